@@ -7,6 +7,7 @@ draws other folds, or other labels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..classifier.features.blocks import Mode
 from ..classifier.features.feature_rows import FeatureRows, featurise
 from ..classifier.graded_row import GradedRow, gains, scores
 from ..classifier.grading.graded_data import Columns, read_graded
+from ..classifier.policy.calibrated_on import scripts_of
 from ..classifier.target import PROMISES
 from ..classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ..protocol.errors import InvalidRequestError
@@ -34,6 +36,8 @@ FOLDS = 5
 # Two faults of RouteLLM's MMLU rows: the strong model scores 3 % on the one, the other holds a fifth of all gain.
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
 _FEWEST_IN_DOMAIN = 50
+_CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
+_MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[+*]\s*\d|\d [-/] \d")
 _BOOTSTRAPS = 200
 # Calibrations of each population of known risk.
 DRAWS = 2_000
@@ -205,7 +209,31 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
             name: float(np.mean([ece(run.p_gain[domains == name], gain[domains == name], bins=5) for run in runs]))
             for name in large
         },
+        "strata": _strata(runs, rows),
     }
+
+
+def _strata(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
+    """The same for code, mathematics, and each script of the other rows, where there are enough of them."""
+    gain = gains(rows)
+    kinds = np.array([_kind(row.prompt) for row in rows])
+    found: dict[str, float] = {}
+    for name, n in zip(*np.unique(kinds, return_counts=True), strict=True):
+        inside = kinds == name
+        if n >= _FEWEST_IN_DOMAIN and 0 < gain[inside].mean() < 1:
+            found |= {
+                f"{name}.rows": int(n),
+                f"{name}.gain_rate": float(gain[inside].mean()),
+                f"{name}.auroc": float(np.mean([auroc(run.ranked[inside], gain[inside]) for run in runs])),
+                f"{name}.ece": float(np.mean([ece(run.p_gain[inside], gain[inside], bins=5) for run in runs])),
+            }
+    return found
+
+
+def _kind(prompt: str) -> str:
+    if _CODE.search(prompt):
+        return "code"
+    return "mathematics" if _MATHEMATICS.search(prompt) else "_".join(sorted(scripts_of(prompt))) or "no_letters"
 
 
 def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:

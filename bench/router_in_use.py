@@ -18,9 +18,11 @@ from ..classifier.optional import load_onnxruntime
 from ..classifier.policy.exported_gates import ExportedGates, Graphs
 from ..classifier.training.export import gate_to_onnx, topics_to_onnx
 from ..classifier.training.router_model import RouterModel
+from ..protocol.requests import Message
+from .paraphrases import paraphrases
 from .statistics import percentile
 
-__all__ = ["NOISES", "in_use", "long_prompts", "timed", "unchanged"]
+__all__ = ["NOISES", "in_use", "long_prompts", "paraphrase_flips", "timed", "unchanged"]
 
 _CHARS = 2_000
 _TOKEN = 4  # characters
@@ -40,7 +42,20 @@ def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[s
         "decision_ms": _decision_ms(gates, rows, mode),
         "export_gap": float(np.abs(ours - theirs).max()),
         "unchanged": unchanged(router, rows, mode),
+        "paraphrase_flips": paraphrase_flips(router, rows[0]) if mode == "prompt" else {},
     }
+
+
+def paraphrase_flips(router: RouterModel, like: GradedRow) -> dict[str, float]:
+    """The share of decisions that change where a question is put in other words, at thresholds that escalate 20, 50 and
+    80 % of such questions. `like`: a row of the kind that `router` was fitted on.
+    """
+    pairs = paraphrases()
+    one, other = (
+        router.probability(featurise([_asking(like, pair[form]) for pair in pairs], "prompt")) for form in (0, 1)
+    )
+    thresholds = {share: _above(one, share) for share in _SHARES}
+    return {f"at_{share:g}": float(np.mean((one > t) != (other > t))) for share, t in thresholds.items()}
 
 
 def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
@@ -48,14 +63,26 @@ def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dic
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
     before = router.probability(featurise(some, mode))
-    thresholds = np.quantile(usual, [1 - share for share in _SHARES])
+    thresholds = [_above(usual, share) for share in _SHARES]
     rng = np.random.default_rng(0)
     found: dict[str, float] = {}
     for name, noise in NOISES.items():
-        noisy = [replace(row, prompt=noise(row.prompt, rng)) for row in some]
+        noisy = [_asking(row, noise(row.prompt, rng)) for row in some]
         after = router.probability(featurise(noisy, mode))
         found[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
     return found | {"least": min(found.values())}
+
+
+def _above(p_gain: Floats, share: float) -> float:
+    """The threshold that this share of them is above."""
+    return float(np.quantile(p_gain, 1 - share))
+
+
+def _asking(row: GradedRow, prompt: str) -> GradedRow:
+    """The same with another last question."""
+    if row.messages is None:
+        return replace(row, prompt=prompt)
+    return replace(row, prompt=prompt, messages=(*row.messages[:-1], Message(role="user", content=prompt)))
 
 
 def _typo(text: str, rng: np.random.Generator) -> str:
@@ -74,12 +101,23 @@ def _casing(text: str, rng: np.random.Generator) -> str:
 
 
 def _blanks(text: str, rng: np.random.Generator) -> str:
-    """Doubled spaces, a tab, blanks at both ends, or a line break after the end."""
-    forms = (text.replace(" ", "  "), text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
+    """Doubled or no-break spaces, a tab, blanks at both ends, or a line break after the end."""
+    doubled, unbroken = text.replace(" ", "  "), text.replace(" ", "\u00a0")
+    forms = (doubled, unbroken, text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
     return forms[int(rng.integers(len(forms)))]
 
 
-NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {"typo": _typo, "casing": _casing, "blanks": _blanks}
+def _widths(text: str, _: np.random.Generator) -> str:
+    """Full-width forms of ASCII."""
+    return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)
+
+
+NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {
+    "typo": _typo,
+    "casing": _casing,
+    "blanks": _blanks,
+    "widths": _widths,
+}
 
 
 def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:

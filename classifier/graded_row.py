@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..protocol.requests import Message
 from .arrays import Array, Bools, Floats
 
 __all__ = ["AnswerSignals", "GradedRow", "ModelStates", "gains", "scores"]
@@ -61,6 +62,8 @@ class GradedRow:
     states: ModelStates | None = None
     # Groups rows of a domain by their phrasing; not a feature.
     family: str = ""
+    # The conversation whose last question the prompt is; None where the rows are prompts alone.
+    messages: tuple[Message, ...] | None = None
 
     @property
     def gain(self) -> bool:

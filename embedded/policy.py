@@ -63,7 +63,7 @@ def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tu
         data=[Source(f"pocket tasks ({calibration.stem})", sha256(calibration.read_bytes()), len(rows))],
         grading="the checks of the task suite",
         date=date,
-        calibrated_on=CalibratedOn.of([row.prompt for row in rows]),
+        calibrated_on=CalibratedOn.of(rows),
     )
     material = material_of(rows)
     found = fit_gates(material, recipe.seed)

@@ -18,6 +18,7 @@ from ..graded_row import AnswerSignals, GradedRow, ModelStates
 from .answer_checks import ANSWER_NAMES, answer_checks
 from .answer_parts import AnswerParts, parts_of
 from .arithmetic_checks import STEP_NAMES, FoundSteps, find_steps, step_checks
+from .conversation import CONVERSATION_NAMES
 from .gate_inputs import PromptView, RunView
 from .parsed_question import ParsedQuestion
 from .quantities import QUANTITY_NAMES
@@ -36,6 +37,7 @@ __all__ = [
     "ReadRun",
     "answer_hidden_of",
     "blocks_of_all",
+    "prompt_of",
     "view_of",
 ]
 
@@ -47,6 +49,7 @@ Mode = Literal["prompt", "opening", "cascade"]
 BlockName = Literal[
     "wording",
     "quantities",
+    "conversation",
     "checks",
     "steps",
     "ending",
@@ -86,7 +89,7 @@ class ReadRun:
 
     @classmethod
     def of(cls, view: RunView) -> ReadRun:
-        return cls(view, ParsedQuestion.of(view.prompt.text), Answered.of(view.answer))
+        return cls(view, ParsedQuestion.of(view.prompt), Answered.of(view.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,10 @@ def _always(_: GradedRow) -> bool:
     return True
 
 
+def _follows(row: GradedRow) -> bool:
+    return row.messages is not None
+
+
 def _answered(row: GradedRow) -> bool:
     return row.answer is not None
 
@@ -120,6 +127,7 @@ def _inspected(row: GradedRow) -> bool:
 BLOCKS: dict[BlockName, Block] = {
     "wording": Block(_always, len(MEASURE_NAMES), lambda run: run.asked.measures),
     "quantities": Block(_always, len(QUANTITY_NAMES), lambda run: run.asked.quantities),
+    "conversation": Block(_follows, len(CONVERSATION_NAMES), lambda run: run.asked.conversation),
     "checks": Block(
         _answered,
         len(ANSWER_NAMES),
@@ -138,10 +146,10 @@ BLOCKS: dict[BlockName, Block] = {
 # What each gate reads of what its rows have. The first two of the question are always there; the third of gate 2 and
 # gate 3 is what the gate is about: without it there is no such gate.
 GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
-    "prompt": ("wording", "quantities"),
-    "opening": ("wording", "quantities", "opening", "prompt_signals", "prompt_hidden"),
+    "prompt": ("wording", "quantities", "conversation"),
+    "opening": ("wording", "quantities", "conversation", "opening", "prompt_signals", "prompt_hidden"),
     "cascade": (
-        *("wording", "quantities", "checks", "steps", "signals", "ending"),
+        *("wording", "quantities", "conversation", "checks", "steps", "signals", "ending"),
         *("prompt_signals", "prompt_hidden", "answer_hidden"),
     ),
 }
@@ -164,12 +172,17 @@ def blocks_of_all(rows: Sequence[GradedRow]) -> list[BlockName]:
     return found
 
 
+def prompt_of(row: GradedRow) -> PromptView:
+    """The question of a row, and what it follows."""
+    return PromptView.of(row.messages) if row.messages else PromptView(row.prompt)
+
+
 def view_of(row: GradedRow) -> RunView:
     """The run behind a row; what the row does not have is empty."""
     told = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
     states = row.states or ModelStates(_EMPTY, _EMPTY, _EMPTY, "")
     return RunView(
-        PromptView(row.prompt),
+        prompt_of(row),
         row.answer or "",
         told.logprobs,
         told.entropies,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ..arrays import Array
 
 # Of how many questions a policy remembers what it has read: those of requests whose answers are being written.
 QUESTIONS_AT_ONCE = 64
+# User turns that are read before the last one; of each the end of the question and the beginning of the answer.
+EARLIER_TURNS = 2
+_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400
 
 
 class Signals(Protocol):
@@ -41,21 +45,44 @@ class Run(Protocol):
     def finish_reason(self) -> str | None: ...
 
 
+class EarlierTurn(NamedTuple):
+    """What was asked before, and how the answer to it began."""
+
+    question: str
+    answer: str
+
+
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """The question: `text` is the last user turn.
+    """The question, which is the last user turn, and a bounded part of the turns before it.
 
-    The gates read no other, so that a long system prompt or an agent's harness cannot drown it.
+    The gates read nothing else, so that a long system prompt or an agent's harness cannot drown it.
     """
 
     text: str
+    # The latest last.
+    earlier: tuple[EarlierTurn, ...] = ()
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> PromptView:
         """The view of a conversation. Without a user turn the last message stands in; no message: empty text."""
-        texts = [message.text for message in messages]
-        asked = [text for message, text in zip(messages, texts, strict=True) if message.role == "user"]
-        return cls((asked or texts or [""])[-1])
+        asked = [at for at, message in enumerate(messages) if message.role == "user"]
+        if not asked:
+            return cls(messages[-1].text if messages else "")
+        ends = [*asked[1:], len(messages)]
+        turns = list(zip(asked, ends, strict=True))[-1 - EARLIER_TURNS : -1]
+        return cls(messages[asked[-1]].text, tuple(_earlier_turn(messages[start:end]) for start, end in turns))
+
+    @property
+    def key(self) -> str:
+        """What it is remembered by: the text, if nothing is before it."""
+        return "\0".join((self.text, *chain.from_iterable(self.earlier)))
+
+
+def _earlier_turn(messages: Sequence[Message]) -> EarlierTurn:
+    """Of a user's message and what follows it."""
+    answer = next((message.text for message in messages if message.role == "assistant" and message.text), "")
+    return EarlierTurn(messages[0].text[-_QUESTION_CHARS:], answer[:_ANSWER_CHARS])
 
 
 @dataclass(frozen=True, slots=True)

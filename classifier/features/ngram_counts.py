@@ -1,4 +1,4 @@
-"""Counts of a folded text: words, numbers, characters and hashed n-grams, in some fifty numpy calls on code points."""
+"""Counts of a normalised text: words, numbers, characters and hashed n-grams, in some fifty numpy calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BLANK.setflags(write=False)
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """What is counted in one folded text."""
+    """What is counted in one normalised text."""
 
     # (129,) how often each ASCII character occurs; the last entry counts all others.
     characters: _Integers

@@ -17,7 +17,7 @@ _LARGEST = 300.0  # digits: a float holds hardly more
 
 
 def quantities(text: str) -> Array:
-    """(len(QUANTITY_NAMES),) float32 of a folded text."""
+    """(len(QUANTITY_NAMES),) float32 of a normalised text."""
     numbers = _NUMBER.findall(text)
     values = np.array(list(map(float, numbers)) or [0.0])
     magnitudes = np.minimum(np.log10(1.0 + values), _LARGEST)

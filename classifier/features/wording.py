@@ -1,7 +1,7 @@
 """The wording of a question as numbers, for policies trained on graded text: cheap measures and hashed n-gram counts.
 
-One function serves training and inference. Case and runs of white space are folded away before anything is counted,
-so that neither can change a decision; a typo changes a few n-grams of hundreds.
+One function serves training and inference. It reads a normalised prompt, so that neither case nor blanks can change a
+decision; a typo changes a few n-grams of hundreds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ import numpy as np
 from ..arrays import Array
 from .ngram_counts import COUNTS, TextCounts, count_text, hash_of
 
-__all__ = ["COUNTS", "MEASURE_NAMES", "WORDING_VERSION", "folded", "wording"]
-
-# Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
-WORDING_VERSION = 1
+__all__ = ["COUNTS", "MEASURE_NAMES", "wording"]
 
 _OPTION = re.compile(r"\(?(?:[a-j]|\d\d?)[.):] (.*)")
 _QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
@@ -37,14 +34,8 @@ _CUE_HASHES = np.array([hash_of(cue) for cue in _CUES], np.uint32)
 _CUE_HASHES.setflags(write=False)
 
 
-def folded(text: str) -> str:
-    """`text` in lower case, each run of blanks one space, each run of line breaks one, nothing at the ends."""
-    lines = (" ".join(line.split()) for line in text.lower().splitlines())
-    return "\n".join(line for line in lines if line)
-
-
 def wording(text: str) -> tuple[Array, Array]:
-    """Measures (len(MEASURE_NAMES),) and n-gram counts (COUNTS,) of a folded text, float32 each: see `TextCounts`."""
+    """Measures (len(MEASURE_NAMES),) and n-gram counts (COUNTS,) of a normalised text, float32: see `TextCounts`."""
     counts = count_text(text, _CUE_HASHES)
     return np.concatenate((_sizes(text, counts), _options(text))), counts.ngrams
 

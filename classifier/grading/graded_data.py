@@ -1,8 +1,8 @@
 """Reads graded prompts: what both tiers scored on each, from a CSV or JSON Lines file (also gzipped).
 
-One row is one prompt with the weak and the strong tier's score in [0, 1]; the weak tier's answer and its token signals
-are read where the file has them, and then every row must. Whatever cannot be used is refused with the line that is
-wrong, never skipped.
+One row is one prompt, or a conversation that ends with one (`messages`), with the weak and the strong tier's score in
+[0, 1]; the weak tier's answer and its token signals are read where the file has them, and then every row must. Whatever
+cannot be used is refused with the line that is wrong, never skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from itertools import compress
 from pathlib import Path
@@ -23,9 +23,11 @@ import msgspec
 import numpy as np
 
 from ...protocol.errors import InvalidRequestError
+from ...protocol.requests import Message
 from ...protocol.responses import MOST_TOKENS
 from ...protocol.unicode_forms import text_lines
 from ..arrays import Array
+from ..features.gate_inputs import PromptView
 from ..graded_row import AnswerSignals, GradedRow
 
 __all__ = ["Columns", "read_graded", "write_graded"]
@@ -34,7 +36,7 @@ _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
 _DOMAINS = ("domain", "category", "kind")
-_CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
+_CLOUD_READ, _CLOUD_WRITTEN, _MESSAGES = "cloud_prompt_tokens", "cloud_tokens", "messages"
 _SIGNALS = ("logprobs", "entropies", "margins")
 _LARGEST_FIELD = 10_000_000
 _LARGEST_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
@@ -72,6 +74,8 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
         raise InvalidRequestError(f"Cannot read {path} as CSV or JSON Lines: {error}") from error
     if not rows:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
+    if any(row.messages for row in rows):
+        rows = [replace(row, messages=row.messages or (Message(role="user", content=row.prompt),)) for row in rows]
     _check_whole(path, lines, [row.answer is not None for row in rows], _ANSWERS[0])
     _check_whole(path, lines, [row.signals is not None for row in rows], ", ".join(_SIGNALS))
     return rows
@@ -102,6 +106,8 @@ def _record(row: GradedRow) -> dict[str, Any]:
     if row.signals is not None:
         series = row.signals.logprobs, row.signals.entropies, row.signals.margins
         record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
+    if row.messages is not None:
+        record[_MESSAGES] = msgspec.to_builtins(row.messages)
     return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
 
 
@@ -147,8 +153,11 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
             raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
         return name
 
+    prompt = _found(record, _PROMPTS) or _PROMPTS[0]
+    if record.get(_MESSAGES) in (None, ""):
+        prompt = wanted(None, _PROMPTS, "prompt or messages", "")
     return _Header(
-        wanted(None, _PROMPTS, "prompt", ""),
+        prompt,
         wanted(columns.weak, _WEAK, "weak score", ": name it with --weak"),
         wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
     )
@@ -160,7 +169,8 @@ def _found(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
 
 
 def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
-    prompt = _text(where, record, header.prompt)
+    messages = _conversation(where, record)
+    prompt = PromptView.of(messages).text if messages else _text(where, record, header.prompt)
     if not prompt.strip():
         raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
     domain, answer = (_found(record, known) for known in (_DOMAINS, _ANSWERS))
@@ -173,7 +183,23 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _signals(where, record),
         _tokens(where, record, _CLOUD_READ),
         _tokens(where, record, _CLOUD_WRITTEN),
+        messages=messages,
     )
+
+
+def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] | None:
+    """In CSV it is JSON in a field."""
+    value = record.get(_MESSAGES)
+    if value in (None, ""):
+        return None
+    try:
+        raw = msgspec.json.decode(value) if isinstance(value, str) else value
+        messages = msgspec.convert(raw, tuple[Message, ...])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: messages must be a list of messages ({error}).") from error
+    if not messages or messages[-1].role != "user":
+        raise InvalidRequestError(f"{where}: messages must end with what the user asks.")
+    return messages
 
 
 def _text(where: str, record: Mapping[str, Any], column: str) -> str:

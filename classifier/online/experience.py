@@ -28,6 +28,7 @@ from ...protocol.wal import columns, tables, transaction, use_wal
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features
+from ..features.gate_inputs import PromptView
 from ..features.parsed_question import repeated_question
 
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
@@ -163,7 +164,7 @@ class Experience:
             raise _unusable(self.path, ValueError("the key of its digests is damaged"))
         return found[0]
 
-    def digest(self, prompt: str) -> bytes:
+    def digest(self, prompt: PromptView) -> bytes:
         """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
         but their numbers, and that have the same numbers.
         """

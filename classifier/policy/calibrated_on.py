@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...protocol.requests import Message
+from ..graded_row import GradedRow
 
 __all__ = ["CalibratedOn", "scripts_of"]
 
@@ -24,24 +25,34 @@ class CalibratedOn:
 
     # The scripts of the prompts, by their names in Unicode.
     scripts: tuple[str, ...] = ("Latin",)
-    # The most turns of user and assistant in one prompt.
+    # The most turns of user and assistant in one prompt that some of them have.
     turns: int = 1
 
     @classmethod
-    def of(cls, prompts: Sequence[str]) -> CalibratedOn:
-        """Of prompts that are one turn each. A script that only a few have is left out."""
-        seen = Counter(script for prompt in prompts for script in scripts_of(prompt))
-        return cls(tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS)))
+    def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
+        """A script, or a length, that only a few have is left out."""
+        seen = Counter(script for row in rows for script in scripts_of(_text(row)))
+        scripts = tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS))
+        turns = sorted((_turns(row.messages) if row.messages else 1 for row in rows), reverse=True)
+        return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
         """What a conversation has that no prompt of the calibration had; None if there is nothing."""
-        turns = sum(message.role not in _INSTRUCTIONS for message in messages)
+        turns = _turns(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
         others = {script for message in messages for script in scripts_of(message.text)} - set(self.scripts)
         if others:
             return f"{' and '.join(sorted(others))} script"
         return None
+
+
+def _text(row: GradedRow) -> str:
+    return "\n".join(message.text for message in row.messages) if row.messages else row.prompt
+
+
+def _turns(messages: Sequence[Message]) -> int:
+    return sum(message.role not in _INSTRUCTIONS for message in messages)
 
 
 def scripts_of(text: str) -> frozenset[str]:

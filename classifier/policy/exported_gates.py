@@ -49,13 +49,14 @@ class Graphs:
 class ExportedGates:
     """P(gain), the chance that the cloud's answer is better, at three moments of a request.
 
-    `blocks`: what each gate reads, with the widths. Without a gate 2 or 3 the question has decided, and `during` and
-    `after` repeat it. Thread-safe, deterministic.
+    `blocks`: what each gate reads, with the widths. Without the block `conversation` the last question is judged alone.
+    Without a gate 2 or 3 the question has decided, and `during` and `after` repeat it. Thread-safe, deterministic.
     """
 
     def __init__(self, graphs: Graphs, blocks: Mapping[Mode, Mapping[BlockName, int]]) -> None:
         self._graphs = graphs
         self._blocks = blocks
+        self._follows = any("conversation" in declared for declared in blocks.values())
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
         self._topics: BoundedCache[str, Array] = BoundedCache()
@@ -63,7 +64,7 @@ class ExportedGates:
 
     def warm_up(self) -> None:
         """The first run allocates, and shows whether the graphs take the features that this version makes."""
-        topics = self._graphs.read(ParsedQuestion.of("What is 2 + 2?").counts)
+        topics = self._graphs.read(ParsedQuestion.of(PromptView("What is 2 + 2?")).counts)
         for mode, declared in self._blocks.items():
             width = sum(BLOCKS[name].width or width for name, width in declared.items())
             self._graphs.decide(mode, topics, np.zeros(width, np.float32))
@@ -90,9 +91,9 @@ class ExportedGates:
     def read_ahead(self, prompt: PromptView) -> None:
         """Do what gate 3 needs of the question, while the local model is busy."""
         if self.reads_answers:
-            asked = self._asked(prompt.text)
+            asked = self._asked(prompt)
             _ = asked.mentioned, asked.given
-            self._topics_of(asked, prompt.text)
+            self._topics_of(asked, prompt)
 
     def read_lines(self, answer: str) -> None:
         """Do what gate 3 needs of the complete lines of an answer that has come so far."""
@@ -106,7 +107,7 @@ class ExportedGates:
         return self._decide("cascade", view, self._answers.read(view.answer))
 
     def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
-        declared, run = self._blocks[mode], ReadRun(view, self._asked(view.prompt.text), answered)
+        declared, run = self._blocks[mode], ReadRun(view, self._asked(view.prompt), answered)
         blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
         other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:
@@ -114,11 +115,14 @@ class ExportedGates:
                 f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "
                 f"{len(blocks[other[0]])}: it was made for another model. Use a policy of this one."
             )
-        topics = self._topics_of(run.asked, view.prompt.text)
+        topics = self._topics_of(run.asked, view.prompt)
         return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
 
-    def _asked(self, text: str) -> ParsedQuestion:
-        return self._parsed.find(text, ParsedQuestion.of)
+    def _asked(self, prompt: PromptView) -> ParsedQuestion:
+        read = prompt if self._follows else PromptView(prompt.text)
+        return self._parsed.find(read.key, lambda _: ParsedQuestion.of(read))
 
-    def _topics_of(self, asked: ParsedQuestion, text: str) -> Array:
-        return self._topics.find(text, lambda _: self._graphs.read(asked.counts))
+    def _topics_of(self, asked: ParsedQuestion, prompt: PromptView) -> Array:
+        return self._topics.find(
+            prompt.key if self._follows else prompt.text, lambda _: self._graphs.read(asked.counts)
+        )

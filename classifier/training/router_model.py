@@ -45,7 +45,7 @@ _FOLDS = 5
 _CLIP = 4.0
 _TREES, _LEAF = 150, 12
 # How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
-_WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03}
+_WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03, "conversation": 0.03}
 _WEIGHT_OF_OTHERS = 0.2
 _PENALTY = 10.0
 

@@ -18,7 +18,7 @@ from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
-from ..features.blocks import BLOCKS, Mode, blocks_of_all
+from ..features.blocks import BLOCKS, Mode, blocks_of_all, prompt_of
 from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
@@ -80,7 +80,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 
     Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
-    recipe = replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows]))
+    recipe = replace(recipe, calibrated_on=CalibratedOn.of(rows))
     return fit_material(material_of(rows), recipe, policy_folder(out))
 
 
@@ -95,7 +95,7 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
     return Material(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
-        labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
+        labels=Labels(*scores(rows), same=np.array([repeated_question(prompt_of(row)) for row in rows])),
         tokens=estimated_tokens(rows),
         opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
     )

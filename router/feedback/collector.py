@@ -201,7 +201,7 @@ class ExperienceCollector:
             drawn=int(decision.exploration_chance > 0),
             prompt=view.prompt.text if self._keep_text else None,
             answer=view.answer if self._keep_text else None,
-            asked=self._experience.digest(view.prompt.text),
+            asked=self._experience.digest(view.prompt),
         )
 
 

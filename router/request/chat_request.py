@@ -14,6 +14,7 @@ from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, read_chat
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
+from .user_text import trim_user_turns
 
 #: No engine goes below; some take -1 for an answer without a limit.
 _LEAST = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
@@ -105,6 +106,7 @@ def read_routing_request(
             param="updraft.private",
         )
     _check_frame(body)
+    trim_user_turns(body)
     chat, unsupported = _for_the_device(body)
     return RoutingRequest(
         requested_tier=requested_tier,

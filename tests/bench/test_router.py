@@ -44,7 +44,10 @@ def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert metrics["random_apgr"] == pytest.approx(0.5, abs=0.1)
     assert 0 < metrics["cpt50"] < metrics["cpt80"] < 1
     assert metrics["export_gap"] < 1e-5
-    assert metrics["unchanged.casing"] == metrics["unchanged.blanks"] == 1
+    assert metrics["unchanged.casing"] == metrics["unchanged.blanks"] == metrics["unchanged.widths"] == 1
+    assert 0 <= metrics["paraphrase_flips.at_0.5"] <= 1
+    strata = {name: value for name, value in metrics.items() if name.startswith("strata.")}
+    assert 50 <= sum(value for name, value in strata.items() if name.endswith(".rows")) <= 250, strata
     names = {"apgr_std", "apgr_cleaned", "auroc", "ece", "decision_ms.p99", "ece_by_domain.other"}
     names |= {
         f"{name}{promise}_{alpha}"

@@ -65,7 +65,7 @@ def gate(mode: Mode, view: RunView) -> Array:
 
 
 def structure(text: str) -> dict[str, float]:
-    asked = ParsedQuestion.of(text)
+    asked = ParsedQuestion.of(PromptView(text))
     return named((*MEASURE_NAMES, *QUANTITY_NAMES), np.concatenate((asked.measures, asked.quantities)))
 
 
@@ -82,14 +82,15 @@ def test_features_are_those_of_their_version() -> None:
     """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
     run = ReadRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
     found = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
-    assert (FEATURE_VERSION, found, digest(run.asked.counts)) == (4, GOLDEN, 2723786567)
+    assert (FEATURE_VERSION, found, digest(run.asked.counts)) == (4, GOLDEN, 1242523135)
 
 
 GOLDEN = {
-    "wording": 1147468455,
+    "wording": 952603002,
     "quantities": 438032633,
+    "conversation": 2581328965,
     "checks": 2874915877,
-    "steps": 822345183,
+    "steps": 2330234214,
     "ending": 558161692,
     "signals": 3030227139,
     "opening": 3030227139,
@@ -115,6 +116,7 @@ def graded(*, answer: bool = True, signals: bool = True, states: bool = True) ->
         answer=view.answer if answer else None,
         signals=AnswerSignals(view.logprobs, view.entropies, view.margins) if signals else None,
         states=ModelStates(view.prompt_logprobs, view.prompt_hidden, view.prompt_hidden, "stop") if states else None,
+        messages=(Message(role="user", content=view.prompt.text),),
     )
 
 
@@ -180,9 +182,9 @@ def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
 
 
 def test_counts_see_wording_and_not_the_numbers() -> None:
-    base = ParsedQuestion.of("What is 12 + 34?").counts
-    assert np.array_equal(base, ParsedQuestion.of("what IS 56 + 78?").counts)
-    assert not np.array_equal(base, ParsedQuestion.of("What is 12 - 34?").counts)
+    base = ParsedQuestion.of(PromptView("What is 12 + 34?")).counts
+    assert np.array_equal(base, ParsedQuestion.of(PromptView("what IS 56 + 78?")).counts)
+    assert not np.array_equal(base, ParsedQuestion.of(PromptView("What is 12 - 34?")).counts)
 
 
 @pytest.mark.parametrize("noise", [str.upper, str.title, lambda text: text.replace(" ", " \t "), "\n {}\n\n".format])

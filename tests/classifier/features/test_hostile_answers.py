@@ -7,6 +7,7 @@ import time
 
 import pytest
 from updraft.classifier.features.blocks import BLOCKS, GATE_BLOCKS, Answered, ReadRun, view_of
+from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.parsed_question import ParsedQuestion
 from updraft.classifier.graded_row import GradedRow
 
@@ -20,7 +21,7 @@ _PHRASES = ("1 +  ", "1+\n", "-1  ", "1 x ", "1 a b ", "1 (a) ", "a, ", "1 < ", 
 def _seconds(run: str, length: int) -> float:
     """CPU time to read an answer of a number, `length` characters of `run` and a full stop."""
     answer = f"7{run * (length // len(run))}."
-    asked = ParsedQuestion.of(_QUESTION)
+    asked = ParsedQuestion.of(PromptView(_QUESTION))
     started = time.thread_time()
     read = ReadRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, Answered.of(answer))
     for name in GATE_BLOCKS["cascade"]:

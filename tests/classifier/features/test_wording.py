@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.arrays import Array
+from updraft.classifier.features.normalized_prompt import normalized_prompt
 from updraft.classifier.features.question import question_of
-from updraft.classifier.features.wording import COUNTS, MEASURE_NAMES, folded, wording
+from updraft.classifier.features.wording import COUNTS, MEASURE_NAMES, wording
 
 QUESTION = "Which of the following is NOT a prime?\nA. 2\nB. 9\nC. 11\nD. 13\nAnswer:"
 
 
 def worded(question: str) -> tuple[Array, Array]:
-    return wording(folded(question))
+    return wording(normalized_prompt(question))
 
 
 @given(st.text(max_size=400))
@@ -54,7 +55,7 @@ def test_what_measures_say() -> None:
 
 
 def test_folding_is_final() -> None:
-    assert folded(folded(" A  b\r\n\n c ")) == folded(" A  b\r\n\n c ") == "a b\nc"
+    assert normalized_prompt(" A  b\r\n\n c ") == "a b\nc"
 
 
 def test_two_thousand_characters_are_quick() -> None:

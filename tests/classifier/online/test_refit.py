@@ -278,7 +278,7 @@ def asking(prompts: list[str], experience: Experience | None) -> list[Observatio
         told = pack(
             remembered(view_of(GradedRow(prompt, 0, 0, "", "It is.", AnswerSignals(*[np.zeros(6, np.float32)] * 3))))
         )
-        asked = None if experience is None else experience.digest(prompt)
+        asked = None if experience is None else experience.digest(PromptView(prompt))
         rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
     return rows
 
@@ -300,7 +300,7 @@ def test_digests_are_of_one_file_and_outlive_its_closing(tmp_path: Path) -> None
     digests: list[bytes] = []
     for name in ("a.sqlite3", "a.sqlite3", "b.sqlite3"):
         experience = Experience(tmp_path / name)
-        digests.append(experience.digest("Is 91 prime?"))
+        digests.append(experience.digest(PromptView("Is 91 prime?")))
         experience.close()
     assert digests[0] == digests[1] != digests[2]
 
@@ -321,8 +321,8 @@ def test_a_file_of_the_version_before_takes_digests(tmp_path: Path) -> None:
     experience = Experience(path)
     (row, *_) = experience.rows("small with large")
     assert row.asked is None
-    experience.add(replace(row, asked=experience.digest("Is 91 prime?")))
-    assert experience.rows("small with large")[0].asked == experience.digest("is 91 prime?")
+    experience.add(replace(row, asked=experience.digest(PromptView("Is 91 prime?"))))
+    assert experience.rows("small with large")[0].asked == experience.digest(PromptView("is 91 prime?"))
     experience.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from updraft.classifier.graded_row import GradedRow
 from updraft.classifier.policy.calibrated_on import CalibratedOn, scripts_of
 from updraft.classifier.policy.graph_files import CARD_NAME
 from updraft.classifier.policy.policy import PolicyCard
@@ -40,7 +41,9 @@ def test_scripts(text: str, scripts: set[str]) -> None:
 
 def test_a_script_counts_from_thirty_prompts_on() -> None:
     prompts = ["What is this?"] * 100 + ["Что это?"] * 30 + ["นี่คืออะไร"] * 29
-    assert CalibratedOn.of(prompts) == CalibratedOn(("Cyrillic", "Latin"), turns=1)
+    assert CalibratedOn.of([GradedRow(prompt, 0.0, 0.0) for prompt in prompts]) == CalibratedOn(
+        ("Cyrillic", "Latin"), turns=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_the_card_names_everything(policy: Policy, folder: Path) -> None:
     assert {mode: (*blocks,) for mode, blocks in card.blocks.items()} == {
         mode: tuple(name for name in names if name not in card.missing) for mode, names in GATE_BLOCKS.items()
     }
-    assert card.missing == ["ending", "prompt_signals", "prompt_hidden", "answer_hidden"]
+    assert card.missing == ["conversation", "ending", "prompt_signals", "prompt_hidden", "answer_hidden"]
     assert card.data == RECIPE.data
     assert (card.calibrated_on.scripts, card.calibrated_on.turns) == (("Latin",), 1)
     assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())

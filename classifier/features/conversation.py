@@ -1,0 +1,78 @@
+"""What a follow-up follows: "and why?" is judged by what it asks about.
+
+Read are the last turns before the question, a bounded part of each. Their wording joins the question's n-grams at a
+lower weight, and a block of measures says how the question stands to them. A question that follows nothing has zeros
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import log1p
+
+import numpy as np
+
+from ..arrays import Array
+from .answer_parts import words_of
+from .gate_inputs import EarlierTurn
+from .normalized_prompt import normalized_prompt
+from .question import question_of
+from .wording import MEASURE_NAMES, wording
+
+__all__ = ["CONVERSATION_NAMES", "Conversation", "conversation_measures"]
+
+_QUESTION, _ANSWER = 0.5, 0.25  # weight of the wording, where the question's own is one
+_RELATION_NAMES = (
+    *("turns", "question_words", "earlier_words", "answer_words"),
+    *("words_from_questions", "words_from_answers", "similarity"),
+)
+CONVERSATION_NAMES = (*_RELATION_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns before a question, normalised: what was asked and what the answers began with, the latest last."""
+
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    # Of what was asked, as `wording` has them.
+    measures: Array
+    # Of all turns by their weights; `wording` counts of the same form.
+    counts: Array
+
+    @classmethod
+    def of(cls, earlier: Sequence[EarlierTurn]) -> Conversation:
+        questions = tuple(normalized_prompt(question_of(normalized_prompt(turn.question))) for turn in earlier)
+        answers = tuple(normalized_prompt(turn.answer) for turn in earlier)
+        measures, counts = wording("\n".join(questions))
+        _, answered = wording("\n".join(answers))
+        return cls(questions, answers, measures, np.maximum(_QUESTION * counts, _ANSWER * answered))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(chain.from_iterable(zip(self.questions, self.answers, strict=True)))
+
+
+def conversation_measures(question: str, counts: Array, before: Conversation | None) -> Array:
+    """(len(CONVERSATION_NAMES),) float32 of a normalised question, the counts of its wording, and what it follows."""
+    if before is None:
+        return np.zeros(len(CONVERSATION_NAMES), np.float32)
+    asked = words_of(question)
+    questions, answers = (words_of("\n".join(texts)) for texts in (before.questions, before.answers))
+    length = float(np.linalg.norm(counts) * np.linalg.norm(before.counts))
+    relation = (
+        log1p(len(before.questions)),
+        log1p(len(asked)),
+        log1p(len(questions)),
+        log1p(len(answers)),
+        _share(asked, questions),
+        _share(asked, answers),
+        float(counts @ before.counts) / max(length, 1e-9),
+    )
+    return np.concatenate((np.array(relation, np.float32), before.measures))
+
+
+def _share(words: Sequence[str], known: Sequence[str]) -> float:
+    return sum(map(frozenset(known).__contains__, words)) / max(len(words), 1)
