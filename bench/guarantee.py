@@ -32,9 +32,9 @@ __all__ = [
     "ALPHAS",
     "GATES",
     "ROWS",
-    "Outcome",
-    "Population",
     "Procedure",
+    "SimulatedPopulation",
+    "SimulatedRun",
     "figures",
     "limit_of_violations",
     "measure",
@@ -58,7 +58,7 @@ GATES: dict[str, tuple[Mode, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
+class SimulatedPopulation:
     """Rows without end: any of these, a gain with its chance of `rates`, (k,)."""
 
     name: str
@@ -74,7 +74,7 @@ class Population:
         return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 
-def populations(seed: int = 0) -> list[Population]:
+def populations(seed: int = 0) -> list[SimulatedPopulation]:
     """Three laws of P(gain). Prompts are of kinds, which a few of their words tell. Answers give signals, which gate 2
     sees dimly and gate 3 plainly. In the last population a fifth of the answers are wrong where every signal is sure.
     """
@@ -89,7 +89,7 @@ def populations(seed: int = 0) -> list[Population]:
         ),
     }
     features = _features(rng, kinds, signal)
-    return [Population(name, features, rates) for name, rates in laws.items()]
+    return [SimulatedPopulation(name, features, rates) for name, rates in laws.items()]
 
 
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
@@ -117,7 +117,7 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedRun:
     """What one calibration came to: the true risk and cloud share of its thresholds, and the least share that these
     gates could have done with in hindsight.
     """
@@ -142,8 +142,8 @@ class Procedure:
 
 
 def simulate(
-    population: Population, rows: int, runs: int, procedure: Procedure | None = None
-) -> Iterator[dict[Setup, Outcome]]:
+    population: SimulatedPopulation, rows: int, runs: int, procedure: Procedure | None = None
+) -> Iterator[dict[Setup, SimulatedRun]]:
     """For each run what came of it, by the names of the gates and alpha. The same arguments give the same outcomes."""
     procedure = procedure or Procedure()
     rng = np.random.default_rng(rows)
@@ -152,7 +152,7 @@ def simulate(
         gates = procedure.fit(population.draw(rng, rows), run, procedure.candidates)
         judged = {mode: router.probability(population.features[mode]) for mode, router in gates.routers.items()}
         whole = graded(population.rates > 0, judged["prompt"], judged.get("opening"), judged.get("cascade"))
-        found: dict[Setup, Outcome] = {}
+        found: dict[Setup, SimulatedRun] = {}
         for name, modes in arrangements.items():
             known, true = (_only(each, modes) for each in (gates.calibration, whole))
             path = Path.of(true)
@@ -160,7 +160,7 @@ def simulate(
             for alpha in ALPHAS:
                 up, best = escalated(true, procedure.rule(known, alpha)), escalated(true, path.walk(risks <= alpha))
                 risk = float(np.where(up, 0.0, population.rates).mean())
-                found[name, alpha] = Outcome(risk, float(up.mean()), float(best.mean()))
+                found[name, alpha] = SimulatedRun(risk, float(up.mean()), float(best.mean()))
         yield found
 
 
@@ -188,7 +188,7 @@ def limit_of_violations(runs: int) -> float:
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 
-def figures(outcomes: Sequence[Outcome], alpha: float) -> dict[str, float]:
+def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
     """`violations`: the share of runs whose true risk is above alpha; `above_hindsight`: of requests, that escalate
     and would not have had to.
     """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from updraft.bench.guarantee import (
     GATES,
-    Population,
     Procedure,
+    SimulatedPopulation,
     figures,
     limit_of_violations,
     populations,
@@ -27,13 +27,13 @@ MOST_ABOVE_HINDSIGHT = 0.2
 
 
 @pytest.fixture(scope="module")
-def separable() -> Population:
+def separable() -> SimulatedPopulation:
     """By gate 1 alone, which is quick to fit."""
     found = populations()[0]
     return replace(found, features={"prompt": found.features["prompt"]})
 
 
-def measured(population: Population, procedure: Procedure | None = None) -> dict[str, float]:
+def measured(population: SimulatedPopulation, procedure: Procedure | None = None) -> dict[str, float]:
     runs = simulate(population, ROWS, RUNS, procedure)
     return figures([run["gate 1", ALPHA] for run in runs], ALPHA)
 
@@ -51,7 +51,7 @@ def former(material: Material, seed: int, candidates: Mapping[str, tuple[str, ..
     return FittedGates({"prompt": router}, np.arange(n), calibrated({"prompt": p_gain}, material, np.arange(n)))
 
 
-def test_what_ships_keeps_its_promise_and_is_of_use(separable: Population) -> None:
+def test_what_ships_keeps_its_promise_and_is_of_use(separable: SimulatedPopulation) -> None:
     found = measured(separable)
     assert found["violations"] <= limit_of_violations(RUNS)
     assert found["above_hindsight"] < MOST_ABOVE_HINDSIGHT
@@ -66,17 +66,17 @@ def test_gates_two_and_three_leave_the_promise_as_it_is() -> None:
         assert found["violations"] <= limit_of_violations(25), name
 
 
-def test_the_former_procedure_breaks_its_promise(separable: Population) -> None:
+def test_the_former_procedure_breaks_its_promise(separable: SimulatedPopulation) -> None:
     assert measured(separable, Procedure(fit=former))["violations"] > 2 * limit_of_violations(RUNS)
 
 
-def test_a_router_that_always_escalates_is_of_no_use(separable: Population) -> None:
+def test_a_router_that_always_escalates_is_of_no_use(separable: SimulatedPopulation) -> None:
     found = measured(separable, always(ALWAYS))
     assert found["violations"] == 0
     assert found["above_hindsight"] > 2 * MOST_ABOVE_HINDSIGHT
 
 
-def test_a_router_that_never_escalates_breaks_its_promise(separable: Population) -> None:
+def test_a_router_that_never_escalates_breaks_its_promise(separable: SimulatedPopulation) -> None:
     found = measured(separable, always(NEVER))
     assert found["violations"] == 1
     assert found["above_hindsight"] < 0

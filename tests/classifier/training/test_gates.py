@@ -1,4 +1,4 @@
-"""Thresholds come from rows that no gate has seen: neither grades nor wording, nor another row that asks the same."""
+"""Thresholds come from rows that no gate has seen, nor their wording, nor rows that ask the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from updraft.bench.guarantee import Population, populations
+from updraft.bench.guarantee import SimulatedPopulation, populations
 from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows
@@ -20,16 +20,16 @@ N = 240
 
 
 @pytest.fixture(scope="module")
-def population() -> Population:
+def population() -> SimulatedPopulation:
     return populations()[0]
 
 
 @pytest.fixture(scope="module")
-def material(population: Population) -> Material:
+def material(population: SimulatedPopulation) -> Material:
     return population.draw(np.random.default_rng(3), N)
 
 
-def test_what_held_out_rows_hold_moves_no_gate(population: Population, material: Material) -> None:
+def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, material: Material) -> None:
     fitting, held_out = divided(material.labels, 0)
     assert sorted([*fitting, *held_out]) == [*range(N)]
     others, labels = population.draw(np.random.default_rng(4), N), material.labels
@@ -92,6 +92,6 @@ def test_another_seed_divides_otherwise() -> None:
     assert set(divided(labels, 0)[1]) != set(divided(labels, 1)[1])
 
 
-def test_fewer_than_a_hundred_rows_are_refused(population: Population) -> None:
+def test_fewer_than_a_hundred_rows_are_refused(population: SimulatedPopulation) -> None:
     with pytest.raises(InvalidRequestError, match="at least 100 graded prompts, not 99"):
         fit_gates(population.draw(np.random.default_rng(0), 99), 0, RIDGE)
