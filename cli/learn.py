@@ -47,7 +47,7 @@ def learn(
     from ..classifier.policy.load import load_policy
     from ..classifier.policy.summary import figures, sentences
     from ..classifier.training.train_text import FitRecipe
-    from ..router.factory import model_file
+    from ..router.factory import hashed_identity, model_file
     from ..router.feedback.collector import pair_name
 
     models = {"local": model_file(config).stem, "cloud": options.cloud_model_of(config)}
@@ -65,7 +65,7 @@ def learn(
         output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence)
+    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
     with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
         recipe = replace(recipe, calibrated_on=load_policy(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, calibrate, demo, evaluate, init, learn, servers, tune
+from . import bench, calibrate, demo, evaluate, init, learn, policy, servers, tune
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
@@ -88,6 +88,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(policy.app, name="policy")
 app.add_typer(bench.app, name="bench")
 
 

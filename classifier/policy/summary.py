@@ -61,7 +61,7 @@ def sentences(policy: TextPolicy, target: Target) -> list[str]:
         lines.append(
             f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up "
             f"{floor_of_risk(mu, point.alpha):.1%}; to lose at most that share of those that stay, "
-            f"(mu - alpha) / (1 - alpha) = {floor_of_share(mu, point.alpha):.1%}."
+            f"{floor_of_share(mu, point.alpha):.1%}."
         )
         if point.cloud_share == 1:
             lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
 from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
@@ -107,6 +108,8 @@ class TextPolicyCard:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # What kinds of requests the rows were.
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    # The local model's file, as it ran; None where only its name is known.
+    local_model: ModelIdentity | None = None
 
 
 class TextPolicy:
@@ -120,6 +123,7 @@ class TextPolicy:
         self.card = card
         self.models = card.models
         self.calibrated_on = card.calibrated_on
+        self.local_model = card.local_model
         self.calibration = calibration
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.

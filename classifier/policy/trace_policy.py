@@ -75,6 +75,7 @@ class Policy:
         self.calibration = calibration
         self.models = card.models
         self.calibrated_on = card.calibrated_on
+        self.local_model = None
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.

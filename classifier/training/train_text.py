@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...model_files.identity import ModelIdentity
 from ..arrays import Bools, Floats
 from ..calibration.drift import distance
 from ..calibration.operating_point import DELTA, operating_point
@@ -58,6 +59,8 @@ class FitRecipe:
     candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    # As in the card.
+    local_model: ModelIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,
+        local_model=recipe.local_model,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
