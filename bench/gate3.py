@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..classifier.grading.questions import Question
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .questions import Question
 
 if TYPE_CHECKING:
     from ..classifier.features.gate_inputs import RunView

@@ -43,6 +43,8 @@ class GradedRow:
     cloud_read: float | None = None
     # Answer tokens as the strong tier counts them.
     cloud_written: float | None = None
+    # Turns of user and assistant that the prompt is the last of.
+    turns: int = 1
 
     @property
     def gain(self) -> bool:

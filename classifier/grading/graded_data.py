@@ -34,7 +34,7 @@ _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
 _DOMAINS = ("domain", "category", "kind")
-_CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
+_CLOUD_READ, _CLOUD_WRITTEN, _TURNS = "cloud_prompt_tokens", "cloud_tokens", "turns"
 _SIGNALS = ("logprobs", "entropies", "margins")
 _LARGEST_FIELD = 10_000_000
 _LARGEST_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
@@ -102,7 +102,7 @@ def _record(row: GradedRow) -> dict[str, Any]:
     if row.signals is not None:
         series = row.signals.logprobs, row.signals.entropies, row.signals.margins
         record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
-    return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
+    return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written, _TURNS: row.turns}
 
 
 def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
@@ -173,6 +173,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _signals(where, record),
         _tokens(where, record, _CLOUD_READ),
         _tokens(where, record, _CLOUD_WRITTEN),
+        max(1, int(_tokens(where, record, _TURNS) or 1)),
     )
 
 

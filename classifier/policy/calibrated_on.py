@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...protocol.requests import Message
 
-__all__ = ["CalibratedOn", "scripts_of"]
+__all__ = ["CalibratedOn", "scripts_of", "turns_of"]
 
 ENOUGH_PROMPTS = 30  # of a script, before a policy counts as calibrated on it
 _GREEK_WORD = re.compile("[\u0370-\u03ff\u1f00-\u1fff]{2}")
@@ -28,20 +28,26 @@ class CalibratedOn:
     turns: int = 1
 
     @classmethod
-    def of(cls, prompts: Sequence[str]) -> CalibratedOn:
-        """Of prompts that are one turn each. A script that only a few have is left out."""
+    def of(cls, prompts: Sequence[str], turns: Sequence[int] = ()) -> CalibratedOn:
+        """`turns` of each prompt, by default one. A script, or a length, that only a few have is left out."""
         seen = Counter(script for prompt in prompts for script in scripts_of(prompt))
-        return cls(tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS)))
+        longest = sorted(turns, reverse=True)[ENOUGH_PROMPTS - 1 : ENOUGH_PROMPTS] or [1]
+        return cls(tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS)), longest[0])
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
         """What a conversation has that no prompt of the calibration had; None if there is nothing."""
-        turns = sum(message.role not in _INSTRUCTIONS for message in messages)
+        turns = turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
         others = {script for message in messages for script in scripts_of(message.text)} - set(self.scripts)
         if others:
             return f"{' and '.join(sorted(others))} script"
         return None
+
+
+def turns_of(messages: Sequence[Message]) -> int:
+    """Without the instructions."""
+    return sum(message.role not in _INSTRUCTIONS for message in messages)
 
 
 def scripts_of(text: str) -> frozenset[str]:

@@ -106,7 +106,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> 
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
         ),
-        replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows])),
+        replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows], [row.turns for row in rows])),
         out,
     )
 

@@ -204,6 +204,7 @@ class ExperienceCollector:
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
             asked=self._experience.digest(row.prompt),
+            reply=seen.cloud.text if self._keep_text and seen.cloud is not None else None,
         )
 
 

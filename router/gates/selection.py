@@ -72,8 +72,8 @@ def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, s
     """Of a policy whose local model has the name of the one that runs, and is another. Both are named."""
     made, runs = difference
     return ConfigurationError(
-        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, and this router runs it as {runs}: "
-        "it answers differently, so nothing is promised. Calibrate again (updraft calibrate), run the file of the "
+        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, and here it runs as {runs}: it "
+        "answers differently, so nothing is promised. Calibrate again (updraft calibrate), run the file of the "
         "calibration, state confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
         "policy as it is.",
         param="policy",

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from updraft.bench import report
-from updraft.bench.questions import read_prompts, read_questions
 from updraft.bench.report import Report, flatten
 from updraft.bench.statistics import percentile, wilson
+from updraft.classifier.grading.questions import read_prompts, read_questions
 from updraft.protocol.errors import InvalidRequestError
 
 
