@@ -85,7 +85,8 @@ def _kept(configured: Path | None) -> Path:
     path = configured or experience_file()
     if not path.exists():
         raise ConfigurationError(
-            f"There is no experience at {path}: set experience = true, exploration or shadow, and use the router first."
+            f"There is no experience at {path}: set experience = 'features', exploration or shadow, and use the router "
+            "first."
         )
     return path
 

@@ -50,7 +50,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
 def test_nothing_was_seen(updraft) -> None:
     done = updraft("learn")
     assert done.returncode == 2
-    assert "experience = true" in done.stderr
+    assert "set experience = 'features', exploration or shadow" in " ".join(done.stderr.split())
 
 
 def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
