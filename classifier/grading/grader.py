@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +13,7 @@ from .questions import Prompt
 __all__ = ["BY_ANSWER", "GraderName", "PairGrader"]
 
 BY_ANSWER = "reference answers of the file"
-GraderName = Literal["reference", "judge", "similarity", "agreement"]
+GraderName = Literal["reference", "judge", "agreement"]
 
 
 @dataclass(slots=True)
@@ -23,10 +22,8 @@ class PairGrader:
 
     # For free text.
     judge: PairwiseJudge | None = None
-    # Whether two free texts mean the same: where there is no judge, and to compare it with.
-    similar: Callable[[str, str], bool] | None = None
     graded: Counter[GraderName] = field(default_factory=Counter[GraderName])
-    # Judged pairs on which who stands in for the judge says the same.
+    # Judged pairs on which agreement says the same.
     matched: int = 0
 
     async def grade(self, prompt: Prompt, local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
@@ -34,12 +31,9 @@ class PairGrader:
         if prompt.grade is not None:
             self.graded["reference"] += 1
             return float(prompt.grade(local.text)), float(prompt.grade(cloud.text))
-        if not is_free_text(local, cloud):
+        instead = grades(local, cloud)
+        if self.judge is None or not is_free_text(local, cloud):
             self.graded["agreement"] += 1
-            return grades(local, cloud)
-        instead = (float(self.similar(local.text, cloud.text)), 1.0) if self.similar else grades(local, cloud)
-        if self.judge is None:
-            self.graded[self._instead] += 1
             return instead
         scores = await self.judge.scores(_transcript(prompt), local.text, cloud.text)
         self.graded["judge"] += 1
@@ -48,7 +42,7 @@ class PairGrader:
 
     @property
     def matching(self) -> float | None:
-        """How often judge and stand-in agree whether the cloud is better."""
+        """How often judge and agreement say the same of whether the cloud is better."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:
@@ -57,27 +51,12 @@ class PairGrader:
         names: dict[GraderName, str] = {
             "reference": BY_ANSWER,
             "judge": f"the judge {judge}, both orders of each pair, a tie where they differ",
-            "similarity": "similarity of sentence embeddings",
             "agreement": GRADING,
         }
         told = [(names[name], self.graded[name]) for name in names if self.graded[name]]
         if len(told) < 2:
             return told[0][0] if told else GRADING
         return "; ".join(f"{count} by {name}" for name, count in told)
-
-    def sentence(self) -> str | None:
-        """How far the judge and its stand-in agree."""
-        if self.matching is None:
-            return None
-        instead = "embedding similarity" if self._instead == "similarity" else "word overlap"
-        return (
-            f"The judge and {instead}, which grades where there is no judge, agree on {self.matching:.0%} of "
-            f"{self.graded['judge']} prompts."
-        )
-
-    @property
-    def _instead(self) -> GraderName:
-        return "agreement" if self.similar is None else "similarity"
 
 
 def _transcript(prompt: Prompt) -> str:

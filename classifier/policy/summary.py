@@ -53,6 +53,10 @@ def sentences(policy: TextPolicy, target: Target) -> list[str]:
         + (", by estimated token counts." if card.estimated_tokens else "."),
         _promise(target, point),
     ]
+    if (matching := card.metrics.get("judge.matching")) is not None:
+        lines.insert(
+            1, f"Without the judge shared words would grade: they say the same on {matching:.0%} of its prompts."
+        )
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")

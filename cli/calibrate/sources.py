@@ -96,6 +96,8 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     from .spending import Spending
 
     models = {"local": _model_id(config), "cloud": options.cloud_model_of(config)}
+    if judging.model is not None:
+        _check_allowed(config)
     with closing(Experience(log)) as experience:
         kept = experience.rows(pair_name(models))
         known = experience.pairs()
@@ -120,7 +122,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         if pair is not None
     ]
     _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} kept requests got no verdict.")
-    notes = _notes(grader, spending, judging, [], len(rows))
+    notes = _notes(grader, spending, judging)
     source = _source(log, len(graded), "\n".join(sorted(row.id for row in rows)).encode())
     return CalibrationRun(graded, models, source, grader.description(), _metrics(grader, spending), notes)
 
@@ -191,8 +193,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         except BaseException:
             stopped()
             raise
-    notes = _notes(grader, spending, live.judging, rows.failures, len(asked), rows)
-    for line in notes:
+    for line in _lost(rows, len(asked)):
         watch.say(line)
     return CalibrationRun(
         rows.rows,
@@ -200,6 +201,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         _source(live.prompts, len(rows.rows)),
         grader.description(),
         _metrics(grader, spending),
+        _notes(grader, spending, live.judging, asked=True),
         done=kept.remove,
         stopped=stopped,
     )
@@ -266,7 +268,7 @@ def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
 def _check_allowed(config: RouterConfig) -> None:
     """Whether the settings let every prompt go to the cloud. Raises ConfigurationError."""
     if config.offline:
-        raise ConfigurationError("--live asks the cloud, which offline forbids: set it to false.", param="offline")
+        raise ConfigurationError("Cloud and judge are asked, which offline forbids: set it to false.", param="offline")
     limits = (config.budget, config.budget_per_key, config.budget_per_user)
     if any(each.cloud_share is not None and each.cloud_share < 1 for each in limits):
         raise ConfigurationError(
@@ -294,20 +296,20 @@ def _check_enough(rows: int, why: str = "") -> None:
         raise InvalidRequestError(f"{message} {why}".strip(), param="live")
 
 
-def _notes(
-    grader: PairGrader,
-    spending: Spending,
-    judging: Judging,
-    failures: list[str],
-    asked: int,
-    live: LiveRows | None = None,
-) -> tuple[str, ...]:
+def _lost(live: LiveRows, asked: int) -> list[str]:
+    """Prompts without a row."""
     lines: list[str] = []
-    if failures:
-        shown = "; ".join(failures[:3])
-        lines.append(f"{len(failures)} of {asked} prompts got no row, the policy is from the others: {shown}")
-    if live is not None and live.unasked:
+    if live.failures:
+        shown = "; ".join(live.failures[:3])
+        lines.append(f"{len(live.failures)} of {asked} prompts got no row, the policy is from the others: {shown}")
+    if live.unasked:
         lines.append(f"{live.unasked} of {asked} prompts were not asked: {live.budget}.")
+    return lines
+
+
+def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked: bool = False) -> tuple[str, ...]:
+    """What the judge did, and what asking cost. `asked`: the cloud, too."""
+    lines: list[str] = []
     if grader.judge is not None:
         counts = grader.judge.counts
         lost = counts.unreadable + counts.unreachable + counts.hostile
@@ -316,9 +318,7 @@ def _notes(
             f"disagreed, which is a tie. {lost} got no verdict: {counts.unreadable} replies without one, "
             f"{counts.unreachable} failures of the judge, {counts.hostile} answers that speak to the judge."
         )
-        if (sentence := grader.sentence()) is not None:
-            lines.append(sentence)
-    if live is not None or judging.model is not None:
+    if asked or judging.model is not None:
         read, written = spending.tokens
         dollars = f"${spending.spent:.4f}" if spending.known else "an unknown sum (no prices)"
         lines.append(f"Asking took {read} tokens read and {written} written, and cost {dollars}.")

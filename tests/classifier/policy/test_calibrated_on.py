@@ -43,6 +43,12 @@ def test_a_script_counts_from_thirty_prompts_on() -> None:
     assert CalibratedOn.of(prompts) == CalibratedOn(("Cyrillic", "Latin"), turns=1)
 
 
+def test_conversations_as_long_as_enough_of_the_prompts() -> None:
+    for long, turns in ((29, 1), (30, 3)):
+        told = [3] * long + [1] * 100
+        assert CalibratedOn.of(["What is this?"] * len(told), told).turns == turns
+
+
 @pytest.mark.parametrize(
     ("roles", "lacks"),
     [
