@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from ..classifier.grading.questions import Question
 from ..protocol.errors import UpdraftError
 from ..protocol.responses import UpdraftInfo
-from .questions import Question
 from .statistics import percentile, wilson
 
 if TYPE_CHECKING:

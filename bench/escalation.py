@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..classifier.grading.questions import Question
 from ..protocol.errors import EngineError
 from ..protocol.http.forwarding import NOTHING, Forwarded
 from ..protocol.http.wire import WireRequest
@@ -17,7 +18,6 @@ from ..router.config import RouterConfig
 from ..router.factory import load_tiers
 from ..router.router import Router
 from ..router.tiers.interfaces import CloudStream, CloudTier, CloudUsage
-from .questions import Question
 
 if TYPE_CHECKING:
     from ..router.state import Tiers

@@ -14,7 +14,7 @@ from .shared import json_output, options
 
 if TYPE_CHECKING:
     from ..bench.cascade import Leg, TaskOutcome
-    from ..bench.questions import Question
+    from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
     from .shared.console import Console
     from .shared.stack import PocketCloud

@@ -14,7 +14,7 @@ from .shared.options import Tier
 
 if TYPE_CHECKING:
     from ..bench.cascade import Leg
-    from ..bench.questions import Question
+    from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
 
 NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
@@ -60,7 +60,8 @@ def evaluate(
     config = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
     ).config()
-    from ..bench.questions import pocket_questions, read_questions
+    from ..bench.questions import pocket_questions
+    from ..classifier.grading.questions import read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
     measured = measure(config, questions, tier, concurrency, tables_apart=json_output.is_stdout(json_path))

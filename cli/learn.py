@@ -47,7 +47,7 @@ def learn(
     from ..classifier.policy.policy import Policy
     from ..classifier.policy.summary import figures, sentences
     from ..classifier.training.train import FitRecipe
-    from ..router.factory import model_file
+    from ..router.factory import hashed_identity, model_file
     from ..router.feedback.collector import pair_name
 
     models = {"local": model_file(config).stem, "cloud": options.cloud_model_of(config)}
@@ -65,7 +65,7 @@ def learn(
         output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence)
+    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
     with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
@@ -85,7 +85,8 @@ def _kept(configured: Path | None) -> Path:
     path = configured or experience_file()
     if not path.exists():
         raise ConfigurationError(
-            f"There is no experience at {path}: set experience = true, exploration or shadow, and use the router first."
+            f"There is no experience at {path}: set experience = 'features', exploration or shadow, and use the router "
+            "first."
         )
     return path
 

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, calibrate, demo, evaluate, init, learn, servers, tune
+from . import bench, demo, evaluate, init, learn, policy, servers, tune
+from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
@@ -88,6 +89,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(policy.app, name="policy")
 app.add_typer(bench.app, name="bench")
 
 

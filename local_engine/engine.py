@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +24,13 @@ from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.marks import typed_marks
 from ..text.templates import tool_messages as tool_turns
-from ..text.templates.sources import TemplateSources
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
 from .llama.plain_text import PlainText, doubts
 from .machine.machine import default_threads
+from .model_identity import template_sources
 from .options import LocalOptions
 from .runtime.context_layout import ContextLayout, ModelTraits
 from .runtime.default_options import settled
@@ -69,7 +68,7 @@ class LocalEngine:
         # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
-        sources = _templates(header, self.model_id, options)
+        sources = template_sources(header, self.model_id, options)
         marks = typed_marks(model.user_defined, sources.default, sources.tool_use)
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)
@@ -301,14 +300,3 @@ def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions)
         layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing
     )
     return LocalEngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
-
-
-def _templates(header: GgufHeader, model_id: str, options: LocalOptions) -> TemplateSources:
-    """Those of the file, unless the options give another one."""
-    key = "tokenizer.chat_template"
-    found = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
-    own = TemplateSources.named(
-        {"default": found.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in found.items()}}
-    )
-    sources = TemplateSources.of(model_id, own, options.chat_template)
-    return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)

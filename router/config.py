@@ -141,10 +141,11 @@ class RouterConfig:
     privacy: Privacy = field(default_factory=Privacy)
     # Answers to keep for requests that ask exactly the same again.
     cache: CacheSettings = field(default_factory=CacheSettings)
-    # The SQLite file with the features of judged answers, for `updraft learn`. `true`: the one in the state folder,
-    # which is also meant where `exploration`, `shadow` or `experience_text` is set. Else nothing is kept.
+    # `features` keeps features of judged answers, for `updraft learn`, in `experience.sqlite3` in the state folder; so
+    # does `true`. A path names another file. Where `exploration`, `shadow` or `experience_text` is set, `features` is
+    # meant. Else nothing is kept.
     experience: Path | None = None
-    # Keep the texts of judged requests and answers, too.
+    # Keep the texts of judged requests and both answers, too, for `updraft calibrate --from-log`.
     experience_text: bool = False
     # Share of the requests, sampled at random, that both tiers answer, so that labels are not biased.
     exploration: float = 0.0

@@ -27,6 +27,8 @@ from .tiers.openai_compatible import HttpCloudTier
 if TYPE_CHECKING:
     from ..classifier.online.experience import Experience
     from ..local_engine.engine import LocalEngine
+    from ..local_engine.options import LocalOptions
+    from ..model_files.identity import ModelIdentity
 
 log = logging.getLogger("updraft.router")
 
@@ -139,12 +141,30 @@ def model_file(config: RouterConfig) -> Path:
 def open_local(config: RouterConfig) -> LocalEngine:
     """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
+
+    return open_engine(model_file(config), _options(config), sound=pocket_small_gguf())
+
+
+def local_identity(config: RouterConfig) -> ModelIdentity:
+    """Which weights and template the local model has. Raises as `open_local` does."""
+    from ..local_engine.model_identity import identity_of
+
+    return identity_of(model_file(config), _options(config))
+
+
+def hashed_identity(config: RouterConfig) -> ModelIdentity:
+    """The same with the hash of the whole file, for what is made for it."""
+    from ..model_files.identity import file_sha256
+
+    return replace(local_identity(config), sha256=file_sha256(model_file(config)))
+
+
+def _options(config: RouterConfig) -> LocalOptions:
     from ..local_engine.options import LocalOptions
 
-    options = LocalOptions(
+    return LocalOptions(
         default_max_tokens=config.local_max_tokens, tool_parser=config.tool_parser, chat_template=config.chat_template
     )
-    return open_engine(model_file(config), options, sound=pocket_small_gguf())
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
@@ -198,6 +218,7 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             allow_foreign=config.allow_foreign_policy,
             confidence=config.confidence,
             target=config.target,
+            local_model=lambda: local_identity(config),
         )
     )
 

@@ -45,7 +45,7 @@ _OPTIONAL = frozenset(
         *TARGETS,
     }
 )
-_SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
+_SWITCHES: dict[Any, bool] = {True: True, "true": True, "features": True, False: False, "false": False}
 
 
 def load_config(

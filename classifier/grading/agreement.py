@@ -24,7 +24,7 @@ from typing import Any
 from ..features.answer_checks import REFUSAL
 from .normalization import Compared
 
-__all__ = ["GRADING", "ComparableAnswer", "agree", "grades"]
+__all__ = ["GRADING", "ComparableAnswer", "agree", "grades", "is_free_text"]
 
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
@@ -55,6 +55,15 @@ def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, flo
     if local.calls or cloud.calls:
         return float(local.stands and _same_calls(local.calls, cloud.calls)), 1.0
     return float(local.stands and agree(local.text, cloud.text)), 1.0
+
+
+def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
+    """Whether both say something in more than a few words, so that agreement could only count shared words."""
+    if local.calls or cloud.calls or not (local.stands and cloud.stands):
+        return False
+    if None not in (_json(local.text), _json(cloud.text)):
+        return False
+    return all(Compared.of(each.text).length > _SHORT for each in (local, cloud))
 
 
 def agree(one: str, other: str) -> bool:

@@ -34,7 +34,7 @@ from ..features.parsed_question import repeated_question
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
-_VERSION = 3
+_VERSION = 4
 _PRUNE_EVERY = 200
 _KEY_BYTES, _DIGEST_BYTES = 32, 16
 
@@ -72,6 +72,8 @@ class Observation:
     drawn: int = 0
     # Digest of the question; None in rows of earlier versions.
     asked: bytes | None = None
+    # The cloud's answer, where texts are kept and it did not go by in pieces.
+    reply: str | None = None
 
     @property
     def pair_grades(self) -> tuple[float, float] | None:
@@ -141,9 +143,9 @@ class Experience:
             if found and "observations" not in found:
                 raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
             # Format 1's draws left out what gates 1 and 2 escalated: they teach and promise nothing. Format 2 knew
-            # questions by their features. Columns are looked for, as earlier versions set the number apart and may have
-            # died in between.
-            for column, default in (("drawn", "0"), ("asked", "NULL")):
+            # questions by their features, format 3 had no replies. Columns are looked for, as earlier versions set the
+            # number apart and may have died in between.
+            for column, default in (("drawn", "0"), ("asked", "NULL"), ("reply", "NULL")):
                 if found and column not in columns(connection, "observations"):
                     connection.execute(f"ALTER TABLE observations ADD COLUMN {column} DEFAULT {default}")
             for statement in _SCHEMA:

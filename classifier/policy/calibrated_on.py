@@ -33,12 +33,12 @@ class CalibratedOn:
         """A script, or a length, that only a few have is left out."""
         seen = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS))
-        turns = sorted((_turns(row.messages) if row.messages else 1 for row in rows), reverse=True)
+        turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
         """What a conversation has that no prompt of the calibration had; None if there is nothing."""
-        turns = _turns(messages)
+        turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
         others = {script for message in messages for script in scripts_of(message.text)} - set(self.scripts)
@@ -51,7 +51,8 @@ def _text(row: GradedRow) -> str:
     return "\n".join(message.text for message in row.messages) if row.messages else row.prompt
 
 
-def _turns(messages: Sequence[Message]) -> int:
+def _turns_of(messages: Sequence[Message]) -> int:
+    """Without the instructions."""
     return sum(message.role not in _INSTRUCTIONS for message in messages)
 
 

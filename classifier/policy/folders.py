@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...protocol import settings
 
-__all__ = ["experience_file", "policy_folder_of"]
+__all__ = ["experience_file", "policies_folder", "policy_folder_of"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -18,7 +18,12 @@ def policy_folder_of(models: dict[str, str]) -> Path:
     Names that differ only in what a path cannot hold share a folder; the card inside says whose it is.
     """
     name = "--".join(_UNSAFE.sub("_", models[tier]).strip(".") or "_" for tier in ("local", "cloud"))
-    return settings.state_folder() / "policies" / name
+    return policies_folder() / name
+
+
+def policies_folder() -> Path:
+    """Where the policies of all pairs lie."""
+    return settings.state_folder() / "policies"
 
 
 def experience_file() -> Path:

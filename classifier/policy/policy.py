@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
 from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
@@ -97,6 +98,8 @@ class PolicyCard:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # What kinds of requests the rows were.
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    # The local model's file, as it ran; None where only its name is known.
+    local_model: ModelIdentity | None = None
 
 
 class Policy(ExportedGates):
@@ -110,6 +113,7 @@ class Policy(ExportedGates):
         self.card = card
         self.models = card.models
         self.calibrated_on = card.calibrated_on
+        self.local_model = card.local_model
         self.calibration = calibration
         self._path = Path.of(calibration)
 

@@ -57,6 +57,10 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         + (", by estimated token counts." if card.estimated_tokens else "."),
         _promise(target, point),
     ]
+    if (matching := card.metrics.get("judge.matching")) is not None:
+        lines.insert(
+            1, f"Without the judge shared words would grade: they say the same on {matching:.0%} of its prompts."
+        )
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")
@@ -65,7 +69,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         lines.append(
             f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up "
             f"{floor_of_risk(mu, point.alpha):.1%}; to lose at most that share of those that stay, "
-            f"(mu - alpha) / (1 - alpha) = {floor_of_share(mu, point.alpha):.1%}."
+            f"{floor_of_share(mu, point.alpha):.1%}."
         )
         lines += _bolder(policy, point)
     return lines

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...model_files.identity import ModelIdentity
 from ..arrays import Floats
 from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
@@ -66,6 +67,8 @@ class FitRecipe:
     candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CANDIDATES)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    # As in the card.
+    local_model: ModelIdentity | None = None
 
 
 def check_installed() -> None:
@@ -138,6 +141,7 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,
+        local_model=recipe.local_model,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return Policy.load(folder)

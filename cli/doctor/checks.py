@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_policy()
     yield check_settings()
     yield check_tiers()
+    yield from check_own_policies()
     yield check_port(SERVE_PORT)
     url, key = cloud_to_ask(cloud, cloud_key_env)
     if url:
@@ -200,6 +202,15 @@ def check_tiers() -> Check:
     if uncalibrated:
         found = replace(found, fix="updraft calibrate makes one from your prompts (docs/guides/calibrate.md)")
     return replace(found, status="warn") if found.status == "fail" or uncalibrated else found
+
+
+def check_own_policies() -> Iterator[Check]:
+    """What is wrong with the policies that were calibrated here."""
+    from ...router.settings_sources import load_config
+    from ..policy import check_policies
+
+    with suppress(UpdraftError):  # the settings' own check says so
+        yield from check_policies(load_config())
 
 
 def check_port(port: int) -> Check:

@@ -202,6 +202,7 @@ class ExperienceCollector:
             prompt=view.prompt.text if self._keep_text else None,
             answer=view.answer if self._keep_text else None,
             asked=self._experience.digest(view.prompt),
+            reply=seen.cloud.text if self._keep_text and seen.cloud is not None else None,
         )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.threshold_path import Thresholds
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
     from ...classifier.policy.calibrated_on import CalibratedOn
+    from ...model_files.identity import ModelIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class CalibratedPolicy(Protocol):
     def models(self) -> dict[str, str]: ...
     @property
     def calibrated_on(self) -> CalibratedOn: ...
+    @property
+    def local_model(self) -> ModelIdentity | None: ...
     @property
     def gate2_tokens(self) -> int: ...
     def before(self, prompt: PromptView) -> float: ...

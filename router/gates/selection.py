@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...classifier.target import Target
+from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
-__all__ = ["GateSelection", "load_gates"]
+__all__ = ["GateSelection", "load_gates", "other_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class GateSelection:
     # The threshold of the plain cascade, where that is the target.
     confidence: float | None = None
     target: Target = Target()  # noqa: RUF009  # frozen
+    # Reads which weights and template run; None: any may.
+    local_model: Callable[[], ModelIdentity] | None = None
 
 
 def load_gates(selection: GateSelection) -> Gates:
@@ -39,7 +43,7 @@ def load_gates(selection: GateSelection) -> Gates:
         for folder in selection.own:
             policy = Policy.load(folder)
             if policy.models == selection.models or selection.allow_foreign:
-                return _by_policy(policy, selection)
+                return _by_policy(folder, policy, selection)
         return NoPolicyGates()
     folder = Path(selection.policy).expanduser()
     policy = Policy.load(folder)
@@ -51,13 +55,34 @@ def load_gates(selection: GateSelection) -> Gates:
             "it is.",
             param="policy",
         )
-    return _by_policy(policy, selection)
+    return _by_policy(folder, policy, selection)
 
 
-def _by_policy(policy: CalibratedPolicy, selection: GateSelection) -> PolicyGates:
-    own = policy.models == selection.models
-    caveat = "" if own else f"uncalibrated for this pair (policy of {_pair(policy.models)}): "
+def _by_policy(folder: Path, policy: CalibratedPolicy, selection: GateSelection) -> PolicyGates:
+    caveat = "" if policy.models == selection.models else _foreign(_pair(policy.models))
+    if not caveat and policy.local_model is not None and selection.local_model is not None:
+        difference = policy.local_model.difference(selection.local_model())
+        if difference is not None and not selection.allow_foreign:
+            raise other_weights(folder, policy.models, difference)
+        caveat = "" if difference is None else _foreign(f"{_pair(policy.models)}, {difference[0]}")
     return PolicyGates(policy, selection.target, caveat)
+
+
+def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, str]) -> ConfigurationError:
+    """Of a policy whose local model has the name of the one that runs, and is another. Both are named."""
+    made, runs = difference
+    return ConfigurationError(
+        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, and here it runs as {runs}: it "
+        "answers differently, so nothing is promised. Calibrate again (updraft calibrate), run the file of the "
+        "calibration, state confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
+        "policy as it is.",
+        param="policy",
+        code="policy_of_another_model",
+    )
+
+
+def _foreign(whose: str) -> str:
+    return f"uncalibrated for this pair (policy of {whose}): "
 
 
 def _pair(models: dict[str, str]) -> str:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from updraft.bench import report
-from updraft.bench.questions import read_prompts, read_questions
 from updraft.bench.report import Report, flatten
 from updraft.bench.statistics import percentile, wilson
+from updraft.classifier.grading.questions import read_prompts, read_questions
 from updraft.protocol.errors import InvalidRequestError
 
 
@@ -109,3 +109,26 @@ def test_a_copy_without_its_history_is_told_its_commit(tmp_path: Path, monkeypat
 
 def test_flatten_leaves_only_numbers() -> None:
     assert flatten({"x": {"y": [1, 2]}}) == {}
+
+
+def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Path) -> None:
+    said = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "+ 3?"},
+    ]
+    (prompt,) = read_prompts(task_file(tmp_path, {"messages": said, "answer": "7"}))
+    assert (prompt.prompt, prompt.body, len(prompt.messages)) == ("+ 3?", said, 3)
+    assert prompt.grade is not None
+    assert prompt.grade("7")
+    for row, why in (
+        ({"messages": said[:2]}, "must end in what the user says"),
+        ({"messages": []}, "the prompt is empty"),
+        ({"messages": said, "prompt": "x"}, "either prompt or messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "line 1: messages"),
+        ({"answer": "x"}, "either prompt or messages"),
+    ):
+        with pytest.raises(InvalidRequestError, match=why):
+            read_prompts(task_file(tmp_path, row))
+    with pytest.raises(InvalidRequestError, match="conversations are for calibrate"):
+        read_questions(task_file(tmp_path, {"messages": said, "answer": "7"}))

@@ -24,7 +24,9 @@ __all__ = ["oracle"]
 def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     file = tmp_path / "home" / "experience.sqlite3"
-    config = RouterConfig(local="pocket", cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True)
+    config = RouterConfig(
+        local="pocket", cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True, experience_text=True
+    )
     with package.OpenAI(config=config) as client:
         for question in QUESTIONS[1:111]:
             messages = [{"role": "user", "content": question.prompt}]
@@ -40,6 +42,13 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     assert policy.card.rows == 110
     assert 0.05 < policy.card.gain_rate < 0.95
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["rows"] == 110
+    replayed = updraft("calibrate", "--from-log", str(file), *pair, "--quality", "0.8", "--out", "replayed")
+    assert replayed.returncode == 0, replayed.stderr
+    assert "110 prompts, graded by agreement" in replayed.stdout
+    again = Policy.load(tmp_path / "replayed")
+    assert again.card.data[0].name == "experience.sqlite3"
+    assert again.card.gain_rate == pytest.approx(policy.card.gain_rate), "the same grades"
+    assert again.reads_answers
     noted = updraft("feedback", info["request_id"], "down")
     assert (noted.returncode, noted.stdout) == (0, f"Noted: down for {info['request_id']}.\n")
     unknown = updraft("feedback", "chatcmpl-0", "up")
@@ -47,10 +56,28 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     assert "No judged answer" in unknown.stderr
 
 
+def test_a_log_without_texts_makes_no_policy(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "experience.sqlite3"
+    experience = Experience(file)
+    features = pack((np.ones(3, np.float32), np.ones(5, np.float32)))
+    for number in range(120):
+        seen = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
+        experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *seen, features, drawn=1))
+    experience.close()
+    call = ["calibrate", "--from-log", str(file), "--local", "pocket", "--cloud-model"]
+    done = updraft(*call, "big")
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "Of 120 judged answers 120 were sampled at random and graded, and 0 kept their texts" in said
+    assert "experience_text = true" in said
+    other = updraft(*call, "another")
+    assert "holds nothing of pocket-small with another. It knows pocket-small with big (120)." in other.stderr
+
+
 def test_nothing_was_seen(updraft) -> None:
     done = updraft("learn")
     assert done.returncode == 2
-    assert "experience = true" in done.stderr
+    assert "set experience = 'features', exploration or shadow" in " ".join(done.stderr.split())
 
 
 def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

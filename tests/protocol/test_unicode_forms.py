@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from updraft.bench.questions import read_prompts
 from updraft.classifier.grading.graded_data import read_graded
+from updraft.classifier.grading.questions import read_prompts
 from updraft.classifier.policy.graph_files import read_card
 from updraft.cloud_engine.gateway.keys import KeyStore, new_key
 from updraft.cloud_engine.models.fields import read_json

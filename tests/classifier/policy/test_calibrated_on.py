@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,10 @@ from updraft.classifier.policy.graph_files import CARD_NAME
 from updraft.classifier.policy.policy import PolicyCard
 from updraft.embedded.pocket import policy_folder
 from updraft.protocol.requests import Message
+
+
+def conversation(*roles: Any) -> tuple[Message, ...]:
+    return tuple(Message(role=role, content="Go on.") for role in roles)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,13 @@ def test_a_script_counts_from_thirty_prompts_on() -> None:
     )
 
 
+def test_conversations_as_long_as_enough_of_the_rows() -> None:
+    single = GradedRow("What is this?", 0.0, 0.0)
+    follow_up = replace(single, messages=conversation("user", "assistant", "user"))
+    for long, turns in ((29, 1), (30, 3)):
+        assert CalibratedOn.of([follow_up] * long + [single] * 100).turns == turns
+
+
 @pytest.mark.parametrize(
     ("roles", "lacks"),
     [
@@ -58,7 +70,7 @@ def test_a_script_counts_from_thirty_prompts_on() -> None:
     ],
 )
 def test_turns(roles: list[Any], lacks: str | None) -> None:
-    messages = [Message(role=role, content="Go on.") for role in roles]
+    messages = conversation(*roles)
     assert CalibratedOn().lacks(messages) == lacks
     assert CalibratedOn(turns=3).lacks(messages) is None
 

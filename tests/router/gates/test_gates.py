@@ -31,6 +31,7 @@ class ScriptedPolicy:
     gate2_tokens = 4
     models = PAIR
     calibrated_on = CalibratedOn()
+    local_model = None
     usual = None
 
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:

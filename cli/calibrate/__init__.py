@@ -1,0 +1,1 @@
+"""`updraft calibrate`: the command, asking both tiers, grading, and what is shown."""

@@ -1,0 +1,232 @@
+"""Puts prompts to both tiers, each alone, and grades what they say: rows for `updraft calibrate --live`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ...classifier.arrays import Array
+from ...classifier.graded_row import AnswerSignals, GradedRow
+from ...classifier.grading.agreement import ComparableAnswer
+from ...classifier.grading.judge import JudgementError, Messages
+from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
+from ...protocol.http.wire import WireRequest
+from ...protocol.sampling import SamplingParams
+from ...router.tiers.interfaces import CloudUsage
+from .kept_answers import AnsweredPair, KeptAnswers, prompt_key
+
+if TYPE_CHECKING:
+    from ...classifier.grading.grader import PairGrader
+    from ...classifier.grading.questions import Prompt
+    from ...local_engine.engine import LocalEngine
+    from ...router.config import RouterConfig
+    from ...router.router import Router
+    from .spending import Spending
+
+__all__ = ["BothTiers", "CloudModel", "LiveRows", "RefusedError", "cloud_model"]
+
+_REFUSALS = (401, 403, 404)  # a wrong key or name: no other prompt fares better
+_BILLED_PERHAPS = (408, 504)
+_ANSWER_BYTES = 4096  # what an answer is reckoned with before it is there
+
+
+class RefusedError(UpstreamError):
+    """A cloud that will answer nothing: its key, or the model's name, is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudModel:
+    """One model, asked through a router of its own: within budgets and privacy rules, and with rows in the ledger."""
+
+    name: str
+    router: Router
+    spending: Spending
+
+    async def complete(self, messages: Messages) -> dict[str, Any]:
+        """The completion. Raises BudgetExceededError before, UpstreamError for whatever there is instead of one."""
+        body = _body(messages)
+        reserved = self.spending.reserve(self.name, body)
+        usd = 0.0
+        try:
+            response = await self.router.handle(
+                WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body))
+            )
+            answer = msgspec.json.decode(response.body if isinstance(response.body, bytes) else b"{}")
+            if response.status != 200:
+                usd = reserved if response.status in _BILLED_PERHAPS else 0.0
+                failure = RefusedError if response.status in _REFUSALS else UpstreamError
+                raise failure(str(answer["error"].get("message")))
+            usage = CloudUsage.of(answer)
+            usd = reserved
+            if usage is not None and usage.prompt_tokens:
+                usd = self.spending.cost(self.name, usage.prompt_tokens, usage.completion_tokens)
+            return answer
+        finally:
+            self.spending.settle(reserved, usd)
+
+    async def verdict(self, messages: Messages) -> str:
+        """The text of a reply. Raises JudgementError where none came, and RefusedError."""
+        try:
+            answer = await self.complete(messages)
+        except RefusedError as error:
+            raise RefusedError(f"the judge {self.name}: {error.message}") from error
+        except UpstreamError as error:
+            raise JudgementError("unreachable", f"the judge {self.name}: {error.message}") from error
+        return str(answer["choices"][0]["message"].get("content") or "")
+
+
+@asynccontextmanager
+async def cloud_model(config: RouterConfig, spending: Spending) -> AsyncIterator[CloudModel]:
+    """The cloud of `config`, while the block runs."""
+    from ...router.factory import open_cloud
+    from ...router.router import Router
+    from ...router.state import Tiers
+
+    router = Router(config, Tiers(local=None, cloud=open_cloud(config), gates=None))
+    try:
+        await router.start()
+        yield CloudModel(config.cloud_model, router, spending)
+    finally:
+        await router.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """What came of the prompts."""
+
+    rows: list[GradedRow]
+    # Why a prompt has no row, a line each.
+    failures: list[str]
+    # Prompts that the budget left out, and what it said.
+    unasked: int = 0
+    budget: str = ""
+
+
+class BothTiers:
+    """The device and a cloud, and who grades them. A prompt that one of them fails on becomes a failure."""
+
+    def __init__(self, engine: LocalEngine, cloud: CloudModel, grader: PairGrader, kept: KeptAnswers) -> None:
+        self._engine = engine
+        self._cloud = cloud
+        self._grader = grader
+        self._kept = kept
+        self._budget = ""
+        self._refused: RefusedError | None = None
+
+    async def rows(
+        self, prompts: Sequence[Prompt], on_done: Callable[[], None] = lambda: None, *, concurrency: int = 4
+    ) -> LiveRows:
+        """Each prompt once to the device and once to the cloud, but for those with kept answers.
+
+        Raises RefusedError if the cloud or the judge refuses the key or the model.
+        """
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(prompt: Prompt) -> GradedRow | str | None:
+            async with slots:
+                try:
+                    found = await self._row(prompt)
+                except BudgetExceededError as error:
+                    self._budget = self._budget or error.message
+                    return None
+                except RefusedError as error:
+                    self._refused = self._refused or error
+                    return None
+                except UpdraftError as error:
+                    return f"{prompt.id}: {error.message}"
+                on_done()
+                return found
+
+        found = await asyncio.gather(*(one(prompt) for prompt in prompts))
+        if self._refused is not None:
+            raise self._refused
+        return LiveRows(
+            [row for row in found if isinstance(row, GradedRow)],
+            [failure for failure in found if isinstance(failure, str)],
+            sum(each is None for each in found),
+            self._budget,
+        )
+
+    async def _row(self, prompt: Prompt) -> GradedRow:
+        key = prompt_key(prompt.body)
+        pair = self._kept.pairs.get(key) or await self._answered(prompt, key)
+        if self._refused is not None:
+            raise self._refused
+        local = ComparableAnswer(pair.local, pair.local_finish)
+        weak, strong = await self._grader.grade(prompt, local, ComparableAnswer(pair.cloud, pair.cloud_finish))
+        return GradedRow(
+            prompt=prompt.prompt,
+            weak=weak,
+            strong=strong,
+            domain=prompt.kind,
+            answer=pair.local,
+            signals=AnswerSignals(*(_floats(each) for each in (pair.logprobs, pair.entropies, pair.margins))),
+            cloud_read=pair.cloud_read,
+            cloud_written=pair.cloud_written,
+            messages=tuple(prompt.messages),
+        )
+
+    async def _answered(self, prompt: Prompt, key: str) -> AnsweredPair:
+        if self._refused is not None:
+            raise self._refused
+        if self._budget:
+            raise BudgetExceededError(self._budget)
+        spending = self._cloud.spending
+        asked = spending.likely(self._cloud.name, _body(prompt.body))
+        for_judge = spending.hold(asked + self._judge_costs(prompt)) - asked
+        spending.settle(asked, 0.0)  # there is room: the request sets it aside itself
+        try:
+            local, completion = await asyncio.gather(
+                asyncio.to_thread(_run, self._engine, prompt), self._cloud.complete(prompt.body)
+            )
+        finally:
+            spending.settle(for_judge, 0.0)
+        choice, usage = completion["choices"][0], CloudUsage.of(completion)
+        local.key = key
+        local.cloud = str(choice["message"].get("content") or "")
+        local.cloud_finish = str(choice.get("finish_reason") or "stop")
+        if usage is not None:
+            local.cloud_read, local.cloud_written = usage.prompt_tokens, usage.completion_tokens
+        self._kept.add(local)
+        return local
+
+    def _judge_costs(self, prompt: Prompt) -> float:
+        """The most that both verdicts are likely to cost, in US dollars."""
+        judge = self._grader.judge
+        if judge is None or prompt.grade is not None:
+            return 0.0
+        answers = {"role": "user", "content": "x" * (2 * _ANSWER_BYTES)}
+        return 2 * self._cloud.spending.likely(judge.model, _body([*prompt.body, answers]))
+
+
+def _body(messages: Messages) -> dict[str, Any]:
+    """A request to the router's cloud."""
+    return {"model": "cloud", "messages": messages}
+
+
+def _run(engine: LocalEngine, prompt: Prompt) -> AnsweredPair:
+    """The local half of a pair."""
+    run = engine.start(prompt.messages, SamplingParams())  # sampled as it will be where a request says nothing
+    try:
+        for _token in run:
+            pass
+        signals = run.signals
+        return AnsweredPair(
+            local=run.text,
+            local_finish=run.finish_reason or "stop",
+            logprobs=[float(each.logprob) for each in signals],
+            entropies=[float(each.entropy) for each in signals],
+            margins=[float(each.margin) for each in signals],
+        )
+    finally:
+        run.close()
+
+
+def _floats(values: list[float]) -> Array:
+    return np.array(values, np.float32)

@@ -1,0 +1,38 @@
+"""What a calibration shows: the curve, the promise, and what it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...classifier.policy.policy import Policy
+    from ...router.config import RouterConfig
+
+__all__ = ["figures", "show"]
+
+
+def figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
+    from ...classifier.policy.summary import figures as of
+
+    return of(policy, config.target)
+
+
+def show(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str]:
+    """The lines for a person; the curve also as a picture."""
+    from ...bench.router_report import terminal_plot
+    from ...classifier.evaluation import cost_quality as curve
+    from ...classifier.policy.summary import sentences
+
+    rows = policy.calibration
+    routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
+    oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
+    lines = [terminal_plot(routed, oracle), *sentences(policy, config.target)]
+    if picture is not None:
+        from .picture import curve_png
+
+        point = policy.operating_point(config.target)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(curve_png(routed, oracle, (point.cloud_share, point.quality * routed.strong)))
+        lines.append(f"The curve is in {picture}.")
+    return lines

@@ -1,0 +1,352 @@
+"""Where a calibration's graded rows come from: a file, both tiers live, or what the router has kept of its use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
+from ..shared import options, output
+
+if TYPE_CHECKING:
+    from ...classifier.graded_row import GradedRow
+    from ...classifier.grading.grader import PairGrader
+    from ...classifier.grading.questions import Prompt
+    from ...classifier.online.experience import Observation
+    from ...classifier.policy.policy import Source
+    from ...local_engine.engine import LocalEngine
+    from ...router.config import RouterConfig
+    from .asking import LiveRows
+    from .kept_answers import KeptAnswers
+    from .spending import Spending
+
+__all__ = ["CalibrationRun", "Judging", "Live", "from_file", "from_life", "from_log"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The judge that the user named, and what all may cost."""
+
+    model: str | None = None
+    url: str | None = None
+    key_env: str | None = None
+    budget: float | None = None
+
+    def config(self, config: RouterConfig) -> RouterConfig:
+        """Settings with the judge as the cloud. The cloud's key is for the cloud's URL alone."""
+        assert self.model is not None
+        own = self.url is None
+        key = options.key_from(self.key_env, "--judge-key-env") if self.key_env else None
+        return replace(
+            config,
+            middle=(),
+            cloud_model=self.model,
+            cloud_url=config.cloud_url if own else self.url,
+            cloud_api_key=key or (config.cloud_api_key if own else None),
+            cloud_api_key_file=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What `--live` asks."""
+
+    prompts: Path
+    n: int
+    judging: Judging
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRun:
+    """Graded rows and where they come from."""
+
+    rows: list[GradedRow]
+    models: dict[str, str]
+    source: Source
+    # Who graded.
+    grading: str
+    # For the card.
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # What a person should know beside what the policy says.
+    notes: tuple[str, ...] = ()
+    # To be called when the policy is made, or when it could not be.
+    done: Callable[[], None] = lambda: None
+    stopped: Callable[[], None] = lambda: None
+
+
+def from_file(data: Path, weak: str | None, strong: str | None, config: RouterConfig) -> CalibrationRun:
+    from ...classifier.grading.graded_data import Columns, read_graded
+
+    rows = read_graded(data, Columns(weak, strong))
+    models = {"local": _model_id(config), "cloud": options.cloud_model_of(config)}
+    return CalibrationRun(rows, models, _source(data, len(rows)), "the scores of the file")
+
+
+def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRun:
+    """Of requests that were sampled at random and answered by both tiers, as the router kept them with their texts."""
+    from ...classifier.graded_row import GradedRow
+    from ...classifier.grading.grader import PairGrader
+    from ...classifier.online.experience import Experience
+    from ...classifier.online.refit import even_draw
+    from ...router.feedback.collector import pair_name
+    from .spending import Spending
+
+    models = {"local": _model_id(config), "cloud": options.cloud_model_of(config)}
+    if judging.model is not None:
+        _check_allowed(config)
+    with closing(Experience(log)) as experience:
+        kept = experience.rows(pair_name(models))
+        known = experience.pairs()
+    if not kept:
+        seen = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {seen}.")
+    even = [row for row, usable in zip(kept, even_draw(kept), strict=True) if usable]
+    rows = [row for row in even if row.prompt is not None and row.answer is not None]
+    _check_enough(
+        len(rows),
+        f"Of {len(kept)} judged answers {len(even)} were sampled at random and graded, and {len(rows)} kept their "
+        "texts. Set shadow = true, or exploration, and experience_text = true, and use the router first.",
+    )
+    grader = PairGrader()
+    spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
+    scores = asyncio.run(_replayed(config, judging, grader, spending, rows))
+    graded = [
+        GradedRow(
+            row.prompt or "", *pair, answer=row.answer, cloud_read=row.cloud_read, cloud_written=row.cloud_written
+        )
+        for row, pair in zip(rows, scores, strict=True)
+        if pair is not None
+    ]
+    _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} kept requests got no verdict.")
+    notes = _notes(grader, spending, judging)
+    source = _source(log, len(graded), "\n".join(sorted(row.id for row in rows)).encode())
+    return CalibrationRun(graded, models, source, grader.description(), _metrics(grader, spending), notes)
+
+
+async def _replayed(
+    config: RouterConfig, judging: Judging, grader: PairGrader, spending: Spending, rows: list[Observation]
+) -> list[tuple[float, float] | None]:
+    """The scores of each; those that were recorded where there is nothing to judge, None where no verdict came."""
+    from ...classifier.grading.agreement import ComparableAnswer, is_free_text
+    from ...classifier.grading.judge import JudgementError
+    from ...classifier.grading.questions import Prompt
+
+    scores: list[tuple[float, float] | None] = []
+    async with AsyncExitStack() as stack:
+        await _with_judge(stack, config, judging, grader, spending)
+        for row in rows:
+            local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
+            if grader.judge is None or not is_free_text(local, cloud):
+                grader.graded["agreement"] += 1
+                scores.append(row.pair_grades)
+                continue
+            try:
+                scores.append(await grader.grade(Prompt(row.id, "log", row.prompt or ""), local, cloud))
+            except JudgementError:
+                scores.append(None)
+    return scores
+
+
+def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
+    from ...classifier.grading.grader import PairGrader
+    from ...classifier.grading.questions import read_prompts
+    from ...classifier.training.train import check_installed
+    from ...router.factory import local_identity, open_local
+    from ..shared.console import Console
+    from ..shared.watch import Watch
+    from .kept_answers import KeptAnswers, answers_file, prompt_key
+    from .spending import Spending
+
+    found = read_prompts(live.prompts)
+    if len(found) < live.n:
+        raise InvalidRequestError(f"{live.prompts} holds {len(found)} prompts, --live asks for {live.n}.", param="live")
+    _check_allowed(config)
+    watch = Watch(Console(stderr=True))
+    asked = _allowed(config, found[: live.n])
+    if len(asked) < live.n:
+        watch.say(
+            f"{live.n - len(asked)} of {live.n} prompts are kept on this device by a privacy rule, and not asked."
+        )
+    _check_enough(len(asked))  # what can be known to fail must not be paid for first
+    check_installed()
+    with options.with_cloud(config, watch.say) as running:
+        if running.cloud_url is None:
+            raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
+        models = {"local": _model_id(running), "cloud": running.cloud_model}
+        kept = KeptAnswers(answers_file(models, local_identity(running)))
+        stopped = _keeper(kept)
+        try:
+            names = [running.cloud_model, *([live.judging.model] if live.judging.model else [])]
+            spending = Spending(running.prices, live.judging.budget, names, spent=kept.spent, on_spent=kept.spend)
+            before = sum(prompt_key(prompt.body) in kept.pairs for prompt in asked)
+            if before:
+                watch.say(f"{before} of {len(asked)} prompts were answered before, and are not asked again.")
+            grader = PairGrader()
+            with open_local(running) as engine, watch.stage("both tiers", len(asked)) as advance:
+                asking = _Asking(running, live.judging, grader, spending, kept)
+                rows = asyncio.run(_ask(asking, engine, asked, lambda: advance("")))
+            _check_rows(rows, len(asked))
+        except BaseException:
+            stopped()
+            raise
+    for line in _lost(rows, len(asked)):
+        watch.say(line)
+    return CalibrationRun(
+        rows.rows,
+        models,
+        _source(live.prompts, len(rows.rows)),
+        grader.description(),
+        _metrics(grader, spending),
+        _notes(grader, spending, live.judging, asked=True),
+        done=kept.remove,
+        stopped=stopped,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What both tiers are asked with."""
+
+    config: RouterConfig
+    judging: Judging
+    grader: PairGrader
+    spending: Spending
+    kept: KeptAnswers
+
+
+async def _ask(asking: _Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+    from .asking import BothTiers, cloud_model
+
+    async with AsyncExitStack() as stack:
+        cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
+        await _with_judge(stack, asking.config, asking.judging, asking.grader, asking.spending)
+        return await BothTiers(engine, cloud, asking.grader, asking.kept).rows(prompts, on_done)
+
+
+async def _with_judge(
+    stack: AsyncExitStack, config: RouterConfig, judging: Judging, grader: PairGrader, spending: Spending
+) -> None:
+    """Give the grader the judge that was named, if one was, until the stack is closed."""
+    if judging.model is None:
+        return
+    from ...classifier.grading.judge import PairwiseJudge, VerdictCache
+    from ...protocol.settings import state_folder
+    from .asking import cloud_model
+
+    cache = stack.enter_context(closing(VerdictCache(state_folder() / "verdicts.sqlite3")))
+    judge = judging.config(config)
+    if judge.cloud_url is None:
+        raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
+    asked = await stack.enter_async_context(cloud_model(judge, spending))
+    grader.judge = PairwiseJudge(judging.model, asked.verdict, cache)
+
+
+def _keeper(kept: KeptAnswers) -> Callable[[], None]:
+    def stopped() -> None:
+        kept.close()
+        if kept.pairs:
+            output.echo(
+                f"{len(kept.pairs)} answered prompts are kept in {kept.path}: the same command goes on from there.",
+                err=True,
+            )
+
+    return stopped
+
+
+def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
+    """Those of which no message falls under a privacy rule."""
+    from ...router.privacy.rules import PrivacyRules
+
+    rules = PrivacyRules(config.privacy)
+    return [prompt for prompt in prompts if all(rules.search(each.text) is None for each in prompt.messages)]
+
+
+def _check_allowed(config: RouterConfig) -> None:
+    """Whether the settings let every prompt go to the cloud. Raises ConfigurationError."""
+    if config.offline:
+        raise ConfigurationError("Cloud and judge are asked, which offline forbids: set it to false.", param="offline")
+    limits = (config.budget, config.budget_per_key, config.budget_per_user)
+    if any(each.cloud_share is not None and each.cloud_share < 1 for each in limits):
+        raise ConfigurationError(
+            "--live asks the cloud every time, which cloud_share of a budget forbids: set it to 1 meanwhile.",
+            param="budget.cloud_share",
+        )
+
+
+def _check_rows(found: LiveRows, asked: int) -> None:
+    """Raises UpstreamError for no row at all, InvalidRequestError for too few."""
+    shown = "; ".join(found.failures[:3])
+    if not found.rows and not found.unasked:
+        raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
+    why = f"{len(found.rows)} of {asked} prompts are answered and graded"
+    if found.unasked:
+        why += f", and {found.unasked} are not: {found.budget}. Raise --budget, and the same command goes on"
+    _check_enough(len(found.rows), f"{why}. {shown}".strip())
+
+
+def _check_enough(rows: int, why: str = "") -> None:
+    from ...classifier.training.router_model import MIN_LABELS
+
+    if rows < MIN_LABELS:
+        message = f"A policy needs at least {MIN_LABELS} graded prompts, not {rows}."
+        raise InvalidRequestError(f"{message} {why}".strip(), param="live")
+
+
+def _lost(live: LiveRows, asked: int) -> list[str]:
+    """Prompts without a row."""
+    lines: list[str] = []
+    if live.failures:
+        shown = "; ".join(live.failures[:3])
+        lines.append(f"{len(live.failures)} of {asked} prompts got no row, the policy is from the others: {shown}")
+    if live.unasked:
+        lines.append(f"{live.unasked} of {asked} prompts were not asked: {live.budget}.")
+    return lines
+
+
+def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked: bool = False) -> tuple[str, ...]:
+    """What the judge did, and what asking cost. `asked`: the cloud, too."""
+    lines: list[str] = []
+    if grader.judge is not None:
+        counts = grader.judge.counts
+        lost = counts.unreadable + counts.unreachable + counts.hostile
+        lines.append(
+            f"The judge {grader.judge.model} compared {counts.judged} pairs; on {counts.disagreed} its two orders "
+            f"disagreed, which is a tie. {lost} got no verdict: {counts.unreadable} replies without one, "
+            f"{counts.unreachable} failures of the judge, {counts.hostile} answers that speak to the judge."
+        )
+    if asked or judging.model is not None:
+        read, written = spending.tokens
+        dollars = f"${spending.spent:.4f}" if spending.known else "an unknown sum (no prices)"
+        lines.append(f"Asking took {read} tokens read and {written} written, and cost {dollars}.")
+    return tuple(lines)
+
+
+def _metrics(grader: PairGrader, spending: Spending) -> dict[str, float]:
+    found: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
+    if grader.judge is not None:
+        counts = grader.judge.counts
+        names = ("judged", "disagreed", "retried", "cached", "unreadable", "unreachable", "hostile")
+        found |= {f"judge.{name}": getattr(counts, name) for name in names}
+        if grader.matching is not None:
+            found["judge.matching"] = grader.matching
+    if spending.known and spending.spent:
+        found["grading.usd"] = spending.spent
+    return found
+
+
+def _source(path: Path, rows: int, data: bytes | None = None) -> Source:
+    from ...classifier.policy.graph_files import sha256
+    from ...classifier.policy.policy import Source
+
+    return Source(path.name, sha256(path.read_bytes() if data is None else data), rows)
+
+
+def _model_id(config: RouterConfig) -> str:
+    """The name under which the router will run the local model."""
+    from ...router.factory import model_file
+
+    return model_file(config).stem

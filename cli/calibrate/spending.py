@@ -1,0 +1,72 @@
+"""What a calibration may cost: money is set aside before each request, so that none can pass the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...protocol.errors import BudgetExceededError, ConfigurationError
+from ...router.accounting.budget import expected_tokens
+from ...router.accounting.prices import Price, Prices
+
+__all__ = ["Spending"]
+
+
+class Spending:
+    """US dollars of one calibration, earlier runs of it included. `limit` None: no limit."""
+
+    def __init__(
+        self,
+        prices: Prices,
+        limit: float | None,
+        models: Sequence[str],
+        *,
+        spent: float = 0.0,
+        on_spent: Callable[[float], None] = lambda _usd: None,
+    ) -> None:
+        """`on_spent` hears of each cost. Raises ConfigurationError for a limit and a model without a price."""
+        self._prices: dict[str, Price | None] = {model: prices.of_cloud(model) for model in models}
+        unpriced = [model for model, price in self._prices.items() if price is None]
+        if limit is not None and unpriced:
+            raise ConfigurationError(
+                f"--budget needs to know what {unpriced[0]} costs: set input and output, in US dollars per million "
+                f'tokens, in [prices.models."{unpriced[0]}"].',
+                param="prices",
+            )
+        self.known = not unpriced
+        self.spent = spent
+        self.tokens = 0, 0  # read and written in this run
+        self._limit = limit
+        self._reserved = 0.0
+        self._on_spent = on_spent
+
+    def reserve(self, model: str, body: dict[str, Any]) -> float:
+        """Set aside the most that a request is likely to cost. Raises BudgetExceededError."""
+        return self.hold(self.likely(model, body))
+
+    def likely(self, model: str, body: dict[str, Any]) -> float:
+        price = self._prices[model]
+        return 0.0 if price is None else price.of(*expected_tokens(body))
+
+    def hold(self, usd: float) -> float:
+        """Raises BudgetExceededError."""
+        if self._limit is not None and self.spent + self._reserved + usd > self._limit + 1e-12:
+            raise BudgetExceededError(
+                f"the budget of ${self._limit:g}: ${self.spent:.4f} are spent and ${self._reserved:.4f} set aside, and "
+                f"the next request may cost ${usd:.4f}"
+            )
+        self._reserved += usd
+        return usd
+
+    def settle(self, reserved: float, usd: float) -> None:
+        """What was set aside became this."""
+        self._reserved -= reserved
+        self.spent += usd
+        if usd:
+            self._on_spent(usd)
+
+    def cost(self, model: str, read: int, written: int) -> float:
+        """Of one answer, whose tokens are counted; 0 where the model has no price."""
+        price = self._prices[model]
+        self.tokens = self.tokens[0] + read, self.tokens[1] + written
+        return 0.0 if price is None else price.of(read, written)

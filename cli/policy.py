@@ -1,0 +1,291 @@
+"""`updraft policy list|show|verify|rm`: the calibrated policies of this machine, and whether they fit its models."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import ConfigurationError, NotFoundError, UpdraftError
+from .doctor.findings import Check
+from .shared import json_output, options, output
+from .shared.command_line import CommandLine
+
+if TYPE_CHECKING:
+    from ..classifier.policy.policy import Policy
+    from ..router.config import RouterConfig
+
+app = CommandLine(help="The calibrated policies of this machine.")
+
+_FRESH = "updraft calibrate makes a new one"
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", show_default=False, help="By default all.")]
+Name = Annotated[str, typer.Argument(help="As updraft policy list has it, or a policy folder.", show_default=False)]
+
+
+@app.command("list")
+def list_policies(as_json: json_output.Flag = False) -> None:
+    """List the policies in the state folder: pair, rows, promise, date, and whether they fit the models here.
+
+    \b
+    Example
+      updraft policy list
+    """
+    config = options.Pair().config()
+    found = [_Policy(folder, config) for folder in folders()]
+    if as_json:
+        json_output.show([each.facts() for each in found])
+    elif not found:
+        output.echo("No pair is calibrated yet. updraft calibrate makes a policy.", err=True)
+    else:
+        _show_table(found)
+
+
+@app.command()
+def show(name: Name, local: options.Local = None, as_json: json_output.Flag = False) -> None:
+    """Say in words what a policy promises, what that rests on, and whether it holds for the models here.
+
+    \b
+    Example
+      updraft policy show model--big
+    """
+    policy = _Policy(_folder(name), options.Pair(local).config())
+    if as_json:
+        return json_output.show(policy.facts(whole=True))
+    for line in (*policy.words(), *(f"{each.status}  {each.found}" for each in policy.checks())):
+        output.echo(line)
+    return None
+
+
+@app.command()
+def verify(names: Names = None, local: options.Local = None, as_json: json_output.Flag = False) -> None:
+    """Check policies: their files, their versions, and the local model that they were made for.
+
+    The model file is read whole: its hash, quantisation and chat template must be those of the calibration.
+    Exit code 1 if something is wrong.
+
+    \b
+    Examples
+      updraft policy verify
+      updraft policy verify model--big --local model.gguf
+    """
+    config = options.Pair(local).config()
+    found = {folder: _Policy(folder, config).checks(whole=True) for folder in _chosen(names)}
+    if as_json:
+        json_output.show(
+            [{"name": folder.name, "checks": list(map(_told, checks))} for folder, checks in found.items()]
+        )
+    elif not found:
+        output.echo("There is no policy to verify: updraft calibrate makes one.", err=True)
+    else:
+        for folder, checks in found.items():
+            for each in checks:
+                output.echo(f"{each.status:4}  {folder.name}: {each.found}{f'  {each.fix}.' if each.fix else ''}")
+    if any(each.status == "fail" for checks in found.values() for each in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Delete policies from the state folder, after a question. The pair then has no promise until it is calibrated.
+
+    \b
+    Example
+      updraft policy rm model--big
+    """
+    known = {folder.name: folder for folder in folders()}
+    if unknown := [name for name in names if name not in known]:
+        raise _unknown(unknown[0])
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigurationError("Nobody is here to ask: confirm with --yes.")
+        typer.confirm(f"Delete {', '.join(names)}?", abort=True, err=True)
+    for name in dict.fromkeys(names):
+        folder = known[name]
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+        output.echo(f"{name} is deleted.", err=True)
+    if as_json:
+        json_output.show(list(dict.fromkeys(names)))
+
+
+def folders() -> list[Path]:
+    """The policy folders in the state folder."""
+    from ..classifier.policy.folders import policies_folder
+    from ..classifier.policy.graph_files import CARD_NAME
+
+    return sorted(path.parent for path in policies_folder().glob(f"*/{CARD_NAME}"))
+
+
+def check_policies(config: RouterConfig) -> list[Check]:
+    """What is wrong with the policies of this machine; models are not read whole."""
+    found = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
+    return [Check("policies", each.status, f"{name}: {each.found}", each.fix)
+            for name, checks in found for each in checks if each.status != "ok"]  # fmt: skip
+
+
+def _chosen(names: list[str] | None) -> list[Path]:
+    return [_folder(name) for name in names] if names else folders()
+
+
+def _folder(name: str) -> Path:
+    from ..classifier.policy.graph_files import CARD_NAME
+
+    if (known := {folder.name: folder for folder in folders()}.get(name)) is not None:
+        return known
+    if (path := Path(name).expanduser() / CARD_NAME).is_file():
+        return path.parent
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> NotFoundError:
+    known = ", ".join(folder.name for folder in folders()) or "none"
+    return NotFoundError(f"There is no policy {name!r}. Known: {known}.")
+
+
+def _told(check: Check) -> dict[str, str]:
+    return {"check": check.name, "status": check.status, "found": check.found, "fix": check.fix}
+
+
+@dataclass
+class _Policy:
+    """A policy folder beside the settings of this machine."""
+
+    folder: Path
+    config: RouterConfig
+
+    @cached_property
+    def loaded(self) -> Policy | UpdraftError:
+        """The policy, or why it cannot be used."""
+        from ..classifier.policy.policy import Policy
+
+        try:
+            policy = Policy.load(self.folder)
+        except UpdraftError as error:
+            return error
+        return policy if isinstance(policy, Policy) else ConfigurationError(f"{self.folder} is no pair's of yours.")
+
+    def checks(self, *, whole: bool = False) -> list[Check]:
+        """`whole`: read the model file to its end, too."""
+        if isinstance(self.loaded, UpdraftError):
+            return [Check("files", "fail", self.loaded.message, _FRESH)]
+        return [Check("files", "ok", "its files are whole, and its graphs load"), *self._model_checks(whole)]
+
+    def facts(self, *, whole: bool = False) -> dict[str, Any]:
+        import msgspec
+
+        facts: dict[str, Any] = {"name": self.folder.name, "folder": str(self.folder)}
+        checks = {"checks": list(map(_told, self.checks()))}
+        if isinstance(self.loaded, UpdraftError):
+            return facts | checks
+        card = self.loaded.card
+        facts |= {"models": card.models, "rows": card.rows, "date": card.date, "promise": self._promise()}
+        return facts | ({"card": msgspec.to_builtins(card)} if whole else {}) | checks
+
+    def words(self) -> list[str]:
+        if isinstance(self.loaded, UpdraftError):
+            return []
+        from ..classifier.policy.summary import sentences
+
+        card = self.loaded.card
+        known = card.local_model
+        made = "" if known is None else f" as {known.quantization}{f', run by {known.engine}' if known.engine else ''}"
+        sources = ", ".join(f"{source.name} ({source.rows} rows)" for source in card.data)
+        on = card.calibrated_on
+        turns = "single questions" if on.turns == 1 else f"conversations of up to {on.turns} turns"
+        return [
+            f"{card.models['local']}{made}, with {card.models['cloud']}. Made on {card.date or 'an unknown day'}.",
+            f"It rests on {sources or 'no named source'}: {turns}, in {' and '.join(on.scripts) or 'no'} script.",
+            *sentences(self.loaded, self.config.target),
+        ]
+
+    def row(self) -> tuple[str, ...]:
+        """Of the table."""
+        worst = next((each for status in ("fail", "warn") for each in self.checks() if each.status == status), None)
+        fits = "yes" if worst is None else worst.found
+        if isinstance(self.loaded, UpdraftError):
+            return self.folder.name, "-", "-", "-", "-", fits
+        card = self.loaded.card
+        pair = f"{card.models['local']} with {card.models['cloud']}"
+        return self.folder.name, pair, str(card.rows), self._promise(), card.date or "-", fits
+
+    def _promise(self) -> str:
+        assert not isinstance(self.loaded, UpdraftError)
+        point = self.loaded.operating_point(self.config.target)
+        sure = "on average" if self.config.target.promise == "mean" else f"{1 - point.delta:.0%} confidence"
+        return f"{self.config.target}: {point.cloud_share:.0%} to the cloud, {sure}"
+
+    def _model_checks(self, whole: bool) -> list[Check]:
+        from ..local_engine.model_identity import engine_version
+        from ..model_files.identity import file_sha256
+        from ..router.factory import local_identity
+        from ..router.gates.selection import other_weights
+
+        assert not isinstance(self.loaded, UpdraftError)
+        card, made = self.loaded.card, self.loaded.local_model
+        name = card.models["local"]
+        if made is None:
+            return [Check("model", "warn", f"it does not say which file of {name} it was made for", _FRESH)]
+        if (file := self._model_file(name)) is None:
+            return [
+                Check("model", "warn", f"no local model {name} is here to compare with", "name its file with --local")
+            ]
+        try:
+            here = local_identity(self.config_of(file))
+            if difference := made.difference(here):
+                raise other_weights(self.folder, card.models, difference)
+            if whole and made.sha256 and file_sha256(file) != made.sha256:
+                return [Check("model", "fail", f"{file} is not the file of the calibration, byte for byte", _FRESH)]
+        except (UpdraftError, OSError) as error:
+            return [Check("model", "fail", str(error), "")]
+        found = Check("model", "ok", f"{file.name} is the model of the calibration, as {here.quantization}")
+        if made.engine in ("", engine_version()):
+            return [found]
+        told = f"it was calibrated with {made.engine}, and {engine_version() or 'no engine'} is installed"
+        return [found, Check("engine", "warn", told, "answers may differ a little: updraft calibrate makes sure")]
+
+    def config_of(self, file: Path) -> RouterConfig:
+        from dataclasses import replace
+
+        from ..router.factory import model_file
+
+        own = self.config.local is not None and model_file(self.config) == file
+        return self.config if own else replace(self.config, local=str(file), chat_template=None)
+
+    def _model_file(self, name: str) -> Path | None:
+        """The file that has the policy's name: the configured one, a pulled one, or the packaged one."""
+        from ..local_engine.store.library import model_path
+        from ..router.factory import model_file
+
+        if self.config.local is not None and (file := model_file(self.config)).stem == name and file.is_file():
+            return file
+        from ..embedded.pocket import pocket_small_gguf
+
+        packaged = pocket_small_gguf()
+        found = packaged if packaged.stem == name else model_path(name)
+        return found if found.is_file() else None
+
+
+def _show_table(found: list[_Policy]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .shared.console import Console
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "pair", "rows", "promise", "date", "fits"):
+        table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
+    for each in found:
+        table.add_row(*map(escape, each.row()))
+    Console(highlight=False).print(table)

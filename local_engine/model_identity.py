@@ -1,0 +1,54 @@
+"""The identity of a local model as it will run: its file, and the chat template that the options leave it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+
+from ..model_files.gguf_header import GgufHeader
+from ..model_files.gguf_reader import read_model_header
+from ..model_files.identity import ModelIdentity, digest_of, quantization_of, weights_of
+from ..protocol.errors import ModelLoadError
+from ..text.templates.sources import CHATML, TemplateSources
+from .options import LocalOptions
+
+__all__ = ["engine_version", "identity_of", "template_sources"]
+
+_ENGINE = "llama-cpp-python"
+
+
+def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
+    """Without its SHA-256. Reads the header and a little of each tensor. Raises as `LocalEngine.load` does."""
+    header = read_model_header(path)
+    if options.chat_template is None and _own_templates(header) is None:
+        sources = TemplateSources(CHATML)  # the engine says so when it loads
+    else:
+        sources = template_sources(header, path.stem, options)
+    try:
+        weights = weights_of(path, header)
+    except OSError as error:
+        raise ModelLoadError(f"Cannot read the model file {path}: {error.strerror}.") from error
+    template = digest_of({"default": sources.default, "tool_use": sources.tool_use})
+    return ModelIdentity(quantization_of(header), weights, template, engine=engine_version())
+
+
+def engine_version() -> str:
+    try:
+        return f"{_ENGINE} {importlib.metadata.version(_ENGINE)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def template_sources(header: GgufHeader, model_id: str, options: LocalOptions) -> TemplateSources:
+    """Those of the file, unless the options give another one."""
+    sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template)
+    return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
+
+
+def _own_templates(header: GgufHeader) -> TemplateSources | None:
+    key = "tokenizer.chat_template"
+    found = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
+    return TemplateSources.named(
+        {"default": found.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in found.items()}}
+    )

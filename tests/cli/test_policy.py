@@ -1,0 +1,169 @@
+"""`updraft policy`: what is calibrated here, and whether it fits the models of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from updraft.classifier.graded_row import GradedRow
+from updraft.classifier.policy.policy import Source
+from updraft.classifier.training.train import FitRecipe, fit_policy
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.config import RouterConfig
+from updraft.router.factory import check_startable, hashed_identity, load_learning_gates
+
+WORDS = ("river", "table", "cloud", "seven", "music", "green", "stone", "paper")
+
+
+def quantized(kind: int, path: Path) -> Path:
+    """The pocket model, requantised by llama.cpp itself."""
+    api = pytest.importorskip("llama_cpp.llama_cpp")
+    params = api.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize = kind, True
+    assert api.llama_model_quantize(str(pocket_small_gguf()).encode(), str(path).encode(), ctypes.byref(params)) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("quantized")
+    return {"Q8_0": quantized(7, folder / "q8.gguf"), "Q4_0": quantized(2, folder / "q4.gguf")}
+
+
+@pytest.fixture(scope="module")
+def made(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of "model" as Q8_0 with "big"."""
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("made")
+    model = shutil.copy(files["Q8_0"], folder / "model.gguf")
+    rng = np.random.default_rng(0)
+    words = [" and the ".join(rng.choice(WORDS, 2)) for _ in range(120)]
+    rows = [GradedRow(f"Tell me of the {said}, {i}.", float(rng.random() < 0.6), 1.0) for i, said in enumerate(words)]
+    config = RouterConfig(local=str(model), cloud_model="big")
+    models = {"local": "model", "cloud": "big"}
+    recipe = FitRecipe(
+        models, [Source("mine.jsonl", "0" * 64, 120)], "test", "2026-01-02", local_model=hashed_identity(config)
+    )
+    fit_policy(rows, recipe, folder / "policy")
+    return folder / "policy"
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    """The state folder that `updraft` uses here, with the policy in it."""
+    folder = tmp_path / "home" / "policies" / "model--big"
+    shutil.copytree(made, folder)
+    return folder
+
+
+def test_a_policy_is_for_one_quantisation(
+    files: dict[str, Path], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model.gguf"
+    config = RouterConfig(local=str(model), cloud_model="big", cloud_url="http://127.0.0.1:9/v1", quality=0.5)
+    shutil.copy(files["Q8_0"], model)
+    check_startable(config)
+    assert load_learning_gates(config, "model").quality == 0.5
+    shutil.copy(files["Q4_0"], model)
+    with pytest.raises(
+        ConfigurationError, match=r"model as Q8_0, and here it runs as Q4_0.*updraft calibrate"
+    ) as error:
+        load_learning_gates(config, "model")
+    assert (error.value.param, error.value.code) == ("policy", "policy_of_another_model")
+    named = RouterConfig(local=str(model), cloud_model="big", policy=str(home))
+    with pytest.raises(ConfigurationError, match="as Q8_0, and here it runs as Q4_0"):
+        load_learning_gates(named, "model")
+    foreign = RouterConfig(local=str(model), cloud_model="big", allow_foreign_policy=True)
+    assert load_learning_gates(foreign, "model").usual is None, "it is used without a promise"
+    plain = RouterConfig(local=str(model), cloud_model="big", confidence=0.5)
+    load_learning_gates(plain, "model")
+
+
+def test_a_policy_is_for_one_chat_template(files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+    model = shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
+    template = tmp_path / "other.jinja"
+    template.write_text("{{ messages[-1].content }}")
+    config = RouterConfig(local=str(model), cloud_model="big", policy=str(home), chat_template=str(template))
+    with pytest.raises(ConfigurationError, match=r"Q8_0, chat template \w+, and here it runs as Q8_0, chat template"):
+        load_learning_gates(config, "model")
+
+
+def test_list_and_show(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+    shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
+    settings = {"UPDRAFT_LOCAL": str(tmp_path / "model.gguf"), "COLUMNS": "200"}
+    listed = updraft("policy", "list", env=settings)
+    assert listed.returncode == 0, listed.stderr
+    line = next(line for line in listed.stdout.splitlines() if "model--big" in line)
+    for word in ("model with big", " 120 ", "quality 0.98: 100% to the cloud, 90% confidence", "2026-01-02", " yes"):
+        assert word in line
+    told = json.loads(updraft("policy", "list", "--json", env=settings).stdout)
+    assert [(each["name"], each["rows"], [check["status"] for check in each["checks"]]) for each in told] == [
+        ("model--big", 120, ["ok", "ok"])
+    ]
+    shown = updraft("policy", "show", "model--big", env=settings).stdout
+    assert "model as Q8_0, run by llama-cpp-python" in shown
+    assert "It rests on mine.jsonl (120 rows): single questions, in Latin script." in shown
+    assert "With 90% confidence" in shown
+    card = json.loads(updraft("policy", "show", "model--big", "--json", env=settings).stdout)["card"]
+    assert card["local_model"]["quantization"] == "Q8_0"
+    unknown = updraft("policy", "show", "nothing", env=settings)
+    assert unknown.returncode == 1
+    assert "There is no policy 'nothing'. Known: model--big." in unknown.stderr
+
+
+def test_verify(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    elsewhere = updraft("policy", "verify")
+    assert elsewhere.returncode == 0
+    assert "no local model model is here to compare with" in elsewhere.stdout
+    shutil.copy(files["Q8_0"], model)
+    sound = updraft("policy", "verify", "model--big", "--local", str(model))
+    assert (sound.returncode, sound.stdout.count("ok ")) == (0, 2), sound.stdout
+    data = bytearray(model.read_bytes())
+    data[-100] ^= 1
+    model.write_bytes(data)
+    flipped = updraft("policy", "verify", "--local", str(model))
+    assert flipped.returncode == 1
+    assert "not the file of the calibration, byte for byte" in flipped.stdout
+    shutil.copy(files["Q4_0"], model)
+    other = updraft("policy", "verify", "--local", str(model), "--json")
+    assert other.returncode == 1
+    (found,) = json.loads(other.stdout)
+    assert "as Q8_0, and here it runs as Q4_0" in found["checks"][1]["found"]
+    doctor = updraft("doctor", env={"UPDRAFT_LOCAL": str(model)})
+    assert "as Q8_0, and here it runs as Q4_0" in " ".join(doctor.stdout.split())
+    graph = next(home.glob("gate1*.onnx"))
+    graph.write_bytes(graph.read_bytes()[:-1])
+    damaged = updraft("policy", "verify")
+    assert damaged.returncode == 1
+    assert "damaged or replaced" in damaged.stdout
+
+
+def test_another_engine_is_a_warning(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+    card = home / "policy.json"
+    facts = json.loads(card.read_text())
+    facts["local_model"]["engine"] = "llama-cpp-python 0.1.0"
+    card.write_text(json.dumps(facts))
+    model = shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
+    done = updraft("policy", "verify", "--local", str(model))
+    assert done.returncode == 0
+    assert "it was calibrated with llama-cpp-python 0.1.0" in done.stdout
+
+
+def test_rm(updraft, home: Path) -> None:
+    asked = updraft("policy", "rm", "model--big", input="")
+    assert asked.returncode == 2
+    assert "confirm with --yes" in asked.stderr
+    assert home.is_dir()
+    for name in ("../policies", "nothing"):
+        assert updraft("policy", "rm", name, "--yes").returncode == 1
+    done = updraft("policy", "rm", "model--big", "--yes")
+    assert (done.returncode, done.stderr) == (0, "model--big is deleted.\n")
+    assert not home.exists()
+    assert updraft("policy", "list").stderr == "No pair is calibrated yet. updraft calibrate makes a policy.\n"
