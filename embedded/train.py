@@ -63,7 +63,7 @@ class TrainingRecipe:
     seed: int = 1
 
 
-_STEPS = 6_500  # the same for both: what one model can do more than the other is its size's doing
+_STEPS = 6_500  # from random weights, the same for both: what one can do more is its size's doing
 RECIPES = {
     "small": TrainingRecipe(
         hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
