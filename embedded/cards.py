@@ -16,22 +16,31 @@ from ..classifier.features.blocks import view_of
 from ..classifier.graded_row import GradedRow
 from . import pocket
 from .kinds import KINDS
+from .kinds.outside import OUTSIDE
+from .phrasing import REPHRASED
 from .tasks import RARE_WEIGHT
 
 _DATA = f"""\
-Trained from random weights on the stream of `updraft.embedded.tasks`: questions made by program, {len(KINDS)} kinds, no
-text from anywhere else. Facts of the world atlas are common knowledge. Tasks are split into train, calibration and test
-by a hash of the prompt's words and signs. A rare phrasing family weighs {RARE_WEIGHT["train"]} of a common one in
-training, {RARE_WEIGHT["test"]} in calibration and test.
+Trained on the stream of `updraft.embedded.tasks`: questions made by program, {len(KINDS)} kinds, no text from anywhere
+else. Facts of the world atlas are common knowledge. Tasks are split into train, calibration and test by a hash of the
+prompt's words and signs. A rare phrasing family weighs {RARE_WEIGHT["train"]} of a common one in training,
+{RARE_WEIGHT["test"]} in calibration and test. {100 * REPHRASED:.0f} % of all questions are asked in other words, cases
+and blanks (`updraft.embedded.phrasing`).
 
-Both models saw the same tasks in the same order, and as many. What was chosen by looking at calibration scores: kinds
-that models of this size hardly learned in the time given (stock-keeping, points, variables, number sequences) were left
-out of the suite, and the size of pocket-small is one of several that were tried, taken because it is right on some
-half to three quarters of the tasks."""
+Kind `outside` holds everyday questions about anything else. Their one answer is the sentence
+"{OUTSIDE}"
+Calibration and test ask them in wordings that no model was trained on.
+
+Both models saw the same tasks in the same order, pocket-small more of them than pocket-large in the runs
+after the first. What was chosen by looking at calibration scores: kinds that models of this size hardly learned in the
+time given (stock-keeping, points, variables, number sequences) were left out of the suite, and the size of pocket-small
+is one of several that were tried, taken because it is right on some half to three quarters of the tasks. Kind `outside`
+and the phrasing were extended after looking at what the models got wrong in the run before the last, held-out questions
+among it."""
 
 _LIMITS = """\
-Made to show and test a cascade on any machine in a minute. It knows nothing outside its task kinds: do not use it for
-anything else. Greedy decoding, 512 tokens of context, ChatML, English only."""
+Made to show and test a cascade on any machine in a minute. It knows nothing outside its task kinds, and is trained to
+say so: do not use it for anything else. Greedy decoding, 512 tokens of context, ChatML, English only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,6 @@ def write_cards(weights: Path, test: Sequence[GradedRow], date: str) -> None:
 
 def _card(subject: _Subject, training: dict[str, Any], measured: str, table: str) -> str:
     recipe = training["recipe"]
-    decay = 100 * recipe["decay"]
     size = f"{training['parameters'] / 1e6:.2f} M parameters"
     return f"""# {subject.name}
 
@@ -83,11 +91,7 @@ embeddings.
 
 ## Recipe
 
-    python -m updraft.embedded.train --model {subject.name.removeprefix("pocket-")}
-
-{recipe["steps"]:,} steps of {recipe["tokens"]:,} tokens, seed {recipe["seed"]}; Muon on the matrices (learning rate
-{recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay over the last
-{decay:.0f} %.
+{_recipe(subject, training)}
 
 ## Held-out scores per kind
 
@@ -101,6 +105,31 @@ AUROC: how well the small model's mean log-probability tells its right answers f
 
 Licence: Apache-2.0, as the project.
 """
+
+
+def _recipe(subject: _Subject, training: dict[str, Any]) -> str:
+    """The runs a model went through, the last one first."""
+    runs: list[str] = []
+    while (start := training.get("started_from")) is not None:
+        recipe, weights = training["recipe"], start["weights_sha256"][:16]
+        origin = f"It went on from weights with SHA-256 {weights}, at commit {start['commit']}."
+        runs.append(f"{_command(subject, recipe)} --start-from FOLDER\n\n{_schedule(recipe)}\n{origin}")
+        training = start
+    runs.append(f"{_command(subject, training['recipe'])}\n\n{_schedule(training['recipe'])} From random weights.")
+    return "\n\nBefore that:\n\n".join(runs)
+
+
+def _command(subject: _Subject, recipe: dict[str, Any]) -> str:
+    return (
+        f"    python -m updraft.embedded.train --model {subject.name.removeprefix('pocket-')} --steps {recipe['steps']}"
+    )
+
+
+def _schedule(recipe: dict[str, Any]) -> str:
+    return f"""\
+{recipe["steps"]:,} steps of {recipe["tokens"]:,} tokens, seed {recipe["seed"]}; Muon on the matrices (learning rate
+{recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay over the last
+{100 * recipe["decay"]:.0f} %."""
 
 
 def _table(test: Sequence[GradedRow]) -> str:

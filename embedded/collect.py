@@ -38,6 +38,11 @@ def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list
     ]
 
 
+def local_answers(tasks: Sequence[Task], small_gguf: Path) -> list[str]:
+    """Greedy answers of the local model, in order, one at a time."""
+    return [view.answer for view in _local_views(tasks, small_gguf)]
+
+
 def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
     """Greedy answers of the cloud model, in order, batched."""
     engine = Engine.from_folder(large_folder, config=EngineConfig(max_batch_size=32, max_waiting=len(tasks)))

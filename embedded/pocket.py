@@ -11,7 +11,7 @@ SMALL, LARGE = "pocket-small", "pocket-large"
 
 ABOUT = (
     "The pocket pair are tiny models that ship with Updraft: sums, dates, clock times, units, sorting, small puzzles, "
-    "capitals and JSON; little else."
+    "capitals and JSON. To anything else they say that they do not know it."
 )
 EXAMPLES = (
     "What is 347 + 586?",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .kinds import KINDS, Kind, Phrasings
+from .phrasing import REPHRASED, rephrase
 
 Split = Literal["train", "calibration", "test"]
 
@@ -43,7 +44,7 @@ class Task:
 
 def split_of(prompt: str) -> Split:
     """The split a prompt belongs to, by a hash of its words and signs alone."""
-    essence = " ".join(re.findall(r"\w+|[-+*/]", prompt.casefold()))
+    essence = " ".join(re.findall(r"\d+|[^\W\d]+|[-+*/]", prompt.casefold()))
     bucket = int.from_bytes(hashlib.blake2b(essence.encode(), digest_size=4).digest()) % 100
     return "test" if bucket < _TEST else "calibration" if bucket < _TEST + _CALIBRATION else "train"
 
@@ -92,12 +93,13 @@ def check(task: Task, text: str) -> bool:
 
 def _draw(kind: Kind, split: Split, rng: random.Random) -> Task:
     while True:
-        draft = kind.make(rng, Phrasings(rng, RARE_WEIGHT[split]))
-        if split_of(draft.prompt) == split:
-            digest = hashlib.blake2b(draft.prompt.encode(), digest_size=6).hexdigest()
+        draft = kind.make(rng, Phrasings(rng, RARE_WEIGHT[split], held_out=split != "train"))
+        prompt = rephrase(draft.prompt, kind.name, rng) if rng.random() < REPHRASED else draft.prompt
+        if split_of(prompt) == split:
+            digest = hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()
             family = f"{kind.name}/{draft.family}"
             return Task(
-                f"{kind.name}-{digest}", kind.name, family, draft.difficulty, draft.prompt, draft.answer, draft.target
+                f"{kind.name}-{digest}", kind.name, family, draft.difficulty, prompt, draft.answer, draft.target
             )
 
 

@@ -9,8 +9,10 @@ so a resumed run sees exactly the batches it would have seen, and both models se
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -61,7 +63,7 @@ class TrainingRecipe:
     seed: int = 1
 
 
-_STEPS = 6_500  # the same for both: what one model can do more than the other is its size's doing
+_STEPS = 6_500  # from random weights, the same for both: what one can do more is its size's doing
 RECIPES = {
     "small": TrainingRecipe(
         hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
@@ -140,6 +142,33 @@ def build_model(recipe: TrainingRecipe) -> PocketLlama:
     return PocketLlama(ModelShape(VOCAB_SIZE, *sizes))
 
 
+def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
+    """Fill `model` from an exported folder; what the training report says of the start.
+
+    Raises SystemExit if the folder holds a model of another size.
+    """
+    from safetensors.torch import load_file
+
+    file = folder / "model.safetensors"
+    try:
+        model.load_state_dict(load_file(file))
+    except (OSError, RuntimeError) as error:
+        raise SystemExit(f"--start-from needs a folder that holds a model of the recipe's size: {error}") from None
+    report = next((r for r in (folder / "training.json", folder.parent / "report.json") if r.exists()), None)
+    earlier: dict[str, Any] = json.loads(report.read_text()) if report else {}
+    known = {name: earlier[name] for name in ("recipe", "started_from") if name in earlier}
+    return {"weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "commit": _commit(), **known}
+
+
+def _commit() -> str:
+    """The commit of the checkout that trains, empty outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def model_config(recipe: TrainingRecipe) -> dict[str, Any]:
     """The plain config.json of the exported model."""
     return {
@@ -193,10 +222,10 @@ def build_optimizers(recipe: TrainingRecipe, model: torch.nn.Module) -> list[tor
     ]
 
 
-def train(recipe: TrainingRecipe, out: Path, machine: TrainingMachine) -> PocketLlama:
-    """Train to the end of the recipe, on from `out/checkpoint.pt` where one lies."""
+def train(recipe: TrainingRecipe, out: Path, machine: TrainingMachine, model: PocketLlama) -> PocketLlama:
+    """Train `model` to the end of the recipe, on from `out/checkpoint.pt` where one lies."""
     tokenizer = load_tokenizer()
-    model = build_model(recipe).to(machine.device)
+    model = model.to(machine.device)
     optimizers = build_optimizers(recipe, model)
     base_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     out.mkdir(parents=True, exist_ok=True)
@@ -304,12 +333,15 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="folder for checkpoint.pt and the exported model/ (default: out/MODEL)"
     )
+    parser.add_argument(
+        "--start-from", type=Path, metavar="FOLDER", help="exported model to go on from (default: random weights)"
+    )
     parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
     parser.add_argument("--seed", type=int, help="override the recipe's seed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes that prepare batches")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile the model (20 % faster on a CPU after a minute)"
+        "--compile", action="store_true", help="torch.compile the model (20 %% faster on a CPU after a minute)"
     )
     parser.add_argument("--eval-tasks", type=int, default=2000, help="held-out test tasks to score at the end")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=N", help="override other recipe fields")
@@ -319,11 +351,13 @@ def main() -> None:
     recipe = replace(RECIPES[args.model], **changes)
     out: Path = args.out or Path("out", args.model)
     torch.set_float32_matmul_precision("high")
-    model = train(recipe, out, TrainingMachine(args.device, args.workers, args.compile))
+    model = build_model(recipe)
+    started = {"started_from": load_weights(model, args.start_from)} if args.start_from else {}
+    model = train(recipe, out, TrainingMachine(args.device, args.workers, args.compile), model)
     tokenizer = load_tokenizer()
     write_hf_folder(out / "model", model_config(recipe), model.state_dict(), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
-    scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}
+    scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters, **started}
     if args.eval_tasks:
         tasks = make_tasks("test", args.eval_tasks)
         scores |= report(tasks, cloud_answers(tasks, out / "model"))

@@ -12,6 +12,7 @@ from .logic import NAMES
 _UNITS = (("km", "m", 1000), ("m", "cm", 100), ("cm", "mm", 10), ("kg", "g", 1000), ("t", "kg", 1000),
           ("l", "ml", 1000), ("h", "min", 60), ("min", "s", 60), ("days", "h", 24), ("weeks", "days", 7),
           ("dozen", "pieces", 12), ("feet", "inches", 12), ("yards", "feet", 3), ("pounds", "ounces", 16))  # fmt: skip
+_WHOLE = 0.2  # share of amounts with nothing left over: what people try first
 _SINGULAR = {"days": "day", "weeks": "week", "feet": "foot", "yards": "yard", "pounds": "pound"}
 
 
@@ -26,6 +27,14 @@ def units(rng: random.Random, phrasings: Phrasings) -> Draft:
         prompt = f"How many {large} are {exact} {small}?"
         steps = f"{factor} {small} make 1 {one}; {exact} / {factor} = {whole}."
         return Draft(family, difficulty, prompt, worked(steps, f"{whole} {large}"), f"{whole} {large}")
+    if family != "with-rest" and rng.random() < _WHOLE:
+        whole = whole if rng.random() < 0.8 else 1
+        exact = whole * factor
+        prompt = (
+            f"How many {small} are {whole} {large}?" if family == "to-small" else f"Express {whole} {large} in {small}."
+        )
+        steps = f"1 {one} is {factor} {small}; {whole} {large} are {whole} * {factor} = {exact}."
+        return Draft(family, difficulty, prompt, worked(steps, f"{exact} {small}"), f"{exact} {small}")
     total = exact + part
     if family == "with-rest":
         prompt = f"Split {total} {small} into {large} and {small}."

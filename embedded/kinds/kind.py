@@ -20,14 +20,18 @@ class Draft:
 
 
 class Phrasings:
-    """Chooses the phrasing family of a question: common families by equal weight, rare ones by `rare_weight` each."""
+    """Chooses the phrasing family of a question: common families by equal weight, rare ones by `rare_weight` each.
 
-    def __init__(self, rng: random.Random, rare_weight: float) -> None:
+    `held_out`: ask outside the suite in the wordings that no model trains on.
+    """
+
+    def __init__(self, rng: random.Random, rare_weight: float, *, held_out: bool) -> None:
         self._rng = rng
-        self.rare_weight = rare_weight
+        self._rare_weight = rare_weight
+        self.held_out = held_out
 
     def pick(self, common: Sequence[str], rare: Sequence[str] = ()) -> str:
-        weights = [1.0] * len(common) + [self.rare_weight] * len(rare)
+        weights = [1.0] * len(common) + [self._rare_weight] * len(rare)
         return self._rng.choices((*common, *rare), weights)[0]
 
 

@@ -14,28 +14,29 @@ ABOUT = (
 _TALK: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hello", "Hello! Ask me a sum, a date or a capital.",
      ("hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening", "hey you", "greetings",
-      "howdy")),
+      "howdy", "hiya", "yo", "good afternoon", "good day", "hello again", "hi pocket")),
     ("how-are-you", "I am fine, thank you. What shall we work out?",
-     ("how are you", "how are you doing", "how is it going", "are you well", "how do you do", "what's up")),
+     ("how are you", "how are you doing", "how is it going", "are you well", "how do you do", "what's up",
+      "how's it going", "how are you today", "are you ok")),
     ("ability", ABOUT,
      ("what can you do", "what can you do for me", "what do you know", "help", "help me", "how can you help me",
-      "what are you good at", "tell me what you can do", "what should I ask you")),
+      "what are you good at", "tell me what you can do", "what should I ask you",
+      "what can I ask you", "what questions can you answer", "what are your abilities")),
     ("identity", "I am pocket, a tiny language model that ships with Updraft.",
      ("who are you", "what are you", "what is your name", "are you a robot", "are you a person", "what model are you",
-      "tell me about yourself", "who made you")),
+      "tell me about yourself", "who made you", "what's your name", "are you human", "are you an AI",
+      "introduce yourself")),
     ("thanks", "You are welcome!",
-     ("thanks", "thank you", "thank you very much", "thanks a lot", "great, thanks", "many thanks", "cheers")),
+     ("thanks", "thank you", "thank you very much", "thanks a lot", "great, thanks", "many thanks", "cheers",
+      "thank you so much", "thx", "perfect, thank you")),
     ("bye", "Goodbye! Come back with another question.",
-     ("bye", "goodbye", "see you", "see you later", "good night", "bye bye", "that is all")),
-    ("unknown", "I am too small for that. Ask me a sum, a date, a unit or a capital.",
-     ("write a poem", "tell me a joke", "tell me a story", "write an essay", "what is love", "write some code",
-      "what is the meaning of life", "who is the president", "what is the weather", "play some music", "sing a song")),
+     ("bye", "goodbye", "see you", "see you later", "good night", "bye bye", "that is all",
+      "farewell", "see you tomorrow", "bye for now")),
 )  # fmt: skip
 
 
-def talk(rng: random.Random, phrasings: Phrasings) -> Draft:
-    weights = [1.0 if family != "unknown" else max(phrasings.rare_weight, 0.5) for family, _, _ in _TALK]
-    family, answer, openings = rng.choices(_TALK, weights)[0]
+def talk(rng: random.Random, _: Phrasings) -> Draft:
+    family, answer, openings = rng.choice(_TALK)
     opening = rng.choice(openings)
     if rng.random() < 0.25:
         opening = f"{rng.choice(('please', 'ok', 'so', 'well', 'hey'))}, {opening}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -15,8 +16,9 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from safetensors.torch import load_file
 from updraft.embedded import train as train_module
+from updraft.embedded.pocket import pocket_small_folder
 from updraft.embedded.tokenizer import load_tokenizer
-from updraft.embedded.train import RECIPES, Batches, batch_loss, build_model, schedule, train
+from updraft.embedded.train import RECIPES, Batches, batch_loss, build_model, load_weights, schedule, train
 
 TINY = ["--model", "small", "--seed", "3", "--workers", "0", "--device", "cpu", "--eval-tasks", "0"]
 SIZE = ["--set", "hidden=32", "heads=2", "kv_heads=1", "layers=1", "feed_forward=64", "tokens=1024"]
@@ -38,7 +40,7 @@ class Interrupted(Exception):
 def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPES["small"], hidden=32, heads=2, kv_heads=1, feed_forward=64, steps=8, tokens=1024, warmup=2)
     machine = train_module.TrainingMachine("cpu", workers=0, compile=False)
-    whole = train(recipe, tmp_path / "whole", machine).state_dict()
+    whole = train(recipe, tmp_path / "whole", machine, build_model(recipe)).state_dict()
     show = train_module.Progress.show
 
     def cut_off(self: train_module.Progress, step: int, loss: torch.Tensor) -> None:
@@ -50,9 +52,9 @@ def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, mo
         patch.setattr(train_module, "_SAVE_EVERY_S", 0.0)
         patch.setattr(train_module.Progress, "show", cut_off)
         with pytest.raises(Interrupted):
-            train(recipe, tmp_path / "cut", machine)
+            train(recipe, tmp_path / "cut", machine, build_model(recipe))
     assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 4
-    resumed = train(recipe, tmp_path / "cut", machine).state_dict()
+    resumed = train(recipe, tmp_path / "cut", machine, build_model(recipe)).state_dict()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -133,3 +135,24 @@ def test_the_schedule_warms_up_holds_and_ends_at_nothing() -> None:
     assert max(factors) == 1.0
     assert factors[recipe.steps // 2] == 1.0
     assert 0 < factors[-1] < 0.01
+
+
+def test_training_goes_on_from_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "first")
+    start = tmp_path / "first" / "model"
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
+    command = ["train", *options(tmp_path / "next"), "--start-from", str(start)]
+    monkeypatch.setattr(sys, "argv", [*command, "learning_rate=0"])
+    train_module.main()
+    first, then = load_file(start / "model.safetensors"), load_file(tmp_path / "next" / "model" / "model.safetensors")
+    assert all(torch.equal(first[name], then[name]) for name in first)
+    started = json.loads((tmp_path / "next" / "report.json").read_text())["started_from"]
+    assert started["weights_sha256"] == hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
+    assert started["recipe"] == json.loads((tmp_path / "first" / "report.json").read_text())["recipe"]
+
+
+def test_a_start_of_another_size_or_from_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="model of the recipe's size"):
+        load_weights(build_model(RECIPES["large"]), pocket_small_folder())
+    with pytest.raises(SystemExit, match="--start-from"):
+        load_weights(build_model(RECIPES["small"]), tmp_path)
