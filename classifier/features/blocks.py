@@ -15,9 +15,9 @@ import numpy as np
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
-from .answer_checks import ANSWER_NAMES, answer_checks
-from .answer_parts import AnswerParts, parts_of
-from .arithmetic_checks import STEP_NAMES, FoundSteps, find_steps, step_checks
+from .answers.arithmetic import STEP_NAMES, FoundSteps, find_steps, step_checks
+from .answers.checks import ANSWER_NAMES, answer_checks
+from .answers.parts import AnswerParts, parts_of
 from .conversation import CONVERSATION_NAMES
 from .gate_inputs import PromptView, RunView
 from .parsed_question import ParsedQuestion

@@ -15,13 +15,13 @@ from math import log1p
 import numpy as np
 
 from ..arrays import Array
-from .answer_parts import words_of
+from .answers.parts import words_of
 from .gate_inputs import EarlierTurn
 from .normalized_prompt import normalized_prompt
 from .question import question_of
 from .wording import MEASURE_NAMES, wording
 
-__all__ = ["CONVERSATION_NAMES", "Conversation", "conversation_measures"]
+__all__ = ["CONVERSATION_NAMES", "EarlierConversation", "conversation_measures"]
 
 _QUESTION, _ANSWER = 0.5, 0.25  # weight of the wording, where the question's own is one
 _RELATION_NAMES = (
@@ -32,7 +32,7 @@ CONVERSATION_NAMES = (*_RELATION_NAMES, *(f"earlier_{name}" for name in MEASURE_
 
 
 @dataclass(frozen=True)
-class Conversation:
+class EarlierConversation:
     """The turns before a question, normalised: what was asked and what the answers began with, the latest last."""
 
     questions: tuple[str, ...]
@@ -43,7 +43,7 @@ class Conversation:
     counts: Array
 
     @classmethod
-    def of(cls, earlier: Sequence[EarlierTurn]) -> Conversation:
+    def of(cls, earlier: Sequence[EarlierTurn]) -> EarlierConversation:
         questions = tuple(normalized_prompt(question_of(normalized_prompt(turn.question))) for turn in earlier)
         answers = tuple(normalized_prompt(turn.answer) for turn in earlier)
         measures, counts = wording("\n".join(questions))
@@ -55,7 +55,7 @@ class Conversation:
         return "\n".join(chain.from_iterable(zip(self.questions, self.answers, strict=True)))
 
 
-def conversation_measures(question: str, counts: Array, before: Conversation | None) -> Array:
+def conversation_measures(question: str, counts: Array, before: EarlierConversation | None) -> Array:
     """(len(CONVERSATION_NAMES),) float32 of a normalised question, the counts of its wording, and what it follows."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)

@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 
 from ..arrays import Array
-from .answer_checks import Mentioned
-from .arithmetic_checks import Given
-from .conversation import Conversation, conversation_measures
+from .answers.arithmetic import Given
+from .answers.checks import Mentioned
+from .conversation import EarlierConversation, conversation_measures
 from .gate_inputs import PromptView
 from .normalized_prompt import normalized_prompt
 from .quantities import quantities
@@ -54,7 +54,7 @@ class ParsedQuestion:
         measures, counts = wording(text)
         if not prompt.earlier:
             return cls(text, measures, counts, conversation_measures(text, counts, None), text)
-        before = Conversation.of(prompt.earlier)
+        before = EarlierConversation.of(prompt.earlier)
         relation = conversation_measures(text, counts, before)
         return cls(text, measures, np.maximum(counts, before.counts), relation, f"{before.text}\n{text}")
 

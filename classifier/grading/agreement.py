@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ..features.answer_checks import REFUSAL
+from ..features.answers.checks import REFUSAL
 from .normalization import Compared
 
 __all__ = ["GRADING", "ComparableAnswer", "agree", "grades", "is_free_text"]

@@ -58,6 +58,8 @@ ROUTER = (
 #: Codes that are given where an error is raised, with what they mean.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
+    "invalid_http": (errors.InvalidRequestError, "What came is no HTTP request, or has two framings."),
+    "too_many_headers": (errors.InvalidRequestError, "A request has more than 256 headers."),
     "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
     "unsupported_header": (
         errors.InvalidRequestError,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.features.arithmetic_checks import STEP_NAMES, Given, final_number, step_checks, steps
+from updraft.classifier.features.answers.arithmetic import STEP_NAMES, Given, final_number, step_checks, steps
 
 
 def found(question: str, answer: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.classifier.arrays import Array
-from updraft.classifier.features.answer_checks import ANSWER_NAMES, Mentioned, answer_checks
+from updraft.classifier.features.answers.checks import ANSWER_NAMES, Mentioned, answer_checks
 from updraft.classifier.features.blocks import (
     BLOCKS,
     FEATURE_VERSION,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Array
+from ...arrays import Array
 
 __all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks", "steps"]
 

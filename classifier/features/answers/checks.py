@@ -16,8 +16,8 @@ from operator import eq
 
 import numpy as np
 
-from ..arrays import Array
-from .answer_parts import NUMBER, AnswerParts, parts_of, segments, words_of
+from ...arrays import Array
+from .parts import NUMBER, AnswerParts, parts_of, segments, words_of
 
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARKS = ("answer", "result", "therefore")

@@ -1,0 +1,1 @@
+"""What an answer shows by itself: its parts, its checks, its arithmetic."""
