@@ -42,7 +42,7 @@ def former(material: Material, seed: int, candidates: Mapping[str, tuple[str, ..
     """Thresholds from P(gain) by members that did not see the row, for gates that did."""
     labels, rows, n = material.labels, material.features["prompt"], len(material.labels.weak)
     router = fit_router(rows, labels, None, seed, candidates)
-    x, folds, scores = router.topics.prepare(rows), np.random.default_rng(seed).permutation(n) % 5, np.zeros(n)
+    x, folds, scores = router.topics.prepare(rows).x, np.random.default_rng(seed).permutation(n) % 5, np.zeros(n)
     for fold in range(5):
         held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
         members = fit_router(rows.take(kept), labels.take(kept), router.topics, seed, candidates).members
