@@ -34,6 +34,8 @@ class CalibrationRows:
     during: Floats | None = None
     # As how many rows they count where some ask the same; None: as many as there are.
     prompts: int | None = None
+    # (m,) gate 1's P(gain) of requests as they come, where that of the rows is not.
+    asked: Floats | None = None
 
     @property
     def evidence(self) -> int:
@@ -43,7 +45,7 @@ class CalibrationRows:
     @property
     def usual(self) -> UsualGains:
         """What drift is told by."""
-        return UsualGains(self.before)
+        return UsualGains(self.before if self.asked is None else self.asked)
 
     @property
     def gain(self) -> Bools:
@@ -77,6 +79,8 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
+        if arrays.pop("gap", 0.0):
+            raise ValueError("they are not by the gates that shipped")
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.calibration.operating_point import rows_needed
+from updraft.classifier.calibration.rows import unpack_calibration
 from updraft.classifier.evaluation.metrics import auroc, ece
 from updraft.classifier.features import blocks as feature_blocks
 from updraft.classifier.features.blocks import GATE_BLOCKS, OPENING_TOKENS, view_of
@@ -241,6 +242,13 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
         Policy.load(copy)
+
+
+def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: TextPolicy, tmp_path: Path) -> None:
+    former = tmp_path / "calibration.npz"
+    np.savez(former, before=policy.calibration.before, gap=0.2)
+    with pytest.raises(ConfigurationError, match=r"not by the gates that shipped.*calibrate again"):
+        unpack_calibration(former, former.read_bytes())
 
 
 @pytest.mark.parametrize("name", ["gate1.onnx", "gate3.onnx", "calibration.npz"])
