@@ -62,7 +62,7 @@ def fit_gates(
     asked = material.opened is not None and _is_asked(material.opened[fitting])
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
-        mode: fit_router(rows.take(fitting), labels, topics, seed, _suitable(mode, candidates))
+        mode: fit_router(rows.take(fitting), labels, topics, seed, candidates)
         for mode, rows in material.features.items()
         if mode != "opening" or asked
     }
@@ -88,11 +88,6 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[
         written=written[rows],
         prompts=labels.evidence,
     )
-
-
-def _suitable(mode: Mode, candidates: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-    """Gate 1 has wording alone to go by: a typo turns too many decisions of a forest without a ridge (decision 060)."""
-    return {name: blend for name, blend in candidates.items() if mode != "prompt" or "ridge" in blend}
 
 
 def _is_asked(opened: Bools) -> bool:

@@ -43,7 +43,7 @@ MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
 _CLIP = 4.0
-_TREES, _LEAF = 150, 12
+_TREES, _LEAF, _LEAVES = 150, 12, 100
 # How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
 _WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03, "conversation": 0.03}
 _WEIGHT_OF_OTHERS = 0.2
@@ -297,7 +297,9 @@ def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
         return _fit_ridge(inputs, labels.gain, np.ones(len(inputs.x)) if labels.weight is None else labels.weight)
     ensemble = load_module("sklearn.ensemble", "train")
-    trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
+    # Small leaves of many rows follow single words: a typo then turns more decisions, and P(gain) is less honest.
+    leaf = max(_LEAF, len(inputs.x) // _LEAVES)
+    trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=leaf, max_features=0.3, random_state=seed)
     return Forest(trees.fit(inputs.x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
 
 

@@ -244,7 +244,7 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
         Policy.load(copy)
 
 
-def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: TextPolicy, tmp_path: Path) -> None:
+def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: Policy, tmp_path: Path) -> None:
     former = tmp_path / "calibration.npz"
     np.savez(former, before=policy.calibration.before, gap=0.2)
     with pytest.raises(ConfigurationError, match=r"not by the gates that shipped.*calibrate again"):

@@ -80,7 +80,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     assert "On average over calibrations, of which this is one" in again.stdout
     figures = json.loads((tmp_path / "mean.json").read_text())["metrics"]
     assert "delta" not in figures
-    held_out = TextPolicy.load(tmp_path / "other").calibration
+    held_out = Policy.load(tmp_path / "other").calibration
     assert figures["alpha"] == pytest.approx(0.1 * held_out.cloud.mean())
 
 
