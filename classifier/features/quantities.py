@@ -28,7 +28,7 @@ def quantities(text: str) -> Array:
         float(magnitudes.min()),
         float(magnitudes.sum()),
         len(set(numbers)) / max(len(numbers), 1),
-        float(any("." in number for number in numbers)),
+        float("." in ",".join(numbers)),
         (len(text) - commas) / (commas + 1),
         log1p(len(quoted)),
         log1p(max(quoted, default=0)),

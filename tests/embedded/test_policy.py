@@ -118,7 +118,7 @@ def test_gate_one_reads_two_thousand_characters_quickly(policy: Policy) -> None:
         policy.before(PromptView(text[start : start + 2000]))
         taken.append(time.perf_counter() - began)
     # The quick ones: whatever else runs on the machine must not fail a test.
-    assert np.quantile(taken, 0.1) < 0.4e-3
+    assert np.quantile(taken, 0.1) < 0.7e-3
 
 
 def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> None:

@@ -141,7 +141,7 @@ def test_training_goes_on_from_an_exported_model(tmp_path: Path, monkeypatch: py
     run(tmp_path / "first")
     start = tmp_path / "first" / "model"
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
-    command = ["train", *options(tmp_path / "next"), "--start-from", str(start)]
+    command = ["train", "--start-from", str(start), *options(tmp_path / "next")]
     monkeypatch.setattr(sys, "argv", [*command, "learning_rate=0"])
     train_module.main()
     first, then = load_file(start / "model.safetensors"), load_file(tmp_path / "next" / "model" / "model.safetensors")

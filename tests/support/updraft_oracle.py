@@ -17,14 +17,14 @@ QUESTIONS = pocket_questions(125, seed=5)
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[str]:
     """A cloud that knows the answers to the tasks, at 20 tokens read and 10 written each; one it never answers."""
-    answers = {question.prompt: question.answer for question in QUESTIONS[1:]}
+    answers = {question.prompt.strip(): question.answer for question in QUESTIONS[1:]}
 
     class Oracle(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            answer = answers.get(request["messages"][-1]["content"])
+            answer = answers.get(request["messages"][-1]["content"].strip())
             message = {"role": "assistant", "content": answer}
             body: dict[str, Any] = {
                 "id": "c1", "object": "chat.completion", "created": 1, "model": "oracle",
