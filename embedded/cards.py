@@ -35,7 +35,7 @@ Both models saw the same tasks in the same order, pocket-small more of them than
 after the first. What was chosen by looking at calibration scores: kinds that models of this size hardly learned in the
 time given (stock-keeping, points, variables, number sequences) were left out of the suite, and the size of pocket-small
 is one of several that were tried, taken because it is right on some half to three quarters of the tasks. Kind `outside`
-and the phrasing were extended after looking at what the models got wrong in the run before the last, held-out questions
+and the phrasing were extended after looking at what the models got wrong in the second run, held-out questions
 among it."""
 
 _LIMITS = """\

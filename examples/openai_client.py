@@ -16,7 +16,7 @@ def main() -> None:
     with OpenAI(local="pocket") as client:
         reply = client.chat.completions.create(
             model="auto" if has_cloud else "local",
-            messages=[{"role": "user", "content": "What is 347 + 586?"}],
+            messages=[{"role": "user", "content": "What is 17 + 25?"}],
         )
     print(reply.choices[0].message.content)
     print(f"answered by: {reply.updraft['tier']}, because: {reply.updraft['reason']}")  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.protocol.errors import EngineError
 from updraft.protocol.sampling import SamplingParams
 
-PROMPT = "What is 17 + 25?"
+PROMPT = "17 + 25 = "
 STUB = Path(__file__).parents[1] / "support" / "stub_llama_server.py"
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 

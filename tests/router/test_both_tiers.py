@@ -218,7 +218,10 @@ def test_a_judged_call_is_held_and_an_unsure_one_comes_from_the_cloud(
     client: updraft.OpenAI, gates: ScriptedGates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No stream is handed over in the middle of a form, whatever `hold_tokens` says."""
-    options = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "stream": True}
+    finite = {"type": "object", "properties": {"loud": {"type": "boolean"}}, "required": ["loud"]}
+    ring = {"name": "ring", "parameters": {**finite, "additionalProperties": False}}
+    tools = [{"type": "function", "function": ring}]
+    options = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "stream": True}
     for after, route in ((False, "local"), (True, "cloud")):
         monkeypatch.setattr(gates, "_after", after)
         chunks = list(ask(client, "auto", **options))

@@ -128,7 +128,7 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
     def unexpected(_: object) -> None:
         pytest.fail("the question is read again")
 
-    for reader in ("answer_checks.Mentioned", "arithmetic_checks.Given"):
+    for reader in ("answers.checks.Mentioned", "answers.arithmetic.Given"):
         monkeypatch.setattr(f"updraft.classifier.features.{reader}.of", unexpected)
     assert [ahead.after(view(row)) for row in rows] == expected
 

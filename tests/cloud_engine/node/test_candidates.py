@@ -46,18 +46,23 @@ def expected(prompt_ids: list[int]) -> torch.Tensor:
 
 
 def complete(client: openai.OpenAI, **options: Any) -> Any:
-    return client.completions.create(model=MODEL, **{"prompt": PROMPT, "max_tokens": 8, **options})
+    """The model would end its answer at once; `ignore_eos` lets it go on."""
+    more = {"prompt": PROMPT, "max_tokens": 8, "extra_body": {"ignore_eos": True}, **options}
+    return client.completions.create(model=MODEL, **more)
 
 
 def test_the_best_of_many_answers_are_those_with_the_highest_logprob_per_token(client: openai.OpenAI) -> None:
-    sampling: dict[str, Any] = {"temperature": 1.5, "seed": 4}
-    everything = complete(client, n=6, logprobs=0, **sampling)
-
     def merit(choice: Any) -> float:
         return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
 
-    best = sorted(everything.choices, key=merit, reverse=True)
-    assert best[0].index != 0, "or the test could not fail"
+    for seed in range(4, 20):
+        sampling: dict[str, Any] = {"temperature": 1.5, "seed": seed}
+        everything = complete(client, n=6, logprobs=0, **sampling)
+        best = sorted(everything.choices, key=merit, reverse=True)
+        if best[0].index != 0:
+            break
+    else:
+        pytest.fail("the first was the best with every seed: the test could not fail")
     chosen = complete(client, n=2, best_of=6, **sampling)
     assert [choice.text for choice in chosen.choices] == [choice.text for choice in best[:2]]
     assert [choice.index for choice in chosen.choices] == [0, 1]
