@@ -73,7 +73,7 @@ def test_the_program_runs(environment: dict[str, str], tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "933" in done.stdout
+    assert "42" in done.stdout
     assert "local because" in done.stdout
 
 
