@@ -15,7 +15,7 @@ from .tiers.interfaces import CloudTier, LocalTier
 
 @dataclass(frozen=True, slots=True)
 class CloudCandidate:
-    """A cloud tier on the ladder from the device up. `skip_above`: a P(gain) from which on it is not asked."""
+    """A cloud tier, of those from the device up. `skip_above`: a P(gain) from which on it is not asked."""
 
     model: str
     tier: CloudTier

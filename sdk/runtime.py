@@ -100,10 +100,10 @@ class Runtime:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
 
-def wait(future: Future[T], patience_s: float | None) -> T:
+def wait(future: Future[T], timeout_s: float | None) -> T:
     """The future's result; cancels the work and raises TimeoutError when patience ends, CancelledError if it was."""
     try:
-        return future.result(patience_s)
+        return future.result(timeout_s)
     except BaseException:  # patience ended, or the caller was interrupted: nobody will look at the result
         future.cancel()
         raise

@@ -114,17 +114,17 @@ class _Bridge:
     def wire(self, request: Any, body: bytes) -> WireRequest:
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = request.url.query.decode()
-        return WireRequest(request.method, request.url.path, headers, body, _patience_s(request), query)
+        return WireRequest(request.method, request.url.path, headers, body, _timeout_s(request), query)
 
     def call(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:
-            return wait(begin(), _extended(_patience_s(request), grace_s))
+            return wait(begin(), _extended(_timeout_s(request), grace_s))
         except Exception as error:
             raise self._translated(error, request) from error
 
     async def acall(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:
-            async with asyncio.timeout(_extended(_patience_s(request), grace_s)):
+            async with asyncio.timeout(_extended(_timeout_s(request), grace_s)):
                 return await asyncio.wrap_future(begin())
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -183,13 +183,13 @@ class _Bridge:
         return self._httpx.__name__ == "httpx2"
 
 
-def _patience_s(request: Any) -> float | None:
+def _timeout_s(request: Any) -> float | None:
     """httpx's read timeout: how long to wait for the answer to begin, and between two pieces of it."""
     return request.extensions.get("timeout", {}).get("read")
 
 
-def _extended(patience_s: float | None, grace_s: float) -> float | None:
-    return None if patience_s is None else patience_s + grace_s
+def _extended(timeout_s: float | None, grace_s: float) -> float | None:
+    return None if timeout_s is None else timeout_s + grace_s
 
 
 def _code(body: bytes) -> str | None:

@@ -125,7 +125,7 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
 
 
 def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
-    """(m,) at which steps of the path the aim can be shown to hold."""
+    """(m,) at which steps of the path the target can be shown to hold."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
         # What a row loses less what it may lose is at most 1, and only grows along the path.

@@ -92,13 +92,13 @@ class _Drafted(Generic[T]):
     """A request as `send` puts it to a cloud, with the device's `draft` where the cloud takes one."""
 
     draft: str
-    patience_s: Callable[[], float]
+    time_left_s: Callable[[], float]
     send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
     async def send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
         """The answer, and whether the draft went along. A cloud that seems to refuse it is asked again without."""
         given = not self.draft or "prediction" in body  # what the caller predicts is the caller's to pay
-        if given or not await tier.takes_drafts(body["model"], timeout_s=self.patience_s()):
+        if given or not await tier.takes_drafts(body["model"], timeout_s=self.time_left_s()):
             return await self.send(tier, body), False
         try:
             return await self.send(tier, {**body, "prediction": {"type": "content", "content": self.draft}}), True
@@ -145,10 +145,10 @@ class Escalation:
         """What the caller sent, for a cloud."""
         return dict(self.job.body)
 
-    def race(self, patience_s: Callable[[], float]) -> None:
+    def race(self, time_left_s: Callable[[], float]) -> None:
         """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
         self.record.time_dependent = True  # who answers is a matter of time
-        self._race = asyncio.create_task(self.ask(self.body(), patience_s))
+        self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
 
     @property
     def racing(self) -> bool:
@@ -207,20 +207,20 @@ class Escalation:
         self.record.note = note
 
     async def ask(
-        self, body: dict[str, Any], patience_s: Callable[[], float], *, draft: str = ""
+        self, body: dict[str, Any], time_left_s: Callable[[], float], *, draft: str = ""
     ) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
 
-        `patience_s` is asked anew for each cloud. `draft`: what the device wrote, for clouds that take it.
+        `time_left_s` is asked anew for each cloud. `draft`: what the device wrote, for clouds that take it.
         """
         if self.job.stream:
-            return CloudStreamReply(await self.open(body, patience_s, draft=draft))
+            return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
             forwarded = self.job.forwarded
-            return await tier.complete("chat/completions", sent, timeout_s=patience_s(), forwarded=forwarded)
+            return await tier.complete("chat/completions", sent, timeout_s=time_left_s(), forwarded=forwarded)
 
-        completion = await self._climb(body, _Drafted(draft, patience_s, complete))
+        completion = await self._climb(body, _Drafted(draft, time_left_s, complete))
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
@@ -231,19 +231,19 @@ class Escalation:
         return cloud is not None and cloud.continues
 
     async def open(
-        self, body: dict[str, Any], patience_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
+        self, body: dict[str, Any], time_left_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
         """`begun`: the text of the last message, which the stream is to go on with."""
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
             return await tier.open(
-                "chat/completions", sent, timeout_s=patience_s(), begun=begun, forwarded=self.job.forwarded
+                "chat/completions", sent, timeout_s=time_left_s(), begun=begun, forwarded=self.job.forwarded
             )
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._climb(
             {**body, "stream": True, "stream_options": options},
-            _Drafted(draft, patience_s, begin),
+            _Drafted(draft, time_left_s, begin),
             continuing=begun is not None,
         )
         self._stream, self._streaming = stream, time.monotonic()
@@ -256,7 +256,7 @@ class Escalation:
         *,
         continuing: bool = False,
     ) -> T:
-        """What the first cloud of the ladder answers that does. Raises CloudFailure if none does, or none may.
+        """The answer of the first cloud that gives one. Raises CloudFailure if none does, or none may.
 
         `continuing`: only those are asked that go on with a message.
         """

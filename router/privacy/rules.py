@@ -109,8 +109,8 @@ def _is_short(body: dict[str, Any]) -> bool:
     return all(total <= _SHORT for total in accumulate(len(text) + 4 for text in strings(body)))
 
 
-def _first(rules: Mapping[str, Callable[[str], bool]], readings: Collection[str]) -> str | None:
-    return next((name for name, found in rules.items() if any(map(found, readings))), None)
+def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -> str | None:
+    return next((name for name, found in rules.items() if any(map(found, views))), None)
 
 
 def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:

@@ -63,7 +63,7 @@ def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
-        wire = replace(await read_wire_request(request), timeout_s=patience_s(request.headers))
+        wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
             response = await router.handle(wire)
         # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
@@ -73,7 +73,7 @@ def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.
     return app
 
 
-def patience_s(headers: Mapping[str, str]) -> float | None:
+def timeout_of(headers: Mapping[str, str]) -> float | None:
     """How many seconds the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
 
     Raises InvalidRequestError if the first is no number above 0; the others are nobody's promise, and then ignored.

@@ -1,4 +1,4 @@
-"""`calibrate --live` asks the cloud as everybody does: within budgets and privacy rules, and on the books."""
+"""`calibrate --live` asks the cloud as everybody does: within budgets and privacy rules, and in the ledger."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_probe_whose_caller_leaves_is_anothers_turn() -> None:
 # Retries
 
 
-def attempts(*failures: CloudFailure | None, patience_s: float = 30.0) -> tuple[int, float, CloudFailure | None]:
+def attempts(*failures: CloudFailure | None, time_left_s: float = 30.0) -> tuple[int, float, CloudFailure | None]:
     """How many were made, how long they took, and the failure in the end."""
     made: list[CloudFailure | None] = []
 
@@ -104,7 +104,7 @@ def attempts(*failures: CloudFailure | None, patience_s: float = 30.0) -> tuple[
 
     began = time.monotonic()
     try:
-        assert asyncio.run(retried(attempt, CircuitBreaker(URL), began + patience_s)) == "answer"
+        assert asyncio.run(retried(attempt, CircuitBreaker(URL), began + time_left_s)) == "answer"
     except CloudFailure as failure:
         return len(made), time.monotonic() - began, failure
     return len(made), time.monotonic() - began, None
