@@ -69,4 +69,4 @@ def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
 
 def _is_mark(character: str) -> bool:
     """Whether it stands on the letter before it, as it is or once it is taken apart."""
-    return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0
+    return not character.isascii() and unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0

@@ -15,7 +15,7 @@ from ...protocol.unicode_forms import normalized
 __all__ = ["normalized_prompt"]
 
 _MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # by the tag of their decompositions
-_TYPED = str.maketrans(
+_TYPED = (
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"')
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
@@ -34,12 +34,17 @@ def normalized_prompt(text: str) -> str:
 def _letters(text: str) -> str:
     if text.isascii():
         return text.lower()
-    text = text.translate({ord(c): None for c in set(text) if _is_unseen(c)})
-    kept = "".join(re.escape(c) for c in set(text) if unicodedata.decomposition(c).startswith(_MEANT))
+    foreign = [c for c in set(text) if not c.isascii()]  # few, and the slow steps are for these alone
+    for character in filter(_is_unseen, foreign):
+        text = text.replace(character, "")
+    kept = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
     pieces = re.split(f"([{kept}])", text) if kept else [text]
     # Every other piece is one of `kept`. Folding case may take letters apart, so it comes first and last.
     pieces[::2] = [normalized("NFKC", normalized("NFKC", piece).casefold()) for piece in pieces[::2]]
-    return "".join(pieces).translate(_TYPED)
+    text = "".join(pieces)
+    for character in _TYPED.keys() & set(text):
+        text = text.replace(character, _TYPED[character])
+    return text
 
 
 def _is_unseen(character: str) -> bool:

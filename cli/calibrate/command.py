@@ -98,6 +98,7 @@ def calibrate(
       updraft calibrate --live 400 --prompts mine.jsonl --judge bigger --budget 2 --plot curve.png
     """
     from . import sources
+    from .picture import check_plotting
 
     _check_flags(data, live, prompts, from_log, save)
     if judge is None and (judge_url or judge_key_env):
@@ -106,6 +107,8 @@ def calibrate(
         raise ConfigurationError("--judge compares answers; the rows of --data have their grades already.")
     if plot is not None and plot.suffix != ".png":
         raise ConfigurationError("--plot draws a picture in PNG: name it FILE.png.")
+    if plot is not None:
+        check_plotting()
     config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     if config.local is None:
         raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
