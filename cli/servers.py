@@ -287,7 +287,7 @@ def gateway_key(
       updraft gateway-key team-a --keys keys.txt
       updraft gateway-key operator --admin --keys keys.txt
     """
-    from ..cloud_engine.gateway.keys import KeyStore, new_key
+    from ..cloud_engine.gateway.access.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
     from ..protocol.safety.private_files import private_file
     from ..protocol.unicode_forms import read_text

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...cloud_engine.gateway.metering import Meter, UsageRow
+from ...cloud_engine.gateway.ledger.metering import Meter, UsageRow
 from ...router.accounting.budget import Charge
 from ...router.accounting.ledger import Ledger, LedgerRow
 from .fields import entries

@@ -11,12 +11,12 @@ from typing import Any, cast
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
-from ...cloud_engine.gateway.keys import KeyStore
-from ...cloud_engine.gateway.metering import Meter
-from ...cloud_engine.gateway.nodes import NodeRegistry
-from ...cloud_engine.gateway.relay import Counters, Relay
-from ...cloud_engine.gateway.upstream import Upstream
+from ...cloud_engine.gateway.balancing.nodes import NodeRegistry
+from ...cloud_engine.gateway.ledger.metering import Meter
+from ...cloud_engine.gateway.relay.relay import Counters, Relay
+from ...cloud_engine.gateway.upstream.client import Upstream
 from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
 from ...protocol import errors

@@ -55,7 +55,7 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
 
 def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str], None]) -> PocketCloud:
     """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
-    from ...cloud_engine.gateway.keys import new_key
+    from ...cloud_engine.gateway.access.keys import new_key
     from ...embedded import pocket
 
     node = [

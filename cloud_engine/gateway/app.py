@@ -17,7 +17,7 @@ from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
 from .metrics import gateway_metrics
-from .relay import Relay
+from .relay.relay import Relay
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...protocol.http.prometheus import Metric
-from .nodes import Node
-from .relay import Counters
+from .balancing.nodes import Node
+from .relay.relay import Counters
 
 
 def gateway_metrics(nodes: Sequence[Node], counters: Counters) -> list[Metric]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
-from .keys import KeyStore
+from .access.keys import KeyStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class GatewayOptions:
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
     from .app import create_gateway_app
-    from .metering import Meter
-    from .nodes import NodeRegistry
-    from .relay import Counters, Relay
-    from .upstream import Upstream
+    from .balancing.nodes import NodeRegistry
+    from .ledger.metering import Meter
+    from .relay.relay import Counters, Relay
+    from .upstream.client import Upstream
 
     if options.exit_with_parent:
         exit_with_parent()

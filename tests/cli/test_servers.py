@@ -17,7 +17,7 @@ from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.gateway.keys import KeyStore
+from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
 from updraft.embedded import pocket

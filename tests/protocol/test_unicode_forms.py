@@ -11,7 +11,7 @@ import pytest
 from updraft.classifier.grading.graded_data import read_graded
 from updraft.classifier.grading.questions import read_prompts
 from updraft.classifier.policy.graph_files import read_card
-from updraft.cloud_engine.gateway.keys import KeyStore, new_key
+from updraft.cloud_engine.gateway.access.keys import KeyStore, new_key
 from updraft.cloud_engine.models.fields import read_json
 from updraft.protocol.errors import ConfigurationError, UpdraftError
 from updraft.protocol.settings import read_toml

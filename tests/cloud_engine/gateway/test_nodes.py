@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from updraft.cloud_engine.gateway.nodes import Model, Node
+from updraft.cloud_engine.gateway.balancing.nodes import Model, Node
 from updraft.protocol.errors import ConfigurationError
 
 

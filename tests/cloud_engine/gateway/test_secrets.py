@@ -19,7 +19,7 @@ import psutil
 import pytest
 from updraft.cloud_engine.gateway import new_key
 from updraft.cloud_engine.gateway.process import GatewayOptions
-from updraft.cloud_engine.gateway.upstream import Upstream
+from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
 
 PASSWORD, NODE_KEY = "canary-password", "canary-node-key"

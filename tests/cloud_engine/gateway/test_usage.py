@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from updraft.cloud_engine.gateway.metering import UsageRow
-from updraft.cloud_engine.gateway.usage import StreamMeter, UsageOptions, asking_for_usage
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
 

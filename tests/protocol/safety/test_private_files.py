@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from updraft.classifier.online.experience import Experience
 from updraft.classifier.policy.files import put_policy
-from updraft.cloud_engine.gateway.metering import Meter
+from updraft.cloud_engine.gateway.ledger.metering import Meter
 from updraft.local_engine.machine.notes import Notes
 from updraft.local_engine.store.library import Library
 from updraft.model_files.download import part as part_file

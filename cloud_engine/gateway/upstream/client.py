@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import httpcore
 
-from ...protocol.errors import ConfigurationError
-from ...protocol.safety.redaction import is_sendable
+from ....protocol.errors import ConfigurationError
+from ....protocol.safety.redaction import is_sendable
 
 _CONNECT_S = 1.0
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection

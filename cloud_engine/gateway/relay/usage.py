@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...protocol.errors import UpstreamError
-from ...protocol.http.foreign import error_in, json_of
-from ...protocol.responses import MOST_TOKENS
-from .metering import UsageRow
+from ....protocol.errors import UpstreamError
+from ....protocol.http.foreign import error_in, json_of
+from ....protocol.responses import MOST_TOKENS
+from ..ledger.metering import UsageRow
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for

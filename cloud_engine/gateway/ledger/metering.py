@@ -11,9 +11,9 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...protocol.errors import ConfigurationError
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import use_wal
+from ....protocol.errors import ConfigurationError
+from ....protocol.safety.private_files import private_file
+from ....protocol.wal import use_wal
 
 _MAX_BATCH = 1000
 _RETRY_S = 1.0

@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import UNSET
 
-from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
-from ...protocol.responses import ModelCard
-from ...protocol.safety.redaction import shown_url
-from .upstream import Upstream, UpstreamAddress, UpstreamFailure
+from ....protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ....protocol.responses import ModelCard
+from ....protocol.safety.redaction import shown_url
+from ..upstream.client import Upstream, UpstreamAddress, UpstreamFailure
 
 _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 2.0

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
-from ...protocol.unicode_forms import read_text
+from ....protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from ....protocol.unicode_forms import read_text
 
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})(?P<admin>:admin)?")
 
