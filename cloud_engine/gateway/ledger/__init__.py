@@ -1,0 +1,1 @@
+"""What requests cost, one row each."""

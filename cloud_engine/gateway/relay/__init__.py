@@ -1,0 +1,1 @@
+"""One request on its way: read, relayed to a node, answered, counted."""

@@ -1,0 +1,95 @@
+"""One request in the gateway: the few fields that routing and metering need, and the way back to the client."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import httpcore
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from ....protocol.decoding import refusal
+from ....protocol.errors import InvalidRequestError
+from ....protocol.http.forwarding import forwarded
+from ....protocol.http.ids import new_id
+from ....protocol.safety.names import MOST_NAME
+from ..balancing.nodes import Node
+from ..ledger.metering import UsageRow
+from .usage import UsageOptions
+
+_RELAYED_HEADERS = frozenset(
+    {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
+)
+
+
+class _Peek(msgspec.Struct):
+    """What the gateway must know of a request; everything else is the node's business."""
+
+    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
+    stream: bool | None = False
+    stream_options: UsageOptions | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way."""
+
+    # The id in `x-request-id`.
+    id: str
+    # The path at the node, query included.
+    path: bytes
+    # The client's headers that go to the node.
+    forwarded: list[tuple[bytes, bytes]]
+    # The body as it came.
+    body: bytes
+    # The model that is asked for.
+    model: str
+    # Whether the answer is a stream.
+    stream: bool
+    # The usage that the client wants to see in a stream.
+    usage_options: UsageOptions
+    # Its row in the ledger.
+    row: UsageRow
+    # `time.perf_counter()` when it came.
+    started: float
+    # Sends to the client.
+    send: Send
+    # The id under which nodes keep the cost of one answer.
+    attempt: bytes = field(default_factory=lambda: new_id("try").encode())
+    # Whether bytes of an answer are out.
+    answered: bool = False
+    # The nodes that were tried, the current one last.
+    tried: list[Node] = field(default_factory=list[Node])
+
+    async def start(self, response: httpcore.Response, length: int | None) -> None:
+        """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
+        headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3
+        self.answered = True
+        await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def emit(self, data: bytes, *, more: bool) -> None:
+        self.row.bytes += len(data)
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
+    """Raises InvalidRequestError."""
+    try:
+        peek = msgspec.json.decode(body, type=_Peek)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    row.model = peek.model
+    usage_options, along = peek.stream_options or UsageOptions(), forwarded(request.headers, request.url.query)
+    path, headers = (
+        along.target(request.url.path).encode(),
+        [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
+    )
+    return Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send)
