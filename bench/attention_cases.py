@@ -54,8 +54,8 @@ class Workload:
     @property
     def flops(self) -> int:
         """Two products over the keys that each query sees."""
-        seen = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
-        return 4 * self.sequences * seen * self.shape.heads * self.shape.head_dim
+        pairs = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
+        return 4 * self.sequences * pairs * self.shape.heads * self.shape.head_dim
 
 
 def attention_cases(*, short: bool) -> list[Callable[[], Case]]:

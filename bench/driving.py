@@ -13,7 +13,7 @@ import torch
 from ..cloud_engine.engine.config import EngineConfig, usual_block_size
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.execution.served_model import ServedModel
-from ..cloud_engine.engine.execution.threads import giving_way
+from ..cloud_engine.engine.execution.threads import yields_to_neighbours
 from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.models.decoder import Decoder
 from ..protocol.sampling import SamplingParams
@@ -45,12 +45,12 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
 def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
     """Seconds from the first request to the end of the last."""
     threads = torch.get_num_threads()
-    give_way = giving_way(engine.config)  # as the engine's process does
+    yield_to_neighbours = yields_to_neighbours(engine.config)  # as the engine's process does
     started = time.perf_counter()
     add(engine, requests, params)
     try:
         while engine.has_work:
-            give_way()
+            yield_to_neighbours()
             engine.step()
     finally:
         torch.set_num_threads(threads)  # what is measured next gets all of them
@@ -58,6 +58,6 @@ def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingP
 
 
 def add(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> None:
-    for number, asked in enumerate(requests):
-        wanted = replace(params, max_tokens=asked.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), asked.prompt, wanted))
+    for number, request in enumerate(requests):
+        wanted = replace(params, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, wanted))

@@ -132,7 +132,7 @@ class _Measured:
     @cached_property
     def _requests(self) -> list[WorkloadRequest]:
         requests = draw(self._setting.workload, self._model.config.vocab_size)
-        tokens = sum(asked.output for asked in requests)
+        tokens = sum(request.output for request in requests)
         self._say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
         return requests
 
@@ -142,7 +142,7 @@ class _Measured:
 
     def throughput(self) -> Figures:
         requests = self._requests
-        tokens = sum(asked.output for asked in requests)
+        tokens = sum(request.output for request in requests)
         ours_s = self._throughput()
         ceiling_s = self._products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
         return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
@@ -185,27 +185,27 @@ class _Measured:
     def gaps(self) -> Figures:
         return step_gaps(self._model, self._setting.running)
 
-    def beside_peers(self) -> Figures:
+    def peer_ratios(self) -> Figures:
         setting = self._setting
         model = peers.load(self._folder, DTYPES[setting.dtype], setting.device)
-        beside = _Beside(self._throughput, self._say)
+        against = _PeerRatios(self._throughput, self._say)
         figures = Figures()
         if setting.peers in ("all", "static"):
             name = f"static batches of {setting.running}"
-            ratio = beside.ratio(lambda: peers.static_batches(model, self._requests, setting.running), name)
+            ratio = against.ratio(lambda: peers.static_batches(model, self._requests, setting.running), name)
             figures["vs_transformers_static"] = ratio
         if setting.peers in ("all", "continuous"):
-            figures |= self._beside_continuous_batching(model, beside)
+            figures |= self._continuous_batching_ratios(model, against)
         return figures
 
-    def _beside_continuous_batching(self, model: Any, beside: _Beside) -> Figures:
+    def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
         """With the best of its settings; one that fails, as where memory is short for it, is told of and left out."""
         ratios: list[float] = []
         for blocks, tokens in cb_settings(self._setting.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
             run = partial(peers.continuous_batching, model, self._requests, blocks, tokens)
             try:
-                ratios.append(beside.ratio(run, name))
+                ratios.append(against.ratio(run, name))
             except RuntimeError as error:
                 self._say(f"transformers, {name}: failed: {error}")
         if not ratios:
@@ -216,7 +216,7 @@ class _Measured:
         return throughput(self._model, self._requests, self._setting.running)
 
 
-class _Beside:
+class _PeerRatios:
     """Their seconds over ours, which are taken before and after each of them: the machine may change meanwhile."""
 
     def __init__(self, ours: Callable[[], float], say: Say) -> None:
@@ -248,7 +248,7 @@ GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "pocket-drafts": _Measured.pocket_drafts,
     "oracle": _Measured.oracle_drafts,
     "gaps": _Measured.gaps,
-    "peers": _Measured.beside_peers,
+    "peers": _Measured.peer_ratios,
 }
 #: What a device does not have: batch-invariant mode and the pocket pair's drafts are measured on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}

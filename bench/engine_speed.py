@@ -85,12 +85,12 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     started = time.perf_counter()
     while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
         base = len(ratios) * 1000
-        asked = [
+        requests = [
             WorkloadRequest([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4)
             for number in range(4)
         ]
         order = (False, True) if len(ratios) % 2 else (True, False)
-        took = {caching: _with_prefix_cache(model, caching, asked) for caching in order}
+        took = {caching: _with_prefix_cache(model, caching, requests) for caching in order}
         ratios.append(took[True] / took[False])
     return {
         "prefix_tokens": length,
@@ -112,9 +112,9 @@ def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
     return seconds
 
 
-def _with_prefix_cache(model: Decoder, caching: bool, asked: Sequence[WorkloadRequest]) -> float:
+def _with_prefix_cache(model: Decoder, caching: bool, requests: Sequence[WorkloadRequest]) -> float:
     config = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=caching)
-    return serve(make_engine(model, config), asked)
+    return serve(make_engine(model, config), requests)
 
 
 def _warm_over_cold(model: Decoder, length: int) -> float:

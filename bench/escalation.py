@@ -40,14 +40,14 @@ class DraftedQuestion:
 class EscalationFigures:
     """One escalated question, asked in every arm once a round."""
 
-    asked: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
+    questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
     def seconds(self, arm: str) -> float:
-        return statistics.median(one.seconds for one in self.asked[arm])
+        return statistics.median(one.seconds for one in self.questions[arm])
 
     @property
     def agree(self) -> bool:
-        return len({one.text for arm in self.asked.values() for one in arm}) == 1
+        return len({one.text for arm in self.questions.values() for one in arm}) == 1
 
 
 class Comparing:
@@ -79,7 +79,7 @@ class Comparing:
                 answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
-                escalation.asked[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
+                escalation.questions[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
         self.escalations.append(escalation)
         return answer
 
@@ -132,7 +132,7 @@ def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")
     median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}
-    usages = [asked.usage for one in escalations for asked in one.asked["draft"]]
+    usages = [question.usage for one in escalations for question in one.questions["draft"]]
     accepted, rejected = sum(usage.accepted for usage in usages), sum(usage.rejected for usage in usages)
     return {
         "escalations": len(escalations),

@@ -37,8 +37,8 @@ def measure(tasks: int, draws: int, say: Callable[[str], None]) -> dict[str, Any
     found: list[GradedRow] = []
     for seed in range(draws):
         say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
-        asked = make_tasks("test", tasks, seed=seed)
-        found += collect(asked, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
+        questions = make_tasks("test", tasks, seed=seed)
+        found += collect(questions, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
     return {
         **_judged(policy, found),
         "unchanged": _unchanged(policy, [outcome.prompt for outcome in found[:_NOISY]]),

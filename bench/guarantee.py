@@ -81,7 +81,7 @@ def populations(seed: int = 0) -> list[SimulatedPopulation]:
     rng = np.random.default_rng(seed)
     kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)
     hard = kinds < _KINDS // 4
-    laws = {
+    scenarios = {
         "separable": _sigmoid(np.where(hard, 1.2, -5.0) + 1.5 * signal),
         "noisy": _sigmoid(np.where(hard, -0.5, -2.0) + 0.5 * signal),
         "confidently wrong": np.where(
@@ -89,7 +89,7 @@ def populations(seed: int = 0) -> list[SimulatedPopulation]:
         ),
     }
     features = _features(rng, kinds, signal)
-    return [SimulatedPopulation(name, features, rates) for name, rates in laws.items()]
+    return [SimulatedPopulation(name, features, rates) for name, rates in scenarios.items()]
 
 
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
@@ -105,14 +105,14 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
     plain, dim = (rng.normal(size=(n, _SIGNALS)) for _ in range(2))
     plain[:, :3] = signal[:, None] + 0.3 * plain[:, :3]
     dim[:, :3] = signal[:, None] + 1.5 * dim[:, :3]
-    told: dict[Mode, dict[BlockName, NDArray[Any]]] = {
+    blocks_of_mode: dict[Mode, dict[BlockName, NDArray[Any]]] = {
         "prompt": {"wording": wording},
         "opening": {"wording": wording, "opening": dim},
         "cascade": {"wording": wording, "signals": plain},
     }
     return {
         mode: FeatureRows(counts, {name: block.astype(np.float32) for name, block in blocks.items()})
-        for mode, blocks in told.items()
+        for mode, blocks in blocks_of_mode.items()
     }
 
 

@@ -32,8 +32,8 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Work
         for _ in range(_ROUNDS)
     ]
     together_invariant, together = (answers for _, answers in pairs[-1])
-    alone = [_served(plain, [asked], invariant=False)[1][0] for asked in requests]
-    alone_invariant = [_served(invariant, [asked], invariant=True)[1][0] for asked in requests]
+    alone = [_served(plain, [request], invariant=False)[1][0] for request in requests]
+    alone_invariant = [_served(invariant, [request], invariant=True)[1][0] for request in requests]
     return {
         "batch_invariant_cost": statistics.median(mode_s / plain_s for (mode_s, _), (plain_s, _) in pairs) - 1,
         "divergence_rate": _differing(alone, together),
@@ -48,9 +48,9 @@ def _served(
     config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)
     answers: list[list[int]] = [[] for _ in requests]
-    for number, asked in enumerate(requests):
-        params = SamplingParams(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), asked.prompt, params))
+    for number, request in enumerate(requests):
+        params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, params))
     started = time.perf_counter()
     while engine.has_work:
         for output in engine.step():

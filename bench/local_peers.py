@@ -138,8 +138,8 @@ class Server:
         self.client = client
 
     def answer(self, prompt: str, max_tokens: int, logprobs: int | None = None) -> int:
-        asked = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": logprobs}
-        reply = self.client.post("/v1/completions", json={k: v for k, v in asked.items() if v is not None})
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": logprobs}
+        reply = self.client.post("/v1/completions", json={k: v for k, v in body.items() if v is not None})
         return reply.raise_for_status().json()["usage"]["completion_tokens"]
 
 

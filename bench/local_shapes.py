@@ -114,8 +114,8 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 def _byte_letters() -> list[str]:
     """How byte-level BPE spells the bytes (Radford et al. 2019): themselves if they can be seen, else from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return [*map(chr, seen), *(chr(256 + number) for number in range(256 - len(seen)))]
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return [*map(chr, printable), *(chr(256 + number) for number in range(256 - len(printable)))]
 
 
 def _words() -> Iterator[tuple[str, str]]:

@@ -31,10 +31,10 @@ def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: 
     started = time.perf_counter()
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
-        width = max(len(asked.prompt) for asked in batch)
-        ids = torch.tensor([[0] * (width - len(asked.prompt)) + asked.prompt for asked in batch]).to(model.device)
-        mask = torch.tensor([[0] * (width - len(asked.prompt)) + [1] * len(asked.prompt) for asked in batch])
-        longest = max(asked.output for asked in batch)
+        width = max(len(request.prompt) for request in batch)
+        ids = torch.tensor([[0] * (width - len(request.prompt)) + request.prompt for request in batch]).to(model.device)
+        mask = torch.tensor([[0] * (width - len(request.prompt)) + [1] * len(request.prompt) for request in batch])
+        longest = max(request.output for request in batch)
         config = transformers.GenerationConfig(
             max_new_tokens=longest, min_new_tokens=longest, do_sample=False, pad_token_id=0
         )
@@ -62,8 +62,8 @@ def continuous_batching(
 
 
 def _run(manager: Any, requests: Sequence[WorkloadRequest]) -> None:
-    for asked in requests:
-        manager.add_request(asked.prompt, max_new_tokens=asked.output, eos_token_id=-1)
+    for request in requests:
+        manager.add_request(request.prompt, max_new_tokens=request.output, eos_token_id=-1)
     finished = 0
     while finished < len(requests):
         result = manager.get_result(timeout=60)

@@ -111,8 +111,8 @@ def _rows(setting: Setting) -> tuple[list[GradedRow], list[GradedRow], int]:
     """Training rows, test rows, and how many training rows were left out because the test asks the same."""
     train = read_graded(setting.data, setting.columns)
     test = read_graded(setting.test, setting.columns) if setting.test else []
-    asked = {row.prompt for row in test}
-    kept = [row for row in train if row.prompt not in asked]
+    test_prompts = {row.prompt for row in test}
+    kept = [row for row in train if row.prompt not in test_prompts]
     if not kept:
         raise InvalidRequestError(
             f"Every prompt of {setting.data} is in {setting.test} too: nothing is left to train on."

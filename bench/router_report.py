@@ -19,7 +19,7 @@ def terminal_plot(curve: CostQualityCurve, oracle: CostQualityCurve) -> str:
         for column, accuracy in enumerate(np.interp(np.linspace(0, 1, _WIDTH + 1), points.share, points.accuracy)):
             canvas[_HEIGHT - round(_HEIGHT * (accuracy - low) / (high - low))][column] = mark
     lines = [f"{high:7.1%} |", *(" " * 8 + "|" for _ in range(_HEIGHT - 1)), f"{low:7.1%} |"]
-    drawn = [label + "".join(row).rstrip() for label, row in zip(lines, canvas, strict=True)]
+    plot = [label + "".join(row).rstrip() for label, row in zip(lines, canvas, strict=True)]
     axis = " " * 8 + "+" + "-" * (_WIDTH + 1)
     legend = " " * 9 + "0 %  strong calls  100 %     * router   o oracle   . random"
-    return "\n".join((*drawn, axis, legend))
+    return "\n".join((*plot, axis, legend))

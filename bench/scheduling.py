@@ -98,19 +98,19 @@ def _play(
 ) -> None:
     """Schedule the requests to their end; `note(scheduler, cache, rows)` sees every step when it is done: how many
     tokens it computed, and how many it sampled."""
-    blocks = config.num_blocks or sum((len(asked.prompt) + asked.output) // config.block_size + 1 for asked in requests)
+    blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))
-    for number, asked in enumerate(requests):
-        request = GenerationRequest(str(number), asked.prompt, SamplingParams(max_tokens=asked.output))
+    for number, work in enumerate(requests):
+        request = GenerationRequest(str(number), work.prompt, SamplingParams(max_tokens=work.output))
         scheduler.add(
             RequestState(
                 request,
-                asked.output,
+                work.output,
                 ResolvedParams(temperature=0.0),
                 0,
                 frozenset(),
-                list(asked.prompt),
+                list(work.prompt),
                 PredictionCursor([]),
             )
         )

@@ -102,8 +102,8 @@ class _Demo:
         from .shared.measuring import run_legs
         from .shared.stack import pocket_cloud
 
-        drawn = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
-        questions, sample = drawn[: self.tasks], drawn[self.tasks :]
+        chosen = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
+        questions, sample = chosen[: self.tasks], chosen[self.tasks :]
         with pocket_cloud(nodes=2, say=self.watch.say) as cloud:
             self.watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
             config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)

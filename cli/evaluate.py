@@ -121,8 +121,8 @@ def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | N
     from ..bench.cascade import Leg
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
-    if asked := [tier for tier in tiers or [] if missing[tier]]:
-        raise ConfigurationError(f"There is no {asked[0]} tier to measure: name one with --{asked[0]}.")
+    if absent := [tier for tier in tiers or [] if missing[tier]]:
+        raise ConfigurationError(f"There is no {absent[0]} tier to measure: name one with --{absent[0]}.")
     chosen = tiers or [tier for tier in NAMES if not missing[tier]]
     return [
         Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)

@@ -58,8 +58,8 @@ def learn(
     finally:
         experience.close()
     if not rows:
-        seen = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
-        raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {seen}.")
+        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {known_pairs}.")
     sound = readable(rows)
     if len(sound) < len(rows):
         output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)

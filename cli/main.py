@@ -45,8 +45,8 @@ app = CommandLine(
 )
 
 
-def _version_asked(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         output.echo(__version__)
         raise typer.Exit
 
@@ -54,7 +54,7 @@ def _version_asked(asked: bool) -> None:
 @app.callback()
 def _options(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None: ...
 

@@ -77,7 +77,7 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
     found = {folder: _Policy(folder, config).checks(whole=True) for folder in _chosen(names)}
     if as_json:
         json_output.show(
-            [{"name": folder.name, "checks": list(map(_told, checks))} for folder, checks in found.items()]
+            [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in found.items()]
         )
     elif not found:
         output.echo("There is no policy to verify: updraft calibrate makes one.", err=True)
@@ -153,7 +153,7 @@ def _unknown(name: str) -> NotFoundError:
     return NotFoundError(f"There is no policy {name!r}. Known: {known}.")
 
 
-def _told(check: Check) -> dict[str, str]:
+def _as_json(check: Check) -> dict[str, str]:
     return {"check": check.name, "status": check.status, "found": check.found, "fix": check.fix}
 
 
@@ -185,7 +185,7 @@ class _Policy:
         import msgspec
 
         facts: dict[str, Any] = {"name": self.folder.name, "folder": str(self.folder)}
-        checks = {"checks": list(map(_told, self.checks()))}
+        checks = {"checks": list(map(_as_json, self.checks()))}
         if isinstance(self.loaded, UpdraftError):
             return facts | checks
         card = self.loaded.card
@@ -251,8 +251,8 @@ class _Policy:
         found = Check("model", "ok", f"{file.name} is the model of the calibration, as {here.quantization}")
         if made.engine in ("", engine_version()):
             return [found]
-        told = f"it was calibrated with {made.engine}, and {engine_version() or 'no engine'} is installed"
-        return [found, Check("engine", "warn", told, "answers may differ a little: updraft calibrate makes sure")]
+        text = f"it was calibrated with {made.engine}, and {engine_version() or 'no engine'} is installed"
+        return [found, Check("engine", "warn", text, "answers may differ a little: updraft calibrate makes sure")]
 
     def config_of(self, file: Path) -> RouterConfig:
         from dataclasses import replace

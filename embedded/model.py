@@ -43,7 +43,7 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q = _rotate(self.q_proj(x).view(batch, length, self.heads, self.size).transpose(1, 2), rotation)
         k = _rotate(self.k_proj(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2), rotation)
@@ -52,7 +52,7 @@ class _Attention(nn.Module):
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         # Written out: compiled for a CPU, short rows run two to three times faster than through the fused kernel.
         scores = (q @ k.transpose(-1, -2)).float() * self.size**-0.5
-        mixed = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype) @ v
+        mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -75,8 +75,8 @@ class _Block(nn.Module):
         self.post_attention_layernorm = _Norm(shape.hidden)
         self.mlp = _FeedForward(shape)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, seen)
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -108,11 +108,11 @@ class PocketLlama(nn.Module):
         x = self.model.embed_tokens(tokens)
         length = tokens.shape[1]
         rotation = _rotation(length, self._head_size, tokens.device)
-        seen = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None, None]
+        mask = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()[None, None]
         if segments is not None:
-            seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
+            mask = mask & (segments[:, None, :, None] == segments[:, None, None, :])
         for layer in self.model.layers:
-            x = layer(x, rotation, seen)
+            x = layer(x, rotation, mask)
         return functional.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
 

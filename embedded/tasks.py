@@ -103,11 +103,11 @@ def _draw(kind: Kind, split: Split, rng: random.Random) -> Task:
             )
 
 
-def _draw_new(kind: Kind, split: Split, rng: random.Random, seen: dict[str, Task]) -> Task | None:
-    """A task of `kind` whose prompt is not in `seen`; None when the kind seems exhausted."""
+def _draw_new(kind: Kind, split: Split, rng: random.Random, tasks_by_prompt: dict[str, Task]) -> Task | None:
+    """A task of `kind` whose prompt is not in `tasks_by_prompt`; None when the kind seems exhausted."""
     for _ in range(200):
         task = _draw(kind, split, rng)
-        if task.prompt not in seen:
+        if task.prompt not in tasks_by_prompt:
             return task
     return None
 

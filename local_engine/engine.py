@@ -28,7 +28,7 @@ from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
-from .llama.plain_text import PlainText, doubts
+from .llama.plain_text import PlainText, suspicious_settings
 from .machine.machine import default_threads
 from .model_identity import template_sources
 from .options import LocalOptions
@@ -92,7 +92,7 @@ class LocalEngine:
         path, options = Path(path), options or LocalOptions()
         options.check()
         header = read_model_header(path)
-        for doubt in doubts(header):
+        for doubt in suspicious_settings(header):
             log.warning("%s: %s", path.name, doubt)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)

@@ -200,8 +200,8 @@ class ModelPool(Generic[M]):
         except BaseException as error:
             with self._changed:
                 del self._entries[name]
-            told = error if isinstance(error, Exception) else EngineError(f"Loading {name} was interrupted.")
-            entry.loaded.set_exception(told)
+            failure = error if isinstance(error, Exception) else EngineError(f"Loading {name} was interrupted.")
+            entry.loaded.set_exception(failure)
             raise
         with self._changed:
             entry.allocated = min(max(0, allocated), entry.need)

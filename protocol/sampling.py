@@ -84,8 +84,8 @@ class SamplingParams:
             "at most max_tokens",
             self.min_tokens,
         )
-        for name, asked in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check(asked is None or 0 <= asked <= MOST_LOGPROBS, name, f"between 0 and {MOST_LOGPROBS}", asked)
+        for name, count in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check(count is None or 0 <= count <= MOST_LOGPROBS, name, f"between 0 and {MOST_LOGPROBS}", count)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
     @property

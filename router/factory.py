@@ -79,7 +79,7 @@ async def load_tiers(config: RouterConfig) -> Tiers:
         if cloud is not None:
             await cloud.aclose()
         raise
-    return Tiers(local, cloud, gates, missing, () if cloud is None else middle_rungs(config))
+    return Tiers(local, cloud, gates, missing, () if cloud is None else middle_tiers(config))
 
 
 def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
@@ -89,7 +89,7 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
     return HttpCloudTier(_endpoint(config, config.cloud_url))
 
 
-def middle_rungs(config: RouterConfig) -> tuple[CloudCandidate, ...]:
+def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     """The clouds between the device and the best one, with the timeouts of that one."""
     return tuple(
         CloudCandidate(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above)

@@ -26,7 +26,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
-from ..protocol.http.wire import WireRequest, WireResponse, beside_the_loop
+from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard, ModelList
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
@@ -133,7 +133,7 @@ class Router:
             return answer.failure(error)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(_bug())
+            return answer.failure(_internal_error())
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/")
@@ -171,11 +171,11 @@ class Router:
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
-            body, record.model = await beside_the_loop(request.body, lambda: read_model(request.body))
+            body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
             record.caller = caller_of(request.headers, body)
             slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
             requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
-            job = await beside_the_loop(
+            job = await off_event_loop(
                 request.body,
                 lambda: read_routing_request(
                     request, body, requested_tier, hold_tokens=hold_tokens, started=record.started
@@ -183,8 +183,8 @@ class Router:
             )
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
-            said = {**body, "?": job.forwarded.texts}
-            job = replace(job, privacy_rule=await self._privacy.match(said))
+            visible = {**body, "?": job.forwarded.texts}
+            job = replace(job, privacy_rule=await self._privacy.match(visible))
             cascade = Cascade(job, self._state(), record)
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
@@ -198,7 +198,7 @@ class Router:
             failure = error
         except Exception:
             log.exception("request %s failed", record.request_id)
-            failure = _bug()
+            failure = _internal_error()
         record.route = None
         try:
             if cascade is not None:
@@ -212,7 +212,7 @@ class Router:
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
-                body, record.model = await beside_the_loop(request.body, lambda: read_model(request.body))
+                body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
                 record.caller = caller_of(request.headers, body)
                 along = forwarded(request.headers, request.query)
                 if (privacy_rule := await self._privacy.match({**body, "?": along.texts})) is not None:
@@ -227,7 +227,7 @@ class Router:
             return self._refuse(record, error)
         except Exception:
             log.exception("request %s failed", record.request_id)
-            return self._refuse(record, _bug())
+            return self._refuse(record, _internal_error())
         self._write(record, 200)
         return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
@@ -290,12 +290,12 @@ class Router:
         if self._learner is None or answer is None or not cascade.ruling.open:
             return
         try:
-            from .feedback.comparable_answer import cloud_said
+            from .feedback.comparable_answer import cloud_comparable_answer
 
-            said = None if completion is None else cloud_said(completion["choices"][0])
+            comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
             streamed = completion is None
             self._learner.observe(
-                JudgedRequest(cascade.record, cascade.chat.messages, answer, said, cascade.tools, streamed)
+                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.tools, streamed)
             )
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
@@ -396,7 +396,7 @@ class StreamBody:
             if not isinstance(error, Exception):
                 raise
             log.exception("a stream failed")
-            return sse.event(_bug().to_body())
+            return sse.event(_internal_error().to_body())
         self._delivered = event.endswith(sse.DONE)
         return event
 
@@ -435,5 +435,5 @@ def _only(request: WireRequest, method: str) -> None:
         raise MethodNotAllowedError(f"{request.path} takes {method}, not {request.method}.")
 
 
-def _bug() -> UpdraftError:
+def _internal_error() -> UpdraftError:
     return UpdraftError("The router failed on this request; its log says why.", code="internal_error")

@@ -117,15 +117,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
-        asked = _conversation(messages, tools, add_generation_prompt, continue_final_message)
-        fit = self._fit(asked)
-        conversation = asked.put(fit, self._tool_style)
+        requested = _conversation(messages, tools, add_generation_prompt, continue_final_message)
+        fit = self._fit(requested)
+        conversation = requested.put(fit, self._tool_style)
         stand_in = _StandIn(conversation)
         truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
         segments = self._origins(conversation, fit, stand_in, truth, opaque)
-        if first_missing(asked.messages, _text(segments)) is not None:
+        if first_missing(requested.messages, _text(segments)) is not None:
             segments = _cut(opaque, stand_in)  # the template looked into a text to drop it
-        if place := first_missing(asked.messages, _text(segments)):
+        if place := first_missing(requested.messages, _text(segments)):
             raise _left_out(place)
         return segments
 
@@ -145,9 +145,9 @@ class ChatTemplate:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _fit(self, asked: Conversation) -> Fit:
+    def _fit(self, requested: Conversation) -> Fit:
         """The first way in which the template keeps every text of a conversation of this shape."""
-        probe = Probe.of(asked)
+        probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         with self._lock:
             if shape in self._fits:

@@ -178,9 +178,9 @@ class BothTiers:
         if self._budget:
             raise BudgetExceededError(self._budget)
         spending = self._cloud.spending
-        asked = spending.likely(self._cloud.name, _body(prompt.body))
-        for_judge = spending.hold(asked + self._judge_costs(prompt)) - asked
-        spending.settle(asked, 0.0)  # there is room: the request sets it aside itself
+        reserved = spending.likely(self._cloud.name, _body(prompt.body))
+        for_judge = spending.hold(reserved + self._judge_costs(prompt)) - reserved
+        spending.settle(reserved, 0.0)  # there is room: the request sets it aside itself
         try:
             local, completion = await asyncio.gather(
                 asyncio.to_thread(_run, self._engine, prompt), self._cloud.complete(prompt.body)

@@ -102,8 +102,8 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         kept = experience.rows(pair_name(models))
         known = experience.pairs()
     if not kept:
-        seen = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
-        raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {seen}.")
+        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {known_pairs}.")
     even = [row for row, usable in zip(kept, even_draw(kept), strict=True) if usable]
     rows = [row for row in even if row.prompt is not None and row.answer is not None]
     _check_enough(
@@ -166,12 +166,12 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         raise InvalidRequestError(f"{live.prompts} holds {len(found)} prompts, --live asks for {live.n}.", param="live")
     _check_allowed(config)
     watch = Watch(Console(stderr=True))
-    asked = _allowed(config, found[: live.n])
-    if len(asked) < live.n:
+    prompts = _allowed(config, found[: live.n])
+    if len(prompts) < live.n:
         watch.say(
-            f"{live.n - len(asked)} of {live.n} prompts are kept on this device by a privacy rule, and not asked."
+            f"{live.n - len(prompts)} of {live.n} prompts are kept on this device by a privacy rule, and not asked."
         )
-    _check_enough(len(asked))  # what can be known to fail must not be paid for first
+    _check_enough(len(prompts))  # what can be known to fail must not be paid for first
     check_installed()
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
@@ -182,18 +182,18 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         try:
             names = [running.cloud_model, *([live.judging.model] if live.judging.model else [])]
             spending = Spending(running.prices, live.judging.budget, names, spent=kept.spent, on_spent=kept.spend)
-            before = sum(prompt_key(prompt.body) in kept.pairs for prompt in asked)
+            before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
-                watch.say(f"{before} of {len(asked)} prompts were answered before, and are not asked again.")
+                watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
             grader = PairGrader()
-            with open_local(running) as engine, watch.stage("both tiers", len(asked)) as advance:
+            with open_local(running) as engine, watch.stage("both tiers", len(prompts)) as advance:
                 asking = _Asking(running, live.judging, grader, spending, kept)
-                rows = asyncio.run(_ask(asking, engine, asked, lambda: advance("")))
-            _check_rows(rows, len(asked))
+                rows = asyncio.run(_ask(asking, engine, prompts, lambda: advance("")))
+            _check_rows(rows, len(prompts))
         except BaseException:
             stopped()
             raise
-    for line in _lost(rows, len(asked)):
+    for line in _lost(rows, len(prompts)):
         watch.say(line)
     return CalibrationRun(
         rows.rows,
@@ -201,7 +201,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         _source(live.prompts, len(rows.rows)),
         grader.description(),
         _metrics(grader, spending),
-        _notes(grader, spending, live.judging, asked=True),
+        _notes(grader, spending, live.judging, asked_cloud=True),
         done=kept.remove,
         stopped=stopped,
     )
@@ -241,8 +241,8 @@ async def _with_judge(
     judge = judging.config(config)
     if judge.cloud_url is None:
         raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
-    asked = await stack.enter_async_context(cloud_model(judge, spending))
-    grader.judge = PairwiseJudge(judging.model, asked.verdict, cache)
+    prompts = await stack.enter_async_context(cloud_model(judge, spending))
+    grader.judge = PairwiseJudge(judging.model, prompts.verdict, cache)
 
 
 def _keeper(kept: KeptAnswers) -> Callable[[], None]:
@@ -277,12 +277,12 @@ def _check_allowed(config: RouterConfig) -> None:
         )
 
 
-def _check_rows(found: LiveRows, asked: int) -> None:
+def _check_rows(found: LiveRows, count: int) -> None:
     """Raises UpstreamError for no row at all, InvalidRequestError for too few."""
     shown = "; ".join(found.failures[:3])
     if not found.rows and not found.unasked:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
-    why = f"{len(found.rows)} of {asked} prompts are answered and graded"
+    why = f"{len(found.rows)} of {count} prompts are answered and graded"
     if found.unasked:
         why += f", and {found.unasked} are not: {found.budget}. Raise --budget, and the same command goes on"
     _check_enough(len(found.rows), f"{why}. {shown}".strip())
@@ -296,19 +296,19 @@ def _check_enough(rows: int, why: str = "") -> None:
         raise InvalidRequestError(f"{message} {why}".strip(), param="live")
 
 
-def _lost(live: LiveRows, asked: int) -> list[str]:
+def _lost(live: LiveRows, count: int) -> list[str]:
     """Prompts without a row."""
     lines: list[str] = []
     if live.failures:
         shown = "; ".join(live.failures[:3])
-        lines.append(f"{len(live.failures)} of {asked} prompts got no row, the policy is from the others: {shown}")
+        lines.append(f"{len(live.failures)} of {count} prompts got no row, the policy is from the others: {shown}")
     if live.unasked:
-        lines.append(f"{live.unasked} of {asked} prompts were not asked: {live.budget}.")
+        lines.append(f"{live.unasked} of {count} prompts were not asked: {live.budget}.")
     return lines
 
 
-def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked: bool = False) -> tuple[str, ...]:
-    """What the judge did, and what asking cost. `asked`: the cloud, too."""
+def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked_cloud: bool = False) -> tuple[str, ...]:
+    """What the judge did, and what asking cost. `asked_cloud`: the cloud was asked, too."""
     lines: list[str] = []
     if grader.judge is not None:
         counts = grader.judge.counts
@@ -318,7 +318,7 @@ def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked: b
             f"disagreed, which is a tie. {lost} got no verdict: {counts.unreadable} replies without one, "
             f"{counts.unreachable} failures of the judge, {counts.hostile} answers that speak to the judge."
         )
-    if asked or judging.model is not None:
+    if asked_cloud or judging.model is not None:
         read, written = spending.tokens
         dollars = f"${spending.spent:.4f}" if spending.known else "an unknown sum (no prices)"
         lines.append(f"Asking took {read} tokens read and {written} written, and cost {dollars}.")

@@ -132,8 +132,8 @@ def check_torch() -> Check:
     )
     if done.returncode == 0:
         return Check("torch", "ok", done.stdout.strip())
-    said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
-    return Check("torch", "fail", said[-1], "pip install --force-reinstall torch")
+    lines = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
+    return Check("torch", "fail", lines[-1], "pip install --force-reinstall torch")
 
 
 def check_models() -> Check:

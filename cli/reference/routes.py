@@ -128,8 +128,8 @@ def _gateway_app() -> FastAPI:
 def _described(app: FastAPI, texts: Mapping[str, str]) -> str:
     """The routes of `app`. Raises ValueError for one without a text, or a text without one."""
     found = [(route.path.replace(":path", ""), route) for route in app.routes if isinstance(route, Route)]
-    if odd := {path for path, _ in found} ^ set(texts):
-        raise ValueError(f"Routes and their descriptions differ: {', '.join(sorted(odd))}.")
+    if mismatched := {path for path, _ in found} ^ set(texts):
+        raise ValueError(f"Routes and their descriptions differ: {', '.join(sorted(mismatched))}.")
     rows = [
         (code(path), method, texts[path])
         for path, route in found

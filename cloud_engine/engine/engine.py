@@ -207,7 +207,7 @@ class Engine:
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
         """The step behind one that has not been read yet, where it is sure and the device can have it already."""
-        if not self._runner.runs_ahead or not launched.is_sure:
+        if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
         if not batch:

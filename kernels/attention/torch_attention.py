@@ -81,7 +81,7 @@ class TorchAttention:
             rows=group.rows.to(device),
             pages=group.pages.to(device),
             mask=mask.to(device),
-            unseen=group.unseen.to(device),
+            padding=group.padding.to(device),
             kept=None if group.kept is None else group.kept.to(device),
         )
 
@@ -93,9 +93,9 @@ class TorchAttention:
         heads, head_dim = query.shape[1:]
         split = (group.sequences, group.queries, heads // self._group_size, self._group_size, head_dim)
         folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
-        seen = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
-        seen = seen.view(2, group.sequences, split[2], -1, head_dim)
-        keys, values = seen.masked_fill_(group.unseen[:, None, :, None], 0)  # 0 * NaN would be NaN
+        pages = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
+        pages = pages.view(2, group.sequences, split[2], -1, head_dim)
+        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # 0 * NaN would be NaN
         if self._is_fused(group):
             attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
         else:

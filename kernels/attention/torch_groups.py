@@ -36,7 +36,7 @@ class AttentionGroup:
     # (sequences, 1, queries, keys) float32: 0 where a query may look, -inf elsewhere.
     mask: Tensor
     # (sequences, keys) bool: no query looks there, and there may be NaN.
-    unseen: Tensor
+    padding: Tensor
     # int64: the entries of `rows` that are no padding; None if all are.
     kept: Tensor | None
 
@@ -158,7 +158,7 @@ def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, quer
         rows=_tensor(_column(member.row for member in members) + offsets),
         pages=_tensor(_pages(members, num_blocks, cache.kv_heads)),
         mask=torch.from_numpy(mask),
-        unseen=torch.from_numpy((mask < 0).all(axis=(1, 2))),
+        padding=torch.from_numpy((mask < 0).all(axis=(1, 2))),
         kept=None if real.all() else _tensor(real.ravel().nonzero()[0]),
     )
 

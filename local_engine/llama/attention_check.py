@@ -78,10 +78,10 @@ def _sample() -> AttentionCase:
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
     key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
-    seen = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row one more than the one before
-    seen[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
-    seen[6] = False
-    return AttentionCase(query * 8, key, value, np.where(seen, 0, -np.inf).astype(np.float16)[None])
+    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row one more than the one before
+    visible[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
+    visible[6] = False
+    return AttentionCase(query * 8, key, value, np.where(visible, 0, -np.inf).astype(np.float16)[None])
 
 
 def _tensor(ggml: ctypes.CDLL, context: ctypes.c_void_p, array: Floats | Halves | None) -> ctypes.c_void_p | None:

@@ -42,7 +42,7 @@ class PlainText:
         return len(self._model.tokenize(text, allow_special=False))
 
 
-def doubts(header: GgufHeader) -> Iterator[str]:
+def suspicious_settings(header: GgufHeader) -> Iterator[str]:
     """What a file does not say of its tokenizer, and what follows from that."""
     again = "Answers may be poor: convert the model again, with a current llama.cpp, or download another file."
     if header.metadata.get("tokenizer.ggml.model") == "gpt2":

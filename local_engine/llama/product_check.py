@@ -18,18 +18,22 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """A type of quantised weights as ggml has it. `number`: of `enum ggml_type`. A block has `values` values in
-    `block_bytes` bytes, with numbers of half precision at `halves_at`. Activations beside it are of the type `beside`,
-    with blocks of `beside_bytes`, which `quantizer` makes; `dot` multiplies one row by one."""
+    """A type of quantised weights as ggml has it."""
 
     name: str
+    # Of `enum ggml_type`.
     number: int
+    # In one block.
     values: int
     block_bytes: int
+    # Offsets of numbers of half precision in a block.
     halves_at: tuple[int, ...]
-    beside: int
-    beside_bytes: int
+    # The type that activations are quantised to, and the bytes of its blocks.
+    activation_type: int
+    activation_bytes: int
+    # ggml's function that quantises activations.
     quantizer: str
+    # ggml's function that multiplies one row by one.
     dot: str
 
 
@@ -74,7 +78,7 @@ class Factors:
                 ctypes.c_int64(blocks),
                 ctypes.c_void_p(result.ctypes.data),
                 ctypes.c_int64(rows),
-                *(self.kind.number, self.kind.beside, _F32),
+                *(self.kind.number, self.kind.activation_type, _F32),
             )
             if not computed:
                 return None
@@ -117,7 +121,7 @@ def _activations(ggml: ctypes.CDLL, kind: WeightKind, rows: int, blocks: int) ->
     """Rows as ggml quantises them."""
     count = rows * blocks * kind.values
     values = (scrambled(2 * count)[count:] >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
-    found = np.zeros((rows, blocks, kind.beside_bytes), np.uint8)
+    found = np.zeros((rows, blocks, kind.activation_bytes), np.uint8)
     getattr(ggml, kind.quantizer)(
         ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(found.ctypes.data), ctypes.c_int64(count)
     )

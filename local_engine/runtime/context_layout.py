@@ -63,7 +63,7 @@ class ContextLayout:
         # Where the cells are many enough, each answer has its own: what it says then depends on no other, to the bit.
         separate = exact and scores_prompts and not model.is_recurrent and cells == parallel * context_length
         sharing: Sharing = "nothing" if separate else "whole" if model.is_recurrent else "parts"
-        if sharing == "parts":  # ids and cells for glimpses at hidden states
+        if sharing == "parts":  # ids and cells for probes at hidden states
             sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
         else:
             sequences = parallel + (4 if model.is_recurrent else 0)  # with a state or a stream for each

@@ -69,8 +69,8 @@ class EngineJob(Protocol):
         """The logits after all known tokens, and the hidden state (hidden,) behind them, where there is one."""
         ...
 
-    def seen(self, hidden: Floats, /) -> None:
-        """The hidden state at the first of `sequence.unseen`."""
+    def take_hidden_state(self, hidden: Floats, /) -> None:
+        """Take the hidden state at the first of `sequence.pending_hidden`."""
         ...
 
     def fail(self, error: UpdraftError) -> None: ...
@@ -135,12 +135,12 @@ class Generation:
         if event.is_first or event.finish_reason:
             event.hidden = hidden
             if hidden is None:
-                self.sequence.unseen.append(self.sequence.computed - 1)
+                self.sequence.pending_hidden.append(self.sequence.computed - 1)
         self._held.append(event)
         self._send()
 
-    def seen(self, hidden: Floats) -> None:
-        self.sequence.unseen.pop(0)
+    def take_hidden_state(self, hidden: Floats) -> None:
+        self.sequence.pending_hidden.pop(0)
         next(event for event in self._held if not event.is_complete).hidden = hidden
         self._send()
 
@@ -207,7 +207,7 @@ class Scoring:
         self.sequence.finished = True
         self.result.set_result(self.rows)
 
-    def seen(self, _hidden: Floats) -> None:
+    def take_hidden_state(self, _hidden: Floats) -> None:
         raise EngineError("Nobody asked for a hidden state.")
 
     def fail(self, error: UpdraftError) -> None:

@@ -139,11 +139,11 @@ class LocalEngineLoop:
         with ExitStack() as last:
             last.callback(self._model.close)
             last.callback(self._context.close)
-            last.callback(self._tell_all)
+            last.callback(self._report_all)
             while not self._inbox.empty():
                 last.callback(self._inbox.get())
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         """Without a look at the scheduler, which may be what has failed."""
         with ExitStack() as each:
             for job in self._jobs.values():
@@ -199,15 +199,15 @@ class LocalEngineLoop:
             return
         self._scheduler.complete(step)
         self._deliver(step, logits, hidden)
-        if not step.glimpses:
+        if not step.probes:
             seconds = time.perf_counter() - began
             self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
     def _deliver(self, step: ScheduledStep, logits: Floats, hidden: Floats | None) -> None:
         """Give every job its rows: first what was looked at again, then what new tokens are chosen from."""
-        for place, glimpse in enumerate(step.glimpses, len(step.decodes)):
-            assert hidden is not None  # as in all steps with glimpses
-            self._jobs[glimpse.sequence].seen(hidden[place].copy())
+        for place, probe in enumerate(step.probes, len(step.decodes)):
+            assert hidden is not None  # as in all steps with probes
+            self._jobs[probe.sequence].take_hidden_state(hidden[place].copy())
         chosen: list[tuple[EngineJob, int]] = []
         for share, first, last in _places(step):
             job = self._jobs[share.sequence]
@@ -217,9 +217,9 @@ class LocalEngineLoop:
                 chosen.append((job, last - 1))
         if chosen:
             self._choose(chosen, logits, hidden)
-        for glimpse in step.glimpses:  # by now, as one that is done may have decoded, too
-            if glimpse.sequence in self._jobs:
-                self._end_if_done(self._jobs[glimpse.sequence])
+        for probe in step.probes:  # by now, as one that is done may have decoded, too
+            if probe.sequence in self._jobs:
+                self._end_if_done(self._jobs[probe.sequence])
 
     def _choose(self, chosen: list[tuple[EngineJob, int]], logits: Floats, hidden: Floats | None) -> None:
         """A new token for each of these jobs, from these rows; what fails ends one job only."""
@@ -237,17 +237,16 @@ class LocalEngineLoop:
                 self._end_if_done(job)
 
     def _end_if_done(self, job: EngineJob) -> None:
-        if job.sequence.finished and not job.sequence.unseen:
+        if job.sequence.finished and not job.sequence.pending_hidden:
             self._end(job)
 
 
 def _rows(step: ScheduledStep) -> list[Rows]:
     """What the context is to compute, in the order of the step."""
-    glimpses = [
-        Rows(glimpse.scratch.id, glimpse.position, [glimpse.sequence.tokens[glimpse.position]], 1)
-        for glimpse in step.glimpses
+    probes = [
+        Rows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
     ]
-    return [*map(_share_rows, step.decodes), *glimpses, *map(_share_rows, step.chunks)]
+    return [*map(_share_rows, step.decodes), *probes, *map(_share_rows, step.chunks)]
 
 
 def _share_rows(share: SequenceShare) -> Rows:
@@ -263,7 +262,7 @@ def _places(step: ScheduledStep) -> Iterator[tuple[SequenceShare, int, int]]:
     for share in step.decodes:
         yield share, at, at + 1
         at += 1
-    at += len(step.glimpses)
+    at += len(step.probes)
     for share in step.chunks:
         yield share, at, at + share.outputs
         at += share.outputs

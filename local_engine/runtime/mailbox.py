@@ -27,7 +27,7 @@ class Mailbox(Generic[T]):
         self._items.put(item)
         waiter = self._waiter
         if waiter is not None:
-            _tell(waiter)
+            _wake_waiter(waiter)
 
     def get(self) -> T:
         return self._items.get()
@@ -51,12 +51,12 @@ async def arrived(result: Future[T]) -> T:
     import asyncio
 
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    result.add_done_callback(lambda _: _tell(waiter))
+    result.add_done_callback(lambda _: _wake_waiter(waiter))
     await waiter
     return result.result()
 
 
-def _tell(waiter: asyncio.Future[None]) -> None:
+def _wake_waiter(waiter: asyncio.Future[None]) -> None:
     with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
         waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 

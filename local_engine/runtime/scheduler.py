@@ -26,8 +26,8 @@ class Sequence:
     # How many tokens at the front still need an output each; the prefix cache is of no use to them.
     scored: int = 0
     # Positions whose hidden state is to be looked at once more.
-    unseen: list[int] = field(default_factory=list[int])
-    # No more tokens will come, only what is unseen keeps the sequence.
+    pending_hidden: list[int] = field(default_factory=list[int])
+    # No more tokens will come; only pending hidden states keep the sequence.
     finished: bool = False
     computed: int = 0
     branch: Branch | None = None
@@ -57,7 +57,7 @@ class SequenceShare:
 
 
 @dataclass(slots=True)
-class Glimpse:
+class HiddenStateProbe:
     """A token that is computed once more in `scratch`, a copy of what comes before it, for its hidden state."""
 
     sequence: Sequence
@@ -67,11 +67,11 @@ class Glimpse:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Decoding sequences first, then glimpses, then chunks of prompts. `decoding`: how many decode, or wait to."""
+    """Decoding sequences first, then probes, then chunks of prompts. `decoding`: how many decode, or wait to."""
 
     decoding: int
     decodes: list[SequenceShare]
-    glimpses: list[Glimpse] = field(default_factory=list[Glimpse])
+    probes: list[HiddenStateProbe] = field(default_factory=list[HiddenStateProbe])
     chunks: list[SequenceShare] = field(default_factory=list[SequenceShare])
 
     @property
@@ -82,7 +82,7 @@ class ScheduledStep:
     @property
     def cells(self) -> int:
         """What it takes of the KV cache."""
-        return len(self.decodes) + len(self.glimpses) + self.chunk_tokens
+        return len(self.decodes) + len(self.probes) + self.chunk_tokens
 
     @property
     def chunk_tokens(self) -> int:
@@ -101,7 +101,7 @@ class SchedulerLimits:
     outputs: int
     # Prompts share steps with decoding sequences, and with each other.
     mixes: bool = True
-    # Hidden states come only from steps where every row is an output. "parts": glimpses make up for other steps;
+    # Hidden states come only from steps where every row is an output. "parts": probes make up for other steps;
     # "whole": the last token of a prompt waits for a step of outputs; "nothing": every row is one.
     sharing: Sharing = "parts"
 
@@ -158,7 +158,7 @@ class LocalScheduler:
         """The step failed: nobody knows what its sequences hold now. They are over, and returned."""
         self._drop_scratch(step)
         affected = [share.sequence for share in (*step.decodes, *step.chunks)]
-        affected += [glimpse.sequence for glimpse in step.glimpses if glimpse.sequence not in affected]
+        affected += [probe.sequence for probe in step.probes if probe.sequence not in affected]
         for sequence in affected:
             self.remove(sequence, keep=False)
         return affected
@@ -197,9 +197,9 @@ class LocalScheduler:
 
     def _has_room(self, sequence: Sequence, branch: Branch) -> bool:
         """Whether the prompt fits beside what the running sequences are still to compute, and some answer too."""
-        pledged = sum(other.behind for other in self.running)
+        reserved_cells = sum(other.behind for other in self.running)
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
-        return self._cache.available_cells() >= pledged + wanted
+        return self._cache.available_cells() >= reserved_cells + wanted
 
     def _plan(self) -> tuple[ScheduledStep, bool]:
         """The next step as things are, and whether prompts wait for it."""
@@ -208,10 +208,14 @@ class LocalScheduler:
         step = ScheduledStep(
             len(decoding), [SequenceShare(sequence, sequence.computed, 1, False) for sequence in decoding]
         )
-        ready = [sequence for sequence in self.running if sequence.unseen and sequence.computed > sequence.unseen[0]]
+        ready = [
+            sequence
+            for sequence in self.running
+            if sequence.pending_hidden and sequence.computed > sequence.pending_hidden[0]
+        ]
         if ready and not (catching_up and self._chunks_waited):
             # Hidden states come only where every row is an output. Prompts wait for one such step, never for two.
-            step.glimpses = [self._glimpse(sequence) for sequence in ready]
+            step.probes = [self._probe(sequence) for sequence in ready]
             return step, True
         if catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
             step.chunks = self._chunks(catching_up if self._limits.mixes else catching_up[:1], len(decoding))
@@ -241,14 +245,14 @@ class LocalScheduler:
                 chunks.append(SequenceShare(sequence, sequence.computed, count, all_outputs))
         return chunks
 
-    def _glimpse(self, sequence: Sequence) -> Glimpse:
+    def _probe(self, sequence: Sequence) -> HiddenStateProbe:
         assert sequence.branch is not None
-        position = sequence.unseen[0]
-        return Glimpse(sequence, position, self._cache.fork(sequence.branch, position))
+        position = sequence.pending_hidden[0]
+        return HiddenStateProbe(sequence, position, self._cache.fork(sequence.branch, position))
 
     def _drop_scratch(self, step: ScheduledStep) -> None:
-        for glimpse in step.glimpses:
-            self._cache.drop(glimpse.scratch)
+        for probe in step.probes:
+            self._cache.drop(probe.scratch)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

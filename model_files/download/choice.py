@@ -49,12 +49,12 @@ def choose(source: str, files: Sequence[HubFile], choice: str | None) -> HubFile
     whole = [file for file in fitting if not _SPLIT.search(file.name)]
     if len(whole) == 1 and (choice is not None or len(fitting) == 1):
         return whole[0]
-    asked = f"{source}:{printable(choice)}" if choice else source
+    wanted = f"{source}:{printable(choice)}" if choice else source
     if fitting and not whole:
-        raise InvalidRequestError(f"{asked} is split into {len(fitting)} files, which this store does not take.")
+        raise InvalidRequestError(f"{wanted} is split into {len(fitting)} files, which this store does not take.")
     if fitting:
         raise InvalidRequestError(
-            f"{asked} could be any of {len(fitting)} files. Name one, as in {source}:{_short(fitting[0])}:\n"
+            f"{wanted} could be any of {len(fitting)} files. Name one, as in {source}:{_short(fitting[0])}:\n"
             f"{_listed(fitting)}",
             code="several_files",
         )

@@ -64,10 +64,10 @@ def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     error: Any = fields.get("error")
     if not isinstance(error, dict):  # vLLM's of old, and others': all of it at the top
         error = {name: fields[name] for name in ("type", "param", "code") if name in fields}
-    said = cast("dict[str, Any]", error)
-    if not isinstance(said.get("message"), str) and (message := _message_in(found, _MOST_NESTED)):
-        said = {**said, "message": message}
-    return completed(said, status, f"{otherwise}.")
+    body = cast("dict[str, Any]", error)
+    if not isinstance(body.get("message"), str) and (message := _message_in(found, _MOST_NESTED)):
+        body = {**body, "message": message}
+    return completed(body, status, f"{otherwise}.")
 
 
 def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, Any]:
@@ -100,16 +100,16 @@ def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]
     }
 
 
-def _message_in(said: Any, depth: int) -> str | None:
+def _message_in(body: Any, depth: int) -> str | None:
     """The words in an error of any shape: a text, a list of what is wrong (FastAPI says where), or these in objects."""
-    if isinstance(said, str):
-        return said.strip() or None
-    if depth and isinstance(said, list):
-        parts = [_message_in(item, depth - 1) for item in cast("list[Any]", said)]
+    if isinstance(body, str):
+        return body.strip() or None
+    if depth and isinstance(body, list):
+        parts = [_message_in(item, depth - 1) for item in cast("list[Any]", body)]
         return "; ".join(part for part in parts if part) or None
-    if not depth or not isinstance(said, dict):
+    if not depth or not isinstance(body, dict):
         return None
-    fields = cast("dict[str, Any]", said)
+    fields = cast("dict[str, Any]", body)
     words = next((words for name in _MESSAGES if (words := _message_in(fields.get(name), depth - 1))), None)
     place = fields.get("loc")
     if words and isinstance(place, list):

@@ -147,12 +147,12 @@ class _Plain:
             await self._app(scope, receive, send)
             return
 
-        async def told(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             plain = message["type"] == "lifespan.startup.failed" and isinstance(sys.exception(), UpdraftError)
             await send({**message, "message": ""} if plain else message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_marked)
         except UpdraftError as error:
             self.failure = error
 

@@ -45,16 +45,16 @@ class EventParser:
 
     def events(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, comments too, in lines that end in LF. Raises EventTooLongError."""
-        seen = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
+        searched = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
             self._at_start = False
             if self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
-                seen = 0
+                searched = 0
         found: list[bytes] = []
         begin = 0
-        while (end := self._buffer.find(b"\n\n", max(seen, begin))) >= 0:
+        while (end := self._buffer.find(b"\n\n", max(searched, begin))) >= 0:
             found.append(bytes(self._buffer[begin:end]))
             begin = end + 2
         del self._buffer[:begin]

@@ -47,6 +47,6 @@ class WireResponse:
         )
 
 
-async def beside_the_loop(body: bytes, work: Callable[[], T]) -> T:
+async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
     """What `work` makes of a body; of a long one not on the event loop, on which others are waiting."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()

@@ -17,7 +17,7 @@ MOST_WAITING = 10_000  # rows, about a kilobyte each
 AT_ONCE = 50  # rows between two looks at the event loop
 CLOSING_S = 5.0
 
-Also = Callable[[sqlite3.Connection], None]
+ExtraWrite = Callable[[sqlite3.Connection], None]
 
 
 class LedgerWriter:
@@ -25,12 +25,12 @@ class LedgerWriter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._waiting: deque[tuple[LedgerRow, Also | None]] = deque()
+        self._waiting: deque[tuple[LedgerRow, ExtraWrite | None]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def enter(self, row: LedgerRow, also: Also | None = None) -> None:
+    def enter(self, row: LedgerRow, also: ExtraWrite | None = None) -> None:
         """As `Ledger.record`, but later where another process has the file, or the disk is full. Raises nothing."""
-        if not self._waiting and self._enters(row, also):
+        if not self._waiting and self._try_enter(row, also):
             return
         if len(self._waiting) >= MOST_WAITING:
             log.error("request %s is not in the ledger: %d others wait for it", row.id, len(self._waiting))
@@ -46,24 +46,24 @@ class LedgerWriter:
             self._task.cancel()
         until = time.monotonic() + CLOSING_S
         while self._waiting and time.monotonic() < until:
-            await self._some()
+            await self._enter_some()
         if self._waiting:
             log.error("%d requests are not in the ledger %s", len(self._waiting), self._ledger.path)
         self._ledger.close()
 
     async def _catch_up(self) -> None:
         while self._waiting:
-            await self._some()
+            await self._enter_some()
 
-    async def _some(self) -> None:
+    async def _enter_some(self) -> None:
         for _ in range(min(AT_ONCE, len(self._waiting))):
-            if not self._enters(*self._waiting[0]):
+            if not self._try_enter(*self._waiting[0]):
                 await asyncio.sleep(RETRY_S)
                 return
             self._waiting.popleft()
         await asyncio.sleep(0)
 
-    def _enters(self, row: LedgerRow, also: Also | None) -> bool:
+    def _try_enter(self, row: LedgerRow, also: ExtraWrite | None) -> bool:
         """False if it may later."""
         try:
             self._ledger.record(row, also)

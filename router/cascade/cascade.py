@@ -120,21 +120,21 @@ class Cascade:
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
-        return self._hurry() if self.ruling.open else State.LOCAL
+        return self._plan_for_deadline() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if self._plan.tried == "both":  # what is drawn takes the time of both tiers
+        if self._plan.tiers == "both":  # what is drawn takes the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         decision = await self.read(lambda: self.gates.before(messages, quality))
-        if self._plan.tried == "one":
+        if self._plan.tiers == "one":
             decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
             self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
         state = self._judge(decision, State.LOCAL)
         above = self.router_state.config.race_above
         races = above is not None and (decision.p_gain or 0.0) >= above and not decision.exploration_chance
         if state is State.LOCAL and self.ruling.open and races:
-            self.escalation.race(self.cloud_patience_s)
+            self.escalation.race(self.cloud_time_left_s)
         return state
 
     async def _local(self) -> State:
@@ -142,7 +142,7 @@ class Cascade:
             run = await self.start_local()
             if self.ruling.open:
                 await self.read(lambda: self.gates.read_ahead(self.chat.messages))
-            while await self.escalation.beside_race(anext(run, None)) is not None:
+            while await self.escalation.unless_race_won(anext(run, None)) is not None:
                 if self.ruling.open and "\n" in run.answer.text[-_LINE_BEGUN:]:
                     self.gates.read_lines(run.answer.text)
                 if await self._stops_early(run.answer):
@@ -152,11 +152,11 @@ class Cascade:
                     return self._done(LiveReply(run))
             await self.stop_local()
             if self.escalation.has_won and run.answer.finish_reason is None:
-                return self._outrun()
+                return self._race_lost()
             self.router_state.latency.observe("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
-            if not (self.ruling.cloud or (self._plan.tried in ("one", "local") and self._failure is None)):
+            if not (self.ruling.cloud or (self._plan.tiers in ("one", "local") and self._failure is None)):
                 raise
             self.ruling = Ruling(local=False, cloud=True, reason=error.message)
             self.decide(GateDecision(0, escalate=True, reason=f"beyond the local model: {error.message}"))
@@ -169,14 +169,14 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
-        if self.escalation.races_in_vain:
+        if self.escalation.races_excluded_cloud:
             await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
         if self.escalation.racing:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tools is not None else self._answer.text
         try:
-            reply = await self.escalation.ask(self.escalation.body(), self.cloud_patience_s, draft=draft)
+            reply = await self.escalation.ask(self.escalation.body(), self.cloud_time_left_s, draft=draft)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
@@ -280,13 +280,13 @@ class Cascade:
         """Whether the user lets the device's answer stand in after such a failure."""
         return failure.allows(self.router_state.config.fallback)
 
-    def cloud_patience_s(self) -> float:
+    def cloud_time_left_s(self) -> float:
         """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
         A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """
         remaining = self.job.remaining_s
-        if self.ruling.local and self._plan.tried == "both":
+        if self.ruling.local and self._plan.tiers == "both":
             finished = self._answer is not None and self._answer.finish_reason is not None
             remaining *= 0.9 if finished else 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
@@ -310,18 +310,18 @@ class Cascade:
             gates = self._gates or NoPolicyGates()
             await asyncio.to_thread(check_quality, gates, job.quality)  # it may be computed first
 
-    def _hurry(self) -> State:
+    def _plan_for_deadline(self) -> State:
         """Where a deadline leaves no time for both tiers, one after the other: choose one."""
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
-        tried, reason = self._plan.tried, self._plan.reason
-        if tried == "both":
+        tiers, reason = self._plan.tiers, self._plan.reason
+        if tiers == "both":
             return State.BEFORE
         self.record.time_dependent = True
-        if tried == "one":
+        if tiers == "one":
             return State.BEFORE
-        self.decide(GateDecision(0, escalate=tried == "cloud", reason=reason))
-        if tried == "cloud":
+        self.decide(GateDecision(0, escalate=tiers == "cloud", reason=reason))
+        if tiers == "cloud":
             return State.CLOUD
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
@@ -361,7 +361,7 @@ class Cascade:
             decision = replace(decision, propensity=decision.exploration_chance)
         return decision
 
-    def _outrun(self) -> State:
+    def _race_lost(self) -> State:
         self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
         return State.CLOUD
 

@@ -155,7 +155,7 @@ class Escalation:
         return self._race is not None
 
     @property
-    def races_in_vain(self) -> bool:
+    def races_excluded_cloud(self) -> bool:
         """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
         asked = self.racing and bool(self.record.cloud_calls)
         return asked and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
@@ -166,7 +166,7 @@ class Escalation:
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
-    async def beside_race(self, step: Awaitable[T | None]) -> T | None:
+    async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
         """What `step` of the device gives; None as soon as the raced cloud has won, which ends the step."""
         race = self._race
         if race is None:
@@ -220,7 +220,7 @@ class Escalation:
             forwarded = self.job.forwarded
             return await tier.complete("chat/completions", sent, timeout_s=time_left_s(), forwarded=forwarded)
 
-        completion = await self._climb(body, _Drafted(draft, time_left_s, complete))
+        completion = await self._try_clouds(body, _Drafted(draft, time_left_s, complete))
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
@@ -241,7 +241,7 @@ class Escalation:
             )
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
-        stream = await self._climb(
+        stream = await self._try_clouds(
             {**body, "stream": True, "stream_options": options},
             _Drafted(draft, time_left_s, begin),
             continuing=begun is not None,
@@ -249,7 +249,7 @@ class Escalation:
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _climb(
+    async def _try_clouds(
         self,
         body: dict[str, Any],
         request: _Drafted[T],

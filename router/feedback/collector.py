@@ -113,15 +113,15 @@ class ExperienceCollector:
     def counts(self) -> LearningCounts:
         return self._counts
 
-    def observe(self, seen: JudgedRequest) -> None:
+    def observe(self, judged: JudgedRequest) -> None:
         """Only what gate 3 judged is kept: of other requests there is no whole local answer. Never waits."""
-        if seen.record.decision.gate != 3 or seen.record.decision.propensity is None:
+        if judged.record.decision.gate != 3 or judged.record.decision.propensity is None:
             return
         with self._lock:
             full = self._counts.waiting >= MOST_WAITING
             self._counts = self._counts.plus(dropped=1) if full else self._counts.plus(waiting=1)
             if not full:
-                self._waiting.append(seen)
+                self._waiting.append(judged)
         if not full:
             self._last = self._thread.submit(self._keep)
         elif self._counts.dropped == 1:
@@ -152,11 +152,11 @@ class ExperienceCollector:
             if self._monitor is not None and each.grades is not None and each.p_gain is not None:
                 self._monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
 
-    def _learned(self, seen: JudgedRequest) -> Observation | None:
+    def _learned(self, judged: JudgedRequest) -> Observation | None:
         try:
-            return self._observation(seen)
+            return self._observation(judged)
         except Exception:
-            log.exception("request %s could not be learned from", seen.record.request_id)
+            log.exception("request %s could not be learned from", judged.record.request_id)
             return None
 
     def _kept(self, observations: list[Observation]) -> list[Observation]:
@@ -175,14 +175,14 @@ class ExperienceCollector:
             return [each for one in observations for each in self._kept([one])]
         return observations
 
-    def _observation(self, seen: JudgedRequest) -> Observation:
+    def _observation(self, judged: JudgedRequest) -> Observation:
         from ...classifier.features.feature_rows import remembered
         from ...classifier.online.experience import Observation, pack
 
-        record, decision = seen.record, seen.record.decision
-        view = run_view(seen.messages, seen.answer, seen.answer.signals)
+        record, decision = judged.record, judged.record.decision
+        view = run_view(judged.messages, judged.answer, judged.answer.signals)
         accepted = _accepted_share(record)
-        local, cloud = _grades(seen, accepted)
+        local, cloud = _grades(judged, accepted)
         counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else nobody told
         return Observation(
             id=record.request_id,
@@ -202,7 +202,7 @@ class ExperienceCollector:
             prompt=view.prompt.text if self._keep_text else None,
             answer=view.answer if self._keep_text else None,
             asked=self._experience.digest(view.prompt),
-            reply=seen.cloud.text if self._keep_text and seen.cloud is not None else None,
+            reply=judged.cloud.text if self._keep_text and judged.cloud is not None else None,
         )
 
 
@@ -211,13 +211,13 @@ def _accepted_share(record: RequestRecord) -> float | None:
     return record.cloud.accepted / proposed if proposed else None
 
 
-def _grades(seen: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
+def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
     """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
     from ...classifier.grading.agreement import grades
-    from .comparable_answer import device_said
+    from .comparable_answer import local_comparable_answer
 
-    if seen.record.tier != "cloud":
+    if judged.record.tier != "cloud":
         return None, None
-    if seen.cloud is not None:
-        return grades(device_said(seen.answer, seen.tools), seen.cloud)
-    return (None, None) if accepted is None or not seen.streamed else (float(accepted >= _TAKEN_OVER), 1.0)
+    if judged.cloud is not None:
+        return grades(local_comparable_answer(judged.answer, judged.tools), judged.cloud)
+    return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _TAKEN_OVER), 1.0)

@@ -10,7 +10,7 @@ from ...classifier.grading.agreement import ComparableAnswer
 from ...text.tool_stream import OfferedTools, ToolCallStream
 from ..tiers.interfaces import LocalAnswer
 
-__all__ = ["cloud_said", "device_said"]
+__all__ = ["cloud_comparable_answer", "local_comparable_answer"]
 
 
 class _Function(msgspec.Struct):
@@ -30,7 +30,7 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAnswer:
+def local_comparable_answer(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAnswer:
     """`tools`: what the device had to call; None for nothing."""
     reason = answer.finish_reason or "stop"
     if tools is None:
@@ -40,7 +40,7 @@ def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAn
     return ComparableAnswer(message.content or "", reason or "stop", calls)
 
 
-def cloud_said(choice: dict[str, Any]) -> ComparableAnswer | None:
+def cloud_comparable_answer(choice: dict[str, Any]) -> ComparableAnswer | None:
     """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
     try:
         message = msgspec.convert(choice["message"], _Message)

@@ -8,29 +8,29 @@ from typing import Literal
 
 _REMEMBERED = 64
 
-Tried = Literal["both", "one", "local", "cloud"]
+PlannedTiers = Literal["both", "one", "local", "cloud"]
 
 
 class LatencyEstimates:
     """The last durations of each kind of work, in seconds."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[float]] = {}
+        self._durations: dict[str, deque[float]] = {}
 
     def observe(self, work: str, seconds: float) -> None:
-        self._seen.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
+        self._durations.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def expected_s(self, work: str) -> float | None:
         """What nine in ten took at most; None before the first."""
-        seen = sorted(self._seen.get(work, ()))
-        return seen[min(len(seen) - 1, int(0.9 * len(seen)))] if seen else None
+        durations = sorted(self._durations.get(work, ()))
+        return durations[min(len(durations) - 1, int(0.9 * len(durations)))] if durations else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePlan:
     """Which tiers a deadline leaves time for; "one": either, but not one after the other."""
 
-    tried: Tried
+    tiers: PlannedTiers
     reason: str = ""
 
 

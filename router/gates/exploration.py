@@ -74,7 +74,7 @@ class ExplorationGates:
         return self._gates.usual
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
-        decision = self._cautiously(self._gates.before(messages, self._quality(quality)))
+        decision = self._with_alarm_noted(self._gates.before(messages, self._quality(quality)))
         if self.monitor is not None and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
         return decision
@@ -86,10 +86,10 @@ class ExplorationGates:
         self._gates.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
+        return self._with_alarm_noted(self._gates.during(messages, answer, self._quality(quality)))
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        decision = self._cautiously(self._gates.after(messages, answer, self._quality(quality)))
+        decision = self._with_alarm_noted(self._gates.after(messages, answer, self._quality(quality)))
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
@@ -102,7 +102,7 @@ class ExplorationGates:
         wanted = self._gates.quality if quality is None else quality
         return None if wanted is None else stricter(wanted)
 
-    def _cautiously(self, decision: GateDecision) -> GateDecision:
+    def _with_alarm_noted(self, decision: GateDecision) -> GateDecision:
         if self.monitor is None or self.monitor.alarm is None:
             return decision
         return replace(decision, reason=f"cautious, {self.monitor.alarm}: {decision.reason}")
@@ -133,7 +133,7 @@ class _SampledGates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
-        return self._looking_on(self._gates.before(messages, quality))
+        return self._observed_only(self._gates.before(messages, quality))
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._gates.read_ahead(messages)
@@ -142,15 +142,15 @@ class _SampledGates:
         self._gates.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._looking_on(self._gates.during(messages, answer, quality))
+        return self._observed_only(self._gates.during(messages, answer, quality))
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         decision = self._gates.after(messages, answer, quality)
         alone = decision.escalate and not self._early
-        told = self._relabelled(decision, up=decision.escalate or self._early)
-        return replace(told, escalate=True, propensity=1.0 if alone else self._chance)
+        relabelled = self._relabelled(decision, up=decision.escalate or self._early)
+        return replace(relabelled, escalate=True, propensity=1.0 if alone else self._chance)
 
-    def _looking_on(self, decision: GateDecision) -> GateDecision:
+    def _observed_only(self, decision: GateDecision) -> GateDecision:
         self._early = self._early or decision.escalate
         return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
 

@@ -14,7 +14,7 @@ from ..request.json_narrowing import tables
 from .detectors import BUILTIN, CARD_DIGITS, searcher
 from .escapes import TooLongError
 from .presidio import PERSONAL, presidio_detector
-from .text_views import ReadingBudget, meanings, plain, said_by, seen, strings, written, written_and_seen
+from .text_views import ReadingBudget, meanings, plain, strings, text_of_part, visible, written, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
 MOST_READ = 2**22  # characters of one request, all readings of its texts together
@@ -80,15 +80,15 @@ class PrivacyRules:
 
     def _match(self, body: dict[str, Any]) -> str | None:
         # A seed is no text.
-        said = {name: None if isinstance(value, int | float) else value for name, value in body.items()}
-        return self._search(filter(None, strings(said)), said) or unreadable_field(body)
+        texts_by_role = {name: None if isinstance(value, int | float) else value for name, value in body.items()}
+        return self._search(filter(None, strings(texts_by_role)), texts_by_role) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
         budget = ReadingBudget(MOST_READ)
         try:
             meant = [meaning for text in texts for meaning in meanings(text, budget)]
             return (
-                _first(self._rules, seen(_BETWEEN.join((*meant, *_seams(body or {}, budget))), budget))
+                _first(self._rules, visible(_BETWEEN.join((*meant, *_seams(body or {}, budget))), budget))
                 or self._apart(meant, budget)
                 or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
                 or next(filter(None, map(unreadable_text, meant)), None)
@@ -100,8 +100,8 @@ class PrivacyRules:
         """Only patterns ask for letters as they are written, and for where each text begins and ends."""
         if not self._patterns:
             return None
-        met = (_first(self._patterns, written_and_seen(text, budget)) for text in dict.fromkeys(texts))
-        return next((name for name in met if name is not None), None)
+        matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))
+        return next((name for name in matched if name is not None), None)
 
 
 def _is_short(body: dict[str, Any]) -> bool:
@@ -115,12 +115,12 @@ def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -
 
 def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
     """What somebody's messages make only together, where one ends and the next starts: a word, a long run of digits."""
-    said: dict[Any, list[str]] = {}
+    texts_by_role: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")
-        text = content if isinstance(content, str) else "".join(map(said_by, tables(content) or ()))
-        said.setdefault(str(message.get("role")), []).append(text)
-    for texts in said.values():
+        text = content if isinstance(content, str) else "".join(map(text_of_part, tables(content) or ()))
+        texts_by_role.setdefault(str(message.get("role")), []).append(text)
+    for texts in texts_by_role.values():
         for before, after in pairwise(filter(None, texts)):
             if (end := _LAST_WORD.search(before[-_MOST_WORD:])) and (start := _FIRST_WORD.match(after)):
                 yield end[0] + start[0]

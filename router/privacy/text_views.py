@@ -54,7 +54,7 @@ def strings(value: Any) -> Iterator[str]:
             yield repr(value) if abs(value) < _LARGE else ""
         elif (entries := table(value)) is not None:
             if parts := tables(entries.get("content")):
-                yield "".join(map(said_by, parts))
+                yield "".join(map(text_of_part, parts))
             yield from entries
             waiting.extend(entries.values())
         else:
@@ -62,10 +62,10 @@ def strings(value: Any) -> Iterator[str]:
             waiting.extend(rows(value) or ())
 
 
-def said_by(part: dict[str, Any]) -> str:
+def text_of_part(part: dict[str, Any]) -> str:
     """The text of a content part."""
-    said = part.get("text", part.get("refusal"))
-    return said if isinstance(said, str) else ""
+    text_found = part.get("text", part.get("refusal"))
+    return text_found if isinstance(text_found, str) else ""
 
 
 def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
@@ -82,21 +82,21 @@ def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
         waiting.extend(encoded_texts(plainest))
         if _JSON.match(text):
             try:
-                said = parsed(text.encode("utf-8", "replace"))
+                text_found = parsed(text.encode("utf-8", "replace"))
             except ValueError:  # then it is only text
                 continue
-            waiting.extend(filter(None, strings(said)))
+            waiting.extend(filter(None, strings(text_found)))
 
 
-def written_and_seen(text: str, budget: ReadingBudget) -> Collection[str]:
+def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:
     """`text` as it is written, with letters and their accents apart, and as it is seen."""
     if text.isascii():
         return dict.fromkeys((text, plain(text)))
     whole = text.encode("utf-8", "replace").decode()  # half a character is none
-    return dict.fromkeys((whole, _normal("NFD", whole, budget), *seen(whole, budget)))
+    return dict.fromkeys((whole, _normal("NFD", whole, budget), *visible(whole, budget)))
 
 
-def seen(text: str, budget: ReadingBudget) -> Collection[str]:
+def visible(text: str, budget: ReadingBudget) -> Collection[str]:
     """`text` as what it looks like, and in the plain way."""
     found = written(text, budget)
     return dict.fromkeys((found, plain(found)))

@@ -141,8 +141,8 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
     nothing: dict[str, Any] = {}
     reasons = ("index", "finish_reason", "stop_reason")
     ends = [{name: each[name] for name in reasons if name in each} | {"delta": nothing} for each in choices]
-    told = {name: completion[name] for name in ("sampling", "updraft") if name in completion}
-    yield sse.event({**base, "choices": ends, **told})
+    extensions = {name: completion[name] for name in ("sampling", "updraft") if name in completion}
+    yield sse.event({**base, "choices": ends, **extensions})
     if include_usage:
         yield sse.event({**base, "choices": [], "usage": completion.get("usage")})
     yield sse.DONE

@@ -77,7 +77,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         collapsed = True
     if collapsed:
         await cascade.stop_local()
-        async for event in _hand_over(cascade, writer, run.answer):
+        async for event in _continue_in_cloud(cascade, writer, run.answer):
             yield event
         return
     if chunk := writer.rest(run.answer):
@@ -160,7 +160,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     cascade.record.decide(decision)
 
 
-async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
+async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
@@ -179,14 +179,14 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
     try:
-        stream = await cascade.escalation.open(body, cascade.cloud_patience_s, begun=messages[-1].text)
+        stream = await cascade.escalation.open(body, cascade.cloud_time_left_s, begun=messages[-1].text)
     except CloudFailure as failure:
         if not cascade.may_fall_back(failure):
             cascade.record.failed(failure)
             raise StreamError(failure.error) from failure
         cascade.record.fell_back(failure)
         try:
-            async for event in _carry_on(cascade, writer, answer, left):
+            async for event in _continue_on_device(cascade, writer, answer, left):
                 yield event
         except UpdraftError as error:
             raise StreamError(error) from error
@@ -209,7 +209,7 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     yield sse.DONE
 
 
-async def _carry_on(
+async def _continue_on_device(
     cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
 ) -> AsyncGenerator[bytes]:
     """Finish on the device what was begun there, whatever the gates think of it."""

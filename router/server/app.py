@@ -85,8 +85,8 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
                 f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {ours[:40]!r}.", param=TIMEOUT_HEADER
             )
         return seconds
-    said = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
-    return next((seconds for seconds in said if seconds is not None), None)
+    timeouts = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
+    return next((seconds for seconds in timeouts if seconds is not None), None)
 
 
 def _seconds(text: str) -> float | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from .failures import CloudFailure, left_alone
+from .failures import CloudFailure, circuit_open
 
 FAILURES_TO_OPEN = 3
 """Attempts in a row that do not reach the cloud."""
@@ -60,7 +60,7 @@ class CircuitBreaker:
             return False
         seconds = self._opens_until - self._clock()
         if seconds > 0 or self._probing:
-            raise left_alone(self._url, self._cause, max(1.0, seconds))
+            raise circuit_open(self._url, self._cause, max(1.0, seconds))
         self._probing = True
         return True
 

@@ -26,27 +26,27 @@ class Continuation:
         self.events: deque[Event] = deque()
         self._begun = begun.lstrip()
         start = self._begun[:_ALIKE]
-        self._tells = len(start) == _ALIKE and start not in self._begun[1:]
-        self._said = ""
+        self._is_distinctive = len(start) == _ALIKE and start not in self._begun[1:]
+        self._received = ""
 
     def take(self, event: Event) -> ContinuationVerdict:
         choices = event[1]["choices"]
         self.events.append(event)
-        self._said = (self._said + "".join(map(_text, choices))).lstrip()
+        self._received = (self._received + "".join(map(_text, choices))).lstrip()
         verdict = self._verdict(ended=any(choice.get("finish_reason") for choice in choices))
         if verdict == "repeats":
-            self.events = deque([_saying(event[1], self._said[len(self._begun) :])])
+            self.events = deque([_with_text(event[1], self._received[len(self._begun) :])])
         return verdict
 
     def _verdict(self, *, ended: bool) -> ContinuationVerdict:
-        said, begun = self._said, self._begun
-        if not self._tells:
+        received, begun = self._received, self._begun
+        if not self._is_distinctive:
             return "continues"
-        if said.startswith(begun):
+        if received.startswith(begun):
             return "repeats"
-        if begun.startswith(said) and not ended:
+        if begun.startswith(received) and not ended:
             return "unknown"
-        return "differs" if said[:_ALIKE] == begun[:_ALIKE] else "continues"
+        return "differs" if received[:_ALIKE] == begun[:_ALIKE] else "continues"
 
 
 def _text(choice: dict[str, Any]) -> str:
@@ -56,11 +56,11 @@ def _text(choice: dict[str, Any]) -> str:
     return "".join(str(part.get("text") or "") for part in tables(content) or ())
 
 
-def _saying(event: dict[str, Any], text: str) -> Event:
+def _with_text(event: dict[str, Any], text: str) -> Event:
     """`event` with `text` in its first piece, and none in others."""
     choices = [
         {**choice, "delta": {**(table(choice.get("delta")) or {}), "content": "" if at else text}}
         for at, choice in enumerate(tables(event["choices"]) or ())
     ]
-    said = {**event, "choices": choices}
-    return msgspec.json.encode(said), said
+    received = {**event, "choices": choices}
+    return msgspec.json.encode(received), received

@@ -91,7 +91,7 @@ class CloudFailure(Exception):
         return self.kind == "unreachable" and self.status != 429
 
     @property
-    def knows_no_model(self) -> bool:
+    def is_model_not_found(self) -> bool:
         return self.error.code == "model_not_found" or (self.status == 404 and "model" in self.error.message.lower())
 
     def add(self, sentence: str) -> None:
@@ -128,10 +128,10 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
         return _redirected(url, status, headers.get("location", ""))
     if status >= 600:
         status = 502  # no server of ours could say it again
-    said = error_in(raw, status, f"The cloud at {url} answered {status}")
+    body = error_in(raw, status, f"The cloud at {url} answered {status}")
     after = headers.get("retry-after") or None
     known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64
-    error = RelayedError(status, said, after if known else None)
+    error = RelayedError(status, body, after if known else None)
     failure = _relayed(f"it answered {status}", status, error, headers.get("x-should-retry"))
     failure.status, failure.unbilled = status, True
     failure.retry_after_s = _retry_after_s(headers)
@@ -140,10 +140,10 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
 
 def reported(url: str, error: Any) -> CloudFailure:
     """The server began a stream with 200, and then sent an error in it."""
-    said = completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
-    code: Any = said["code"]
+    body = completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
+    code: Any = body["code"]
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
-    return _relayed("its stream reported an error", status, RelayedError(status, said), None)
+    return _relayed("its stream reported an error", status, RelayedError(status, body), None)
 
 
 def timed_out(url: str, seconds: float) -> CloudFailure:
@@ -164,7 +164,7 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
     return CloudFailure(f"it cannot be reached: {detail}", failed, "unreachable", reached=reached)
 
 
-def left_alone(url: str, cause: str, seconds: float) -> CloudFailure:
+def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
     """The circuit breaker is open: the last requests failed for `cause`, and none is sent for some `seconds`."""
     message = f"The cloud at {url} is not asked for {seconds:.0f} s, since its last requests failed: {cause}."
     body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")

@@ -49,11 +49,11 @@ class HttpCloudTier:
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
         self._client: httpx.AsyncClient | None = None
-        self._trouble: ConfigurationError | None = None
+        self._client_error: ConfigurationError | None = None
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
-            self._trouble = error
+            self._client_error = error
             log.warning("%s", error.message)
 
     async def complete(
@@ -85,7 +85,7 @@ class HttpCloudTier:
             try:
                 await stream.wait_for_content()
                 if begun is not None:
-                    self._check(await stream.go_on(begun))
+                    self._check(await stream.check_continuation(begun))
             except BaseException:
                 await stream.aclose()
                 raise
@@ -131,7 +131,7 @@ class HttpCloudTier:
             return await retried(once, self._breaker, until)
         except CloudFailure as failure:
             failure.url = self._url
-            if failure.knows_no_model:
+            if failure.is_model_not_found:
                 await self._name_models(failure, str(body.get("model")), until)
             raise
 
@@ -161,7 +161,7 @@ class HttpCloudTier:
     ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
-            raise misconfigured(self._trouble or ConfigurationError("The cloud has no client."))
+            raise misconfigured(self._client_error or ConfigurationError("The cloud has no client."))
         request = self._client.build_request(
             method,
             f"{self._url}/{forwarded.target(path)}",

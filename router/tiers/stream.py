@@ -48,7 +48,7 @@ class HttpCloudStream:
         held.extend(self._ready)
         self._ready = held
 
-    async def go_on(self, begun: str) -> ContinuationVerdict:
+    async def check_continuation(self, begun: str) -> ContinuationVerdict:
         """Read until it is known whether this goes on with `begun`; what it repeats of that is left out."""
         continuation = Continuation(begun)
         verdict: ContinuationVerdict = "unknown"

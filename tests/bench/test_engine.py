@@ -188,12 +188,12 @@ def test_the_peers_answer_every_request() -> None:
         return out
 
     model.generate = counted
-    asked = [WorkloadRequest([1, 2, 3], 4), WorkloadRequest([4], 2), WorkloadRequest([5, 6], 3)]
-    assert peers.static_batches(model, asked, 2) > 0
+    questions = [WorkloadRequest([1, 2, 3], 4), WorkloadRequest([4], 2), WorkloadRequest([5, 6], 3)]
+    assert peers.static_batches(model, questions, 2) > 0
     assert written == [(2, 4), (1, 3)]
-    assert peers.continuous_batching(model, asked, 16, 64) > 0
+    assert peers.continuous_batching(model, questions, 16, 64) > 0
 
 
 def test_the_ceiling_counts_the_rows_of_each_step() -> None:
-    asked = [WorkloadRequest([1] * 5, 3), WorkloadRequest([2] * 4, 2)]
-    assert step_rows(asked, engine_config(2, 32)) == [(9, 2), (2, 2), (1, 1)]
+    questions = [WorkloadRequest([1] * 5, 3), WorkloadRequest([2] * 4, 2)]
+    assert step_rows(questions, engine_config(2, 32)) == [(9, 2), (2, 2), (1, 1)]

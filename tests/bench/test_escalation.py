@@ -24,9 +24,12 @@ def test_of_the_packaged_pair(tmp_path: Path) -> None:
 
 def escalation(draft: float, none: float, useless: float, text: str = "same") -> EscalationFigures:
     usage = CloudUsage(completion_tokens=10, accepted=3, rejected=1)
-    asked = {"draft": draft, "none": none, "useless": useless}
+    seconds_of = {"draft": draft, "none": none, "useless": useless}
     return EscalationFigures(
-        {arm: [DraftedQuestion(seconds, text if arm == "draft" else "same", usage)] for arm, seconds in asked.items()}
+        {
+            arm: [DraftedQuestion(seconds, text if arm == "draft" else "same", usage)]
+            for arm, seconds in seconds_of.items()
+        }
     )
 
 

@@ -35,10 +35,10 @@ def test_all_parts_fit_into_ten_minutes() -> None:
 @pytest.mark.parametrize("part", [part for part in PARTS if part.words[0] == "updraft"], ids=lambda part: part.name)
 def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option is known, every group and shape, up to where a device is needed."""
-    asked: list[Setting] = []
+    questions: list[Setting] = []
 
     def note(setting: Setting, *_: object) -> dict[str, float]:
-        asked.append(setting)
+        questions.append(setting)
         return {}
 
     monkeypatch.setattr("updraft.bench.engine.measure", note)
@@ -48,7 +48,7 @@ def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypat
         assert torch.cuda.is_available() or "needs a CUDA device" in str(result.exception)
         return
     assert result.exit_code == 0, result.output
-    (setting,) = asked
+    (setting,) = questions
     assert setting.device == "cuda" and setting.groups
     assert json.loads((tmp_path / "out.json").read_text())["config"]["shape"] == setting.shape
 

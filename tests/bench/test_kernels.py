@@ -65,16 +65,16 @@ def failing(error: Exception):
 
 
 def test_a_peer_that_cannot_run_leaves_a_note() -> None:
-    asked: list[int] = []
+    questions: list[int] = []
     peers = {
-        "present": lambda: asked.append,
+        "present": lambda: questions.append,
         "absent": failing(ImportError("no module")),
         "refuses": failing(RuntimeError("only on sm_100\nand more")),
     }
     rows = list(rows_of(Case("case", nothing, 4000, peers=peers, sets=3), CEILINGS, constant(1e-6)))
     assert [row.implementation for row in rows] == ["updraft", "present", "absent", "refuses"]
     assert [row.note for row in rows] == [None, None, "not installed", "does not run: only on sm_100"]
-    assert asked == [0, 1, 2]
+    assert questions == [0, 1, 2]
     assert rows[1].median_us == 1.0
     assert rows[2].median_us is None
 
@@ -159,7 +159,7 @@ def test_lora_cases_add_to_their_rows() -> None:
 
 
 def test_the_short_form_is_part_of_the_long_one() -> None:
-    def asked(short: bool) -> set[tuple]:
+    def questions(short: bool) -> set[tuple]:
         return {make.args for make in cases(short=short)}
 
-    assert asked(True) < asked(False)
+    assert questions(True) < questions(False)

@@ -33,7 +33,7 @@ def test_cases_run_on_every_set(case, bytes_moved: int) -> None:
 
 
 def test_the_short_form_is_part_of_the_long_one() -> None:
-    def asked(short: bool) -> set[tuple]:
+    def questions(short: bool) -> set[tuple]:
         return {(make.func, make.args) for make in row_cases(short=short)}
 
-    assert asked(True) < asked(False)
+    assert questions(True) < questions(False)

@@ -68,9 +68,9 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
     assert load(tmp_path, toml).cloud_api_key == "sk-1", "as editors on Windows write it"
     assert load(tmp_path, toml, {"UPDRAFT_CLOUD_API_KEY": "sk-2"}).cloud_api_key == "sk-2"
     assert load(tmp_path, toml, {"UPDRAFT_CLOUD_API_KEY_FILE": "none"}).cloud_api_key is None
-    for content, said in ((b"", "is empty"), (b"\xff", "line 1: not UTF-8"), (None, "cannot be read")):
+    for content, message in ((b"", "is empty"), (b"\xff", "line 1: not UTF-8"), (None, "cannot be read")):
         key_file.unlink() if content is None else key_file.write_bytes(content)
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             load(tmp_path, toml)
 
 

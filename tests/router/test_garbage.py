@@ -74,11 +74,11 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
     async def test() -> None:
         cloud.says = (200, STREAMS[kind])
         async with bench(ScriptedGates(after=True)) as b:
-            _, said, done = await b.stream()
-            assert (text_of(said), updraft_of(said)["route"], done) == (LOCAL_TEXT, "fallback", True)
+            _, events, done = await b.stream()
+            assert (text_of(events), updraft_of(events)["route"], done) == (LOCAL_TEXT, "fallback", True)
             cloud.says = (200, events(piece({"content": "The "})), STREAMS[kind])
-            _, said, done = await b.stream("cloud")
-            assert (said[-1]["error"]["type"], done) == ("upstream_error", False), "it had begun: a typed end"
+            _, events, done = await b.stream("cloud")
+            assert (events[-1]["error"]["type"], done) == ("upstream_error", False), "it had begun: a typed end"
         assert [(row.route, row.status) for row in b.rows()] == [("cloud", 502), ("fallback", 200)]
 
     run(test())
@@ -146,7 +146,7 @@ def test_counts_that_cannot_be_are_no_counts(
 
 def test_learning_harms_no_answer(bench: Any) -> None:
     class Broken:
-        def observe(self, seen: Any) -> None:
+        def observe(self, judged: Any) -> None:
             raise RuntimeError("no more")
 
         async def close(self) -> None:

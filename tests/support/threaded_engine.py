@@ -7,7 +7,7 @@ import queue
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process.client import EngineClient
 from updraft.cloud_engine.engine.process.loop import EngineLoop
-from updraft.cloud_engine.engine.process.messages import Close, Command, Report, last_words
+from updraft.cloud_engine.engine.process.messages import Close, Command, Report, down_report
 from updraft.cloud_engine.engine.process.transport import CoreTransport
 from updraft.protocol.errors import EngineDownError
 
@@ -30,7 +30,7 @@ class ThreadedEngine(EngineClient, CoreTransport):
         try:
             EngineLoop(self.engine, self).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, everyone waiting must hear of it
-            cause = last_words(error).error
+            cause = down_report(error).error
             failure = EngineDownError(
                 f"The engine is down ({cause.message}). Another node may take the request; restart this one."
             )

@@ -76,8 +76,8 @@ class Conversation:
 
     def put(self, fit: Fit, tool_style: str) -> Conversation:
         """The same conversation for a template that takes it only so."""
-        asked = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
-        messages = asked.messages
+        conversation = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
+        messages = conversation.messages
         if fit.level != "as_is":
             messages = [
                 _with_role(message, "system") if message.role == "developer" else message for message in messages
@@ -90,7 +90,7 @@ class Conversation:
             messages = [_with_short_ids(part) for message in messages for part in _apart(message)]
         if fit.level not in ("as_is", "developer", "apart"):
             messages = _joined(messages)
-        return replace(asked, messages=messages, fit=fit)
+        return replace(conversation, messages=messages, fit=fit)
 
     def context(self, change: Change) -> dict[str, Any]:
         """The variables of the template, with every string of users changed."""
@@ -128,7 +128,7 @@ class Probe:
     marks: dict[str, str]
 
     @staticmethod
-    def of(asked: Conversation) -> Probe:
+    def of(conversation: Conversation) -> Probe:
         marks: dict[str, str] = {}
 
         def mark(place: str) -> str:
@@ -136,12 +136,12 @@ class Probe:
             marks[text] = place
             return text
 
-        messages = [_marked(message, f"messages[{index}]", mark) for index, message in enumerate(asked.messages)]
+        messages = [_marked(message, f"messages[{index}]", mark) for index, message in enumerate(conversation.messages)]
         tools = [
             Tool(tool.type, msgspec.structs.replace(tool.function, name=mark(f"tools[{index}]")))
-            for index, tool in enumerate(asked.tools)
+            for index, tool in enumerate(conversation.tools)
         ]
-        return Probe(replace(asked, messages=messages, tools=tools), marks)
+        return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
         """Where the first text stands that `text` lacks; None if it has all. Python's way to write a list is none."""
@@ -282,7 +282,7 @@ _TOOL_STYLES = {
 }
 
 
-def _tools_as_text(asked: Conversation, style: tuple[str, str, str]) -> Conversation:
+def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> Conversation:
     """Tools, calls and results as words of the system, the assistant and the user."""
     opener, closer, glue = style
 
@@ -290,7 +290,7 @@ def _tools_as_text(asked: Conversation, style: tuple[str, str, str]) -> Conversa
         return f"{opener}{json.dumps(name) if opener.endswith(' ') else name}{glue}{arguments}{closer}"
 
     messages: list[Message] = []
-    for message in asked.messages:
+    for message in conversation.messages:
         if message.tool_calls:
             calls = [written(call.function.name, call.function.arguments) for call in message.tool_calls]
             messages.append(Message("assistant", "\n".join([*filter(None, [message.text]), *calls])))
@@ -298,15 +298,15 @@ def _tools_as_text(asked: Conversation, style: tuple[str, str, str]) -> Conversa
             messages.append(Message("user", f"<tool_response>\n{message.text}\n</tool_response>"))
         else:
             messages.append(message)
-    if asked.tools:
-        listed = "\n".join(_described(tool.function) for tool in asked.tools)
+    if conversation.tools:
+        listed = "\n".join(_described(tool.function) for tool in conversation.tools)
         example = written("NAME", '{"PARAMETER": VALUE}')
         offer = Message("system", f"You can call these functions:\n{listed}\nTo call one, write:\n{example}")
         if messages[0].role in ("system", "developer"):
             messages[0] = _with_role(_after(messages[0], offer), "system")
         else:
             messages.insert(0, offer)
-    return replace(asked, messages=messages, tools=())
+    return replace(conversation, messages=messages, tools=())
 
 
 def _described(function: Function) -> str:

@@ -40,7 +40,7 @@ class LaunchedStep:
         return self._copy.tolist()
 
     @property
-    def is_sure(self) -> bool:
+    def is_reliable(self) -> bool:
         """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
@@ -49,7 +49,7 @@ class LaunchedStep:
 
         Whoever has left since was computed in vain.
         """
-        if batch == self.batch and self.is_sure:
+        if batch == self.batch and self.is_reliable:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
         rows = [places.get(item) for item in batch]

@@ -10,7 +10,7 @@ from ....kernels.runtime.contention import ThreadGovernor
 from ..config import EngineConfig
 
 
-def giving_way(config: EngineConfig) -> Callable[[], None]:
+def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
     """To be called before each step: sets torch's threads, at most as many as there are now.
 
     Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
@@ -19,9 +19,9 @@ def giving_way(config: EngineConfig) -> Callable[[], None]:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())
 
-    def give_way() -> None:
+    def yield_to_neighbours() -> None:
         threads = governor.threads()
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    return give_way
+    return yield_to_neighbours

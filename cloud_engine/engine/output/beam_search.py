@@ -144,16 +144,16 @@ class BeamSearch:
 
     def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
         """A beam goes on with the best of its candidates and is forked for the others; one without any is dropped."""
-        heirs: set[RequestState] = set()
+        continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
         for candidate in kept:
             state = candidate.beam.state
-            if state in heirs:
+            if state in continued_states:
                 state = self._fork(state)
-            heirs.add(state)
+            continued_states.add(state)
             beams.append(_Beam(state, candidate.total, candidate.beam.logprobs + self._logprobs(candidate, logits)))
         for state in self.states:
-            if state not in heirs:
+            if state not in continued_states:
                 self._scheduler.remove(state)
         for candidate, beam in zip(kept, beams, strict=True):
             beam.state.token_ids.append(candidate.token)

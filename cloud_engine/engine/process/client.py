@@ -28,7 +28,7 @@ class EngineClient(ABC):
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Queue[_Event]] = {}
-        self._unheard: set[str] = set()  # requests of which nothing has come yet
+        self._unanswered: set[str] = set()  # requests of which nothing has come yet
         self._refusal: UpdraftError | None = OverloadedError("The engine has not been started.")
         self._stats = EngineStats()
         self._reported_at = time.monotonic()
@@ -67,7 +67,7 @@ class EngineClient(ABC):
         if not self._has_work:
             self._reported_at = time.monotonic()  # an engine at rest has nothing to report
         self._send(Add(request))
-        self._unheard.add(request.request_id)
+        self._unanswered.add(request.request_id)
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
         unfinished = request.n
         try:
@@ -80,7 +80,7 @@ class EngineClient(ABC):
                 yield event
         finally:
             del self._events[request.request_id]
-            self._unheard.discard(request.request_id)
+            self._unanswered.discard(request.request_id)
             if unfinished:
                 self._send(Abort(request.request_id))
 
@@ -96,7 +96,7 @@ class EngineClient(ABC):
     @property
     def _has_work(self) -> bool:
         """Whether the engine has: also what it has not reported yet, but not what is left for slow readers."""
-        return bool(self._unheard) or self._stats.running + self._stats.waiting > 0
+        return bool(self._unanswered) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -129,7 +129,7 @@ class EngineClient(ABC):
                 raise TypeError(f"A running engine reports no {type(report).__name__}.")
 
     def _put(self, request_id: str, event: _Event) -> None:
-        self._unheard.discard(request_id)
+        self._unanswered.discard(request_id)
         if request_id in self._events:  # else its reader has gone, and the abort is on its way
             self._events[request_id].put_nowait(event)
 

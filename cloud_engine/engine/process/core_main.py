@@ -22,7 +22,7 @@ from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
 from ....protocol.safety.system import socket_address
 from ....protocol.safety.terminal_text import log_to_stderr
-from .core_process import COMMANDS, PULSE_S, REPORTS
+from .core_process import COMMANDS, HEARTBEAT_S, REPORTS
 from .messages import (
     Alive,
     Command,
@@ -31,9 +31,9 @@ from .messages import (
     Ready,
     Report,
     decode_command,
+    down_report,
     encode_command,
     encode_report,
-    last_words,
 )
 from .transport import CoreTransport
 
@@ -83,23 +83,23 @@ def main(folder: Path) -> None:
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
-    threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as transport:
         try:
             load = transport.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
             engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
-            from ..execution.threads import giving_way
+            from ..execution.threads import yields_to_neighbours
             from .loop import EngineLoop
 
             gc.collect()
             gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
             transport.report(Ready(engine.model_id, engine.context_length, engine.sampling))
-            EngineLoop(engine, transport, before_step=giving_way(load.config)).run()
+            EngineLoop(engine, transport, before_step=yields_to_neighbours(load.config)).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the server tells everyone who waits
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")
-            transport.report(last_words(error))
+            transport.report(down_report(error))
 
 
 def _engine(load: Load, progress: Progress) -> Engine:
@@ -116,14 +116,14 @@ def _engine(load: Load, progress: Progress) -> Engine:
     return Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
 
 
-def _show_life(folder: Path) -> None:
+def _send_heartbeats(folder: Path) -> None:
     """Tell the server again and again that this process is alive, and end it with the server.
 
     Our standard input is a pipe that only the server holds: its end means that the server is gone, however it went.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         reports.connect(socket_address(folder / REPORTS))
-        while not select.select([sys.stdin.fileno()], [], [], PULSE_S)[0]:
+        while not select.select([sys.stdin.fileno()], [], [], HEARTBEAT_S)[0]:
             reports.send(encode_report(Alive()))
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)

@@ -22,7 +22,7 @@ from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_r
 
 COMMANDS = "commands"
 REPORTS = "reports"
-PULSE_S = 0.5
+HEARTBEAT_S = 0.5
 """Between two signs of life."""
 HUNG_S = 10.0
 """Without a sign of life for so long, a core is hung. Only once it is loaded: a slow disk stops every thread."""

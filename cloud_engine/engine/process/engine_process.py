@@ -14,7 +14,7 @@ from ....protocol.errors import EngineDownError, EngineError, UpdraftError
 from ..stats import EngineStats
 from .client import EngineClient
 from .core_process import CoreProcess
-from .messages import Command, Down, Load, Loading, Ready, last_words
+from .messages import Command, Down, Load, Loading, Ready, down_report
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Before each restart in a row of cores that did not serve for `STABLE_S`. After the last the engine stays down."""
@@ -82,7 +82,7 @@ class EngineProcess(EngineClient):
             self._watch()
         except Exception as error:  # noqa: BLE001 - unwatched, the engine is lost, and everyone must hear of it
             _log.exception("The core can no longer be watched.")
-            self._call_soon(self._refuse, _failure_of(last_words(error).error, restarting=False))
+            self._call_soon(self._refuse, _failure_of(down_report(error).error, restarting=False))
         self._core.close()
 
     def _watch(self) -> None:

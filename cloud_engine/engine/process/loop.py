@@ -16,8 +16,8 @@ from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
 from .transport import CoreTransport
 
 FAILURES_TO_GIVE_UP = 3
-TELL_EVERY_S = 0.002
-TELL_WHOLE_EVERY_S = 0.02
+REPORT_EVERY_S = 0.002
+REPORT_WHOLE_EVERY_S = 0.02
 """Shorter steps are told of together, but for first tokens and ends, and before prompts are read: every message wakes
 the server, on a core that could compute. The longer time is for answers that nobody sees before their end."""
 
@@ -46,7 +46,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
-        self._tell()
+        self._report_steps()
         try:
             while self._apply_commands():
                 self._step()
@@ -56,16 +56,16 @@ class EngineLoop:
     def _apply_commands(self) -> bool:
         """Carry out what was asked since the last step, and wait until there is work. False: close."""
         while True:
-            obeyed = 0
-            while command := self._transport.next_command(not (self._engine.has_work or obeyed)):
+            applied = 0
+            while command := self._transport.next_command(not (self._engine.has_work or applied)):
                 if isinstance(command, Close):
                     return False
                 self._apply(command)
-                obeyed += 1
+                applied += 1
             if self._engine.has_work:
                 return True
-            if obeyed:
-                self._tell()
+            if applied:
+                self._report_steps()
 
     def _apply(self, command: Command) -> None:
         match command:
@@ -117,7 +117,7 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             if self._unreported and self._engine.reads_prompts:
-                self._tell()
+                self._report_steps()
             self._before_step()
             outputs = self._engine.step()
         except Exception as error:
@@ -126,19 +126,19 @@ class EngineLoop:
                 raise
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
             lost = self._engine.reset()
-            self._tell()
+            self._report_steps()
             self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
         else:
             self._failures = 0
             self._unreported.append(outputs)
-            if self._is_time_to_tell() or outputs.are_news or not self._engine.has_work:
-                self._tell()
+            if self._is_report_due() or outputs.is_urgent or not self._engine.has_work:
+                self._report_steps()
 
-    def _is_time_to_tell(self) -> bool:
-        pause_s = TELL_EVERY_S if self._engine.is_streaming else TELL_WHOLE_EVERY_S
+    def _is_report_due(self) -> bool:
+        pause_s = REPORT_EVERY_S if self._engine.is_streaming else REPORT_WHOLE_EVERY_S
         return time.monotonic() - self._reported_at >= pause_s
 
-    def _tell(self) -> None:
+    def _report_steps(self) -> None:
         self._report(Stepped(self._unreported, self._engine.stats()))
         self._unreported, self._reported_at = [], time.monotonic()
 

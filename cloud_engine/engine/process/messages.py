@@ -113,7 +113,7 @@ def decode_report(data: bytes) -> Report:
     return _REPORTS.decode(data)
 
 
-def last_words(error: BaseException) -> Down:
+def down_report(error: BaseException) -> Down:
     """The report of a core that ends because of `error`: our own errors as they are, others by type and message."""
     if isinstance(error, UpdraftError):
         return Down(error)

@@ -26,7 +26,7 @@ class PlainDecodes:
 
     Their shares of a step are made once (`RequestState.decode`). A request is looked at again only when its time has
     come: its blocks will be full, or its answer at its length, in a step that is known beforehand. All other tokens are
-    appended unseen, unless one of them ends an answer.
+    appended unchecked, unless one of them ends an answer.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
@@ -86,7 +86,7 @@ class PlainDecodes:
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
             others = _with_rows(batch[len(rows) :], len(rows))
         else:  # some of those in between have left for drafts since
-            columns, rows, others = _sorted_out(batch)
+            columns, rows, others = _partition(batch)
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
         tokens_of = [tokens[row] for row in rows]
@@ -168,7 +168,7 @@ class _Columns:
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
-def _sorted_out(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], Others]:
+def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], Others]:
     """The plain decodes of a batch and their rows, and all others."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []

@@ -44,4 +44,4 @@ class StepBudget:
 
 
 def _fitting(limit_s: float, token_s: Recent) -> int:
-    return int(limit_s / token_s.median) if token_s.is_sure else 0
+    return int(limit_s / token_s.median) if token_s.is_reliable else 0

@@ -18,7 +18,7 @@ from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
 _MOST_CHARGED = 2.0  # for a token in verification, in steps without drafts
-_DARED_EACH, _DARED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
+_UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
 _TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
 _REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
 _LEARNED_OF_REST = 2  # its last steps, and the one behind it
@@ -114,7 +114,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         if plain_s is not None:
             self._credit.settle(step.sequences, self._lost_s(step, target_s, plain_s) / plain_s)
         self._drafted = step.draft_tokens > 0
-        self._go_on(step.step_s)
+        self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
         """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
@@ -136,9 +136,9 @@ class AdaptiveDraftLength(DraftLengthPolicy):
 
     def pass_by(self, sequences: int, step_s: float) -> None:
         self._credit.settle(sequences)
-        self._go_on(step_s)
+        self._count_step(step_s)
 
-    def _go_on(self, step_s: float) -> None:
+    def _count_step(self, step_s: float) -> None:
         self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
 
@@ -219,7 +219,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         live: Sequence[int] = range(len(candidates))
         tokens, draft_s, drafted = plain.tokens, 0.0, 0
         best, best_length, upfront_s = plain, 0, 0.0
-        most = self._dared(sequences)
+        most = self._max_draft_length(sequences)
         for length in range(1, most + 1):
             token_s = costs.another_token_s(sequences, length, plain.seconds)
             live = [
@@ -247,7 +247,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
 
     def _longest_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
         """As long as is dared and there is credit for, for everybody, whatever is expected of it."""
-        length, credit_s = self._dared(sequences), self._credit.of(sequences) * plain.seconds
+        length, credit_s = self._max_draft_length(sequences), self._credit.of(sequences) * plain.seconds
         while length > 0:
             drafts = self._drafts_of(length, candidates, sequences, plain)
             if _lost_s(drafts, plain) <= credit_s:
@@ -268,9 +268,9 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         seconds = plain.seconds + verify_s + draft_s
         return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
 
-    def _dared(self, sequences: int) -> int:
+    def _max_draft_length(self, sequences: int) -> int:
         """The longest drafts to try: nobody knows what much longer ones cost than were measured."""
-        known, unknown = self._costs.longest(sequences), min(_DARED_EACH, _DARED_TOKENS // sequences)
+        known, unknown = self._costs.longest(sequences), min(_UNTRIED_EACH, _UNTRIED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
 
 

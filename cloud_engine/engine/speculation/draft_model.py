@@ -78,13 +78,13 @@ class DraftModel(Drafter):
             return DraftWork(lag, first_pass_s)
         rows = [row_of(item, 0) for item in drafting]
         if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
-            passes = 1 + self._go_on_unread(sample_on_device(logits, rows), drafting, rows)
+            passes = 1 + self._continue_on_device(sample_on_device(logits, rows), drafting, rows)
         else:
             _take_each(drafting, sample(logits, rows))
-            passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
+            passes = 1 + self._continue([item for item in drafting if _can_continue(item)], row_of)
         return DraftWork(lag, first_pass_s, len(drafting), passes)
 
-    def _go_on_unread(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
+    def _continue_on_device(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
         """Behind each first draft token, which are read with the last of all, so that the device waits for nobody.
 
         `first` (drafting,) int64, sampled as `rows` say. Returns the passes.
@@ -103,7 +103,7 @@ class DraftModel(Drafter):
             _take(item, tokens)
         return spans[0].length if spans else 0
 
-    def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
+    def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
         """Behind each first draft token, in one call where that can be, else pass by pass. Most passes of one."""
         at_once = one_by_one = 0
         if self._can_extend:
@@ -113,7 +113,7 @@ class DraftModel(Drafter):
         while drafting:
             logits = self._run([self._extend(item) for item in drafting])
             _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
-            drafting = [item for item in drafting if _goes_on(item)]
+            drafting = [item for item in drafting if _can_continue(item)]
             one_by_one += 1
         return max(at_once, one_by_one)
 
@@ -193,7 +193,7 @@ def _take(item: ScheduledRequest, tokens: list[int]) -> None:
     item.draft_ends = len(kept) < len(tokens)
 
 
-def _goes_on(item: ScheduledRequest) -> bool:
+def _can_continue(item: ScheduledRequest) -> bool:
     """Whether there is more to draft behind its last draft token, which is taken back if it would end the answer."""
     if item.draft_ids[-1] in item.state.end_ids:
         item.draft_ids.pop()

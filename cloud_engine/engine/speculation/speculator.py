@@ -98,10 +98,10 @@ class Speculator:
         """Have the granted drafts made."""
         started = time.perf_counter()
         self._work = DraftWork()
-        asked = {item.drafter for item in batch}
+        drafters = {item.drafter for item in batch}
         keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
         for drafter in self._drafters:
-            if drafter.name in asked or (keeps_up and drafter.takes_passes):
+            if drafter.name in drafters or (keeps_up and drafter.takes_passes):
                 work = drafter.propose(batch, row_of)
                 self._work = work if drafter.takes_passes else self._work
         self._draft_s = time.perf_counter() - started

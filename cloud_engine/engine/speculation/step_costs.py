@@ -60,10 +60,10 @@ class StepCosts:
         All shares are of this: of a single step that was held up, drafts would look as good as free for long.
         """
         exact = self._plain.get(sequences)
-        if exact is not None and exact.is_sure:
+        if exact is not None and exact.is_reliable:
             return exact.median
         near = {size: step for size, step in self._plain.items() if abs(size - sequences) <= _NEAR * sequences}
-        sure = [size for size, step in near.items() if step.is_sure]
+        sure = [size for size, step in near.items() if step.is_reliable]
         if sure:
             nearest = min(sure, key=lambda size: abs(size - sequences))
             return near[nearest].median * math.sqrt(sequences / nearest)
@@ -87,8 +87,8 @@ class StepCosts:
         if above is not None:
             share += (measured[above].median - share) * (each - below) / (above - below)
         elif below:
-            hoped = 1 if in_proportion else 2
-            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / hoped)
+            expected_rise = 1 if in_proportion else 2
+            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / expected_rise)
         elif in_proportion:
             share = each / 2
         return share * plain_s
@@ -145,7 +145,7 @@ class StepCosts:
     @property
     def prompt_token_s(self) -> float | None:
         """What a token of a prompt adds to a step; None where it is not known."""
-        return self._prefill.median if self._prefill.is_sure else None
+        return self._prefill.median if self._prefill.is_reliable else None
 
     def catch_up_s(self, lag: int) -> float:
         """What the draft model needs for `lag` tokens that the target has computed and it has not."""
@@ -207,4 +207,4 @@ class StepCosts:
     def _shares(self, sequences: int) -> dict[int, Recent]:
         """By draft tokens each, those of which anything is sure, of batches of this class."""
         known = self._verify.get(sequences.bit_length(), {})
-        return {each: share for each, share in known.items() if share.is_sure}
+        return {each: share for each, share in known.items() if share.is_reliable}

@@ -89,7 +89,7 @@ class StepOutputs(msgspec.Struct, frozen=True):
     others: list[TokenOutput] = []
 
     @property
-    def are_news(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether an answer begins or ends with them."""
         return any(output.cached_tokens is not None or output.finish_reason is not None for output in self.others)
 

@@ -10,8 +10,8 @@ _REMEMBERED = 5  # measurements behind an estimate
 class Recent:
     """The (lower) median of the last few measurements: a step that was held up by something else does not count.
 
-    So one measurement alone says nothing yet: `is_sure` from the second on. Of cold steps (`StepCosts.observe`) it is
-    kept only as long as there is no other.
+    One measurement is not reliable, the second makes it so. That of a cold step (`StepCosts.observe`) is kept only
+    until there is another.
     """
 
     __slots__ = ("_cold", "_values", "median")
@@ -31,5 +31,5 @@ class Recent:
         self.median = sorted(self._values)[(len(self._values) - 1) // 2]
 
     @property
-    def is_sure(self) -> bool:
+    def is_reliable(self) -> bool:
         return len(self._values) > 1

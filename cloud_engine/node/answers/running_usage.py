@@ -23,7 +23,7 @@ class TokenCounter:
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
         """`generations`: what it asks, one of each prompt."""
         self.so_far = TokenCounts()
-        self._prompt_tokens = [len(asked.prompt_ids) for asked in generations]
+        self._prompt_tokens = [len(generation.prompt_ids) for generation in generations]
         self._prompts: set[int] = set()
         self._tokens: dict[int, int] = {}  # of each answer
 

@@ -27,7 +27,7 @@ from ....protocol.http.shell import (
     send_json,
     while_connected,
 )
-from ....protocol.http.wire import WireResponse, beside_the_loop
+from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
 from ....text.grammars.check import GrammarCheck
@@ -108,21 +108,21 @@ class _Node:
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
-            return await beside_the_loop(body, lambda: self._jobs.completion(body, tenant))
+            return await off_event_loop(body, lambda: self._jobs.completion(body, tenant))
 
         return await self._answer(request, make_job)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
         async with while_connected(request.receive):
-            asked, inputs = await beside_the_loop(body, lambda: self._embedding(body))
+            parsed, inputs = await off_event_loop(body, lambda: self._embedding(body))
             with _naming_the_prompt("input"):
                 vectors = await embed(self._engine, inputs)
-        return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
+        return send_json(embedding_list(parsed, vectors, sum(map(len, inputs))))
 
     def _embedding(self, body: bytes) -> tuple[EmbeddingRequest, list[list[int]]]:
-        asked = parse_embedding(body)
-        return asked, self._jobs.inputs(asked)
+        request = parse_embedding(body)
+        return request, self._jobs.inputs(request)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request)
@@ -130,18 +130,18 @@ class _Node:
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request)
-        return send_json(await beside_the_loop(body, lambda: self._detokenized(body)))
+        return send_json(await off_event_loop(body, lambda: self._detokenized(body)))
 
     def _tokenized(self, body: bytes) -> TokenizeResponse:
-        asked = parse_tokenize(body)
-        self._jobs.check_model(asked.model)
-        self._jobs.check_size(asked.param, *asked.texts)
-        return tokenized(self._tokenizer, asked, self._context_length)
+        request = parse_tokenize(body)
+        self._jobs.check_model(request.model)
+        self._jobs.check_size(request.param, *request.texts)
+        return tokenized(self._tokenizer, request, self._context_length)
 
     def _detokenized(self, body: bytes) -> DetokenizeResponse:
-        asked = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
-        self._jobs.check_model(asked.model)
-        return DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False))
+        request = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
+        self._jobs.check_model(request.model)
+        return DetokenizeResponse(self._tokenizer.decode(request.tokens, skip_special=False))
 
     async def spent(self, request: Request) -> Response:
         return send_json(self._spent.on(request.path_params["attempt"]))
@@ -185,13 +185,13 @@ class _Node:
 
         started = time.perf_counter()  # whatever it takes until each has a place
 
-        def of(asked: GenerationRequest) -> AsyncGenerator[Piece]:
-            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools), started)
+        def of(generation: GenerationRequest) -> AsyncGenerator[Piece]:
+            return self._latencies.watch(pieces(self._engine, self._tokenizer, generation, job.tools), started)
 
         first = job.generations[0]
         if len(job.generations) == 1:
             return of(first)
-        return _numbered_through([partial(of, asked) for asked in job.generations], first.n)
+        return _numbered_through([partial(of, generation) for generation in job.generations], first.n)
 
 
 async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:

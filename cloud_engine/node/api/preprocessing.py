@@ -72,14 +72,14 @@ class JobMaker:
         )
         prediction = request.prediction.text if request.prediction else ""
         self.check_size("prediction", prediction)
-        generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
+        each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
-            params = replace(generation.params, repetition_detection=False)  # arguments may repeat themselves
+            params = replace(each.params, repetition_detection=False)  # arguments may repeat themselves
             # A call may end an answer.
-            generation = replace(generation, params=params, constraint=constraint, streamed=True)
-        notes = () if generation.constraint is None else generation.constraint.notes
-        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered, notes))
+            each = replace(each, params=params, constraint=constraint, streamed=True)
+        notes = () if each.constraint is None else each.constraint.notes
+        job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes))
         return replace(job, tools=offered)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
@@ -134,7 +134,7 @@ class JobMaker:
         echoes = self._echoes(request)
         if request.sampling().prompt_logprobs is not None or echoes:
             texts = echoes or [None] * len(generations)
-            prompts = [ReportedPrompt(asked.prompt_ids, text) for asked, text in zip(generations, texts, strict=True)]
+            prompts = [ReportedPrompt(each.prompt_ids, text) for each, text in zip(generations, texts, strict=True)]
             shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
         if num_generated > n:
             shape = BestOf(shape, n, num_generated)

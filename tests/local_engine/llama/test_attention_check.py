@@ -33,12 +33,12 @@ def cases(draw, most_streams: int = 2) -> AttentionCase:
     if kind == "none":
         return AttentionCase(query, key, value, None)
     if kind == "causal":
-        seen = np.tri(rows, cells, cells - rows, dtype=bool)
+        visible = np.tri(rows, cells, cells - rows, dtype=bool)
     elif kind == "sequences":
-        seen = random.integers(0, 3, (rows, 1)) == random.integers(0, 3, cells)
+        visible = random.integers(0, 3, (rows, 1)) == random.integers(0, 3, cells)
     else:
-        seen = random.random((rows, cells)) < 0.5
-    mask = np.where(seen, np.float16(0), NEVER)
+        visible = random.random((rows, cells)) < 0.5
+    mask = np.where(visible, np.float16(0), NEVER)
     if draw(st.booleans()):  # what is not forbidden may still be pushed down
         mask = (mask - random.random(mask.shape).astype(np.float16)).astype(np.float16)
     return AttentionCase(query, key, value, mask[None])

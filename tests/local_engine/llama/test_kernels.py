@@ -177,7 +177,7 @@ def test_whoever_imports_llama_cpp_first_gets_them() -> None:
 def test_a_product_of_another_type_is_declined(ggml) -> None:
     factors = Factors.scrambled(ggml, KINDS[2], (16, 2, 8))
     assert factors.product(ggml.updraft_product) is not None
-    other = replace(factors, kind=replace(factors.kind, number=8, beside=0))  # float32 activations
+    other = replace(factors, kind=replace(factors.kind, number=8, activation_type=0))  # float32 activations
     assert other.product(ggml.updraft_product) is None
     assert replace(factors, kind=replace(factors.kind, number=3)).product(ggml.updraft_product) is None  # Q4_1
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from updraft.embedded import pocket
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.runtime.scheduler import Glimpse, ScheduledStep, Sequence, SequenceShare
+from updraft.local_engine.runtime.scheduler import HiddenStateProbe, ScheduledStep, Sequence, SequenceShare
 from updraft.protocol.errors import EngineError, ModelLoadError, OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
@@ -303,15 +303,15 @@ class Recorded:
     """A job whose answer is chosen, and that waits for a hidden state."""
 
     def __init__(self) -> None:
-        self.sequence = Sequence([1, 2, 3], limit=9, unseen=[1], finished=True, computed=3)
+        self.sequence = Sequence([1, 2, 3], limit=9, pending_hidden=[1], finished=True, computed=3)
         self.seen_there = []
 
     def choose(self, row, hidden) -> None:
         assert self.sequence.finished
 
-    def seen(self, hidden) -> None:
+    def take_hidden_state(self, hidden) -> None:
         self.seen_there.append(hidden)
-        self.sequence.unseen.clear()
+        self.sequence.pending_hidden.clear()
 
 
 def test_a_job_may_be_seen_again_and_decode_in_one_step(tiny):
@@ -319,7 +319,7 @@ def test_a_job_may_be_seen_again_and_decode_in_one_step(tiny):
     with LocalEngine.load(tiny.gguf) as engine:
         loop, job = engine._resources.loop, Recorded()
         loop._jobs[job.sequence], loop._open = job, 1
-        step = ScheduledStep(1, [SequenceShare(job.sequence, 2, 1, False)], [Glimpse(job.sequence, 1, None)])
+        step = ScheduledStep(1, [SequenceShare(job.sequence, 2, 1, False)], [HiddenStateProbe(job.sequence, 1, None)])
         loop._deliver(step, np.zeros((2, engine._model.vocab_size), np.float32), np.ones((2, 4), np.float32))
         assert len(job.seen_there) == 1
         drain(engine)

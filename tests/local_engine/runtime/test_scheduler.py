@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         self.limits = SchedulerLimits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
         self.scheduler = LocalScheduler(self.cache, self.budget, self.limits)
         self.alive: list[Sequence] = []
-        self.seen: dict[Sequence, int] = {}
+        self.take_hidden_state: dict[Sequence, int] = {}
         self.order: list[Sequence] = []
 
     @rule(data=st.data(), scored=st.booleans())
@@ -96,17 +96,17 @@ class Machine(RuleBasedStateMachine):
     @rule(token=st.integers(0, 2), seconds=st.floats(0.001, 0.1), end=st.integers(0, 9))
     def step(self, token, seconds, end):
         step = self.scheduler.plan()
-        assert step.decodes or step.glimpses or step.chunks
+        assert step.decodes or step.probes or step.chunks
         self.check(step)
         self.compute(step)
         self.scheduler.complete(step)
         self.budget.measured(step.decoding, step.chunk_tokens, seconds)
-        for glimpse in step.glimpses:
-            glimpse.sequence.unseen.pop(0)
+        for probe in step.probes:
+            probe.sequence.pending_hidden.pop(0)
         for share in (*step.decodes, *step.chunks):
             if share.is_caught_up or share.sequence.behind == 0:
                 self.choose(share.sequence, token, step, ends=end == 0)
-        for sequence in [s for s in self.alive if s.finished and not s.unseen]:
+        for sequence in [s for s in self.alive if s.finished and not s.pending_hidden]:
             self.alive.remove(sequence)
             self.scheduler.remove(sequence)
 
@@ -131,12 +131,12 @@ class Machine(RuleBasedStateMachine):
     def choose(self, sequence: Sequence, token: int, step: ScheduledStep, *, ends: bool) -> None:
         if sequence.finished:
             return
-        first = sequence not in self.seen
-        self.seen[sequence] = self.seen.get(sequence, 0) + 1
+        first = sequence not in self.take_hidden_state
+        self.take_hidden_state[sequence] = self.take_hidden_state.get(sequence, 0) + 1
         sequence.scored = 0
         sequence.finished = ends or len(sequence.tokens) + 1 == sequence.limit
         if (first or sequence.finished) and not step.all_outputs:
-            sequence.unseen.append(sequence.computed - 1)
+            sequence.pending_hidden.append(sequence.computed - 1)
         if not sequence.finished:
             sequence.tokens.append(token)
 
@@ -144,21 +144,19 @@ class Machine(RuleBasedStateMachine):
         for share in (*step.decodes, *step.chunks):
             tokens = share.sequence.tokens[share.start : share.start + share.count]
             self.cells.compute(share.sequence.branch.id, share.start, tokens)
-        for glimpse in step.glimpses:
-            before = glimpse.sequence.tokens[: glimpse.position]
-            assert self.cells.held(glimpse.scratch.id) == before
-            self.cells.compute(glimpse.scratch.id, glimpse.position, [glimpse.sequence.tokens[glimpse.position]])
+        for probe in step.probes:
+            before = probe.sequence.tokens[: probe.position]
+            assert self.cells.held(probe.scratch.id) == before
+            self.cells.compute(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]])
 
     def check(self, step: ScheduledStep) -> None:
         shares: list[SequenceShare] = [*step.decodes, *step.chunks]
         assert len({share.sequence for share in shares}) == len(shares)
         assert all(share.start == share.sequence.computed and share.count > 0 for share in shares)
-        assert sum(share.count for share in shares) + len(step.glimpses) <= max(
-            self.limits.rows, 2 * self.limits.running
-        )
-        assert sum(share.outputs for share in shares) + len(step.glimpses) <= self.limits.outputs
+        assert sum(share.count for share in shares) + len(step.probes) <= max(self.limits.rows, 2 * self.limits.running)
+        assert sum(share.outputs for share in shares) + len(step.probes) <= self.limits.outputs
         assert len(self.scheduler.running) <= self.limits.running
-        if step.glimpses:
+        if step.probes:
             assert step.all_outputs, "hidden states come only where every row is an output"
         if not self.limits.mixes:
             assert not (step.decodes and step.chunks)
@@ -166,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         if self.limits.sharing == "whole":
             assert all(not share.is_caught_up for share in step.chunks)
         if self.limits.sharing != "parts":
-            assert not step.glimpses
+            assert not step.probes
 
     @invariant()
     def cells_are_accounted_for(self):
@@ -521,7 +519,7 @@ def test_eight_that_ask_at_once_are_served_almost_as_if_together():
     assert spent < 1.1 * together
 
 
-def test_glimpses_let_every_second_step_take_prompts():
+def test_probes_let_every_second_step_take_prompts():
     scheduler, memory, _ = make(rows=8, running=3)
     curious, long = Sequence([1, 2, 3], limit=900), Sequence([5] * 200, limit=300)
     for sequence in (curious, long):
@@ -529,11 +527,11 @@ def test_glimpses_let_every_second_step_take_prompts():
     kinds = []
     for _ in range(12):
         step = served(scheduler, memory)
-        for glimpse in step.glimpses:
-            glimpse.sequence.unseen.clear()
-        curious.unseen = [curious.computed - 1]  # as if each of its tokens were the first of an answer
-        kinds.append("glimpse" if step.glimpses else "chunk" if step.chunks else "neither")
-    assert "glimpse" in kinds
+        for probe in step.probes:
+            probe.sequence.pending_hidden.clear()
+        curious.pending_hidden = [curious.computed - 1]  # as if each of its tokens were the first of an answer
+        kinds.append("probe" if step.probes else "chunk" if step.chunks else "neither")
+    assert "probe" in kinds
     assert not any(one == other != "chunk" for one, other in pairwise(kinds[2:])), kinds
 
 
@@ -579,14 +577,14 @@ def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
         scheduler.add(sequence)
     scheduler.plan()
     curious.computed = curious.branch.length = 3
-    curious.unseen, scheduler._chunks_waited = [2], waited
+    curious.pending_hidden, scheduler._chunks_waited = [2], waited
     asked = []
     monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(asked.append(cells) or asked[1:]))
-    monkeypatch.setattr(scheduler, "_glimpse", lambda sequence: sequence)
+    monkeypatch.setattr(scheduler, "_probe", lambda sequence: sequence)
     monkeypatch.setattr(scheduler, "_drop_scratch", lambda step: None)
     step = scheduler.plan()
     assert len(asked) == 2
-    assert bool(step.glimpses) is not waited
+    assert bool(step.probes) is not waited
     assert bool(step.chunks) is waited
 
 

@@ -229,17 +229,17 @@ def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(Experience, "add", full)
-    seen: list[LearningCounts] = []
+    snapshots: list[LearningCounts] = []
     close = ExperienceCollector.close
 
     async def closing(learner: ExperienceCollector) -> None:
         await close(learner)
-        seen.append(learner.counts)
+        snapshots.append(learner.counts)
 
     monkeypatch.setattr(ExperienceCollector, "close", closing)
     (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates()))
     assert info["tier"] == "local", "the answer does not suffer"
-    assert seen == [LearningCounts(failed=1)]
+    assert snapshots == [LearningCounts(failed=1)]
 
 
 def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:

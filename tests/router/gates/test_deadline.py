@@ -15,7 +15,7 @@ from updraft.router.gates.exploration import ExplorationGates
 
 
 @pytest.mark.parametrize(
-    ("remaining", "local", "cloud", "tried"),
+    ("remaining", "local", "cloud", "tiers"),
     [
         (2.0, None, 5.0, "both"),
         (2.0, 5.0, None, "both"),
@@ -28,8 +28,8 @@ from updraft.router.gates.exploration import ExplorationGates
         (float("inf"), 1e9, 1e9, "both"),
     ],
 )
-def test_the_plan(remaining: float, local: float | None, cloud: float | None, tried: str) -> None:
-    assert plan(remaining, local, cloud).tried == tried
+def test_the_plan(remaining: float, local: float | None, cloud: float | None, tiers: str) -> None:
+    assert plan(remaining, local, cloud).tiers == tiers
 
 
 def test_the_pace_is_what_nine_in_ten_took_lately() -> None:

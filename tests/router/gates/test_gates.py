@@ -160,9 +160,9 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_written() -> None:
     policy = ScriptedPolicy(before=0.0)
     gates = PolicyGates(policy, Target())
-    said = [Message(role="user", content="Prove it."), Message(role="assistant", content="Done.")]
+    earlier = [Message(role="user", content="Prove it."), Message(role="assistant", content="Done.")]
     for messages, unknown in (
-        ([*said, Message(role="user", content="and why?")], "conversations of 3 turns"),
+        ([*earlier, Message(role="user", content="and why?")], "conversations of 3 turns"),
         ([Message(role="user", content="Почему небо голубое?")], "Cyrillic script"),
     ):
         decision = gates.before(messages, None)
@@ -170,7 +170,7 @@ def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_writte
         assert decision.reason == f"the policy was not calibrated on {unknown}"
     assert not gates.before([Message(role="system", content="Be brief."), *MESSAGES], None).escalate
     policy.calibrated_on = CalibratedOn(("Cyrillic", "Latin"), turns=3)
-    assert not gates.before([*said, Message(role="user", content="почему?")], None).escalate
+    assert not gates.before([*earlier, Message(role="user", content="почему?")], None).escalate
 
 
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_a_megabyte_of_single_digits_takes_less_than_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         {"mail": "joe@example.com"},
         {"card": "4111\u00a01111\u00a01111\u00a01111"},
@@ -325,10 +325,10 @@ def test_a_megabyte_of_single_digits_takes_less_than_a_second() -> None:
     ],
 )
 @pytest.mark.parametrize("role", ["tool", "user"])
-def test_what_is_written_as_json_is_read_as_what_it_says(role: str, said: dict[str, Any]) -> None:
-    escaped = json.dumps(said).replace("@", "\\u0040")
+def test_what_is_written_as_json_is_read_as_what_it_says(role: str, content: dict[str, Any]) -> None:
+    escaped = json.dumps(content).replace("@", "\\u0040")
     for text in (escaped, json.dumps(escaped), json.dumps({"result": escaped}), f"It says:\n{json.dumps(escaped)}\n."):
-        if not isinstance(said.get("card"), float) or text.startswith("{"):
+        if not isinstance(content.get("card"), float) or text.startswith("{"):
             assert run_match(conversation((role, text))) is not None, text
             parts = [{"type": "text", "text": each} for each in (text[:15], text[15:])]
             assert run_match({"messages": [{"role": role, "content": parts}]}) is not None, text
@@ -390,12 +390,12 @@ def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) 
     run(test())
 
 
-def conversation(*said: tuple[str, str]) -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": text} for role, text in said]}
+def conversation(*content: tuple[str, str]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in content]}
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         [("user", "My card: 4111 1111"), ("assistant", "Go on."), ("user", "1111 1111, valid until 12/27")],
         [("user", "4111-1111-11"), ("user", "11-1111")],
@@ -414,15 +414,15 @@ def conversation(*said: tuple[str, str]) -> dict[str, Any]:
         [("user", "5100 " * 20 + "4111 1111"), ("user", "1111 1111 " + "5100 " * 20)],
     ],
 )
-def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None:
+def test_a_card_in_several_messages_is_seen(content: list[tuple[str, str]]) -> None:
     rules = PrivacyRules(Privacy(builtin=("credit_card",)))
-    assert asyncio.run(rules.match(conversation(*said))) == "credit_card"
-    parts = {"messages": [{"role": r, "content": [{"type": "text", "text": text}]} for r, text in said]}
+    assert asyncio.run(rules.match(conversation(*content))) == "credit_card"
+    parts = {"messages": [{"role": r, "content": [{"type": "text", "text": text}]} for r, text in content]}
     assert asyncio.run(rules.match(parts)) == "credit_card"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "content",
     [
         [("user", "4111 1111"), ("user", "1111 1112")],
         [("user", "4111 1111"), ("assistant", "1111 1111")],
@@ -434,12 +434,12 @@ def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None
         [("user", "41111111" * 5), ("user", "1111 1111")],
     ],
 )
-def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str]]) -> None:
-    assert asyncio.run(PrivacyRules(ALL).match(conversation(*said))) is None
+def test_other_numbers_in_several_messages_are_no_card(content: list[tuple[str, str]]) -> None:
+    assert asyncio.run(PrivacyRules(ALL).match(conversation(*content))) is None
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "content"),
     [
         ("email", ["write to jane@", "example.org now"]),
         ("email", ["jane", "@example.org"]),
@@ -447,11 +447,11 @@ def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str
         ("iban", ["DE8937040044", "0532013000"]),
     ],
 )
-def test_a_word_in_several_messages_is_seen(rule: str, said: list[str]) -> None:
-    between = [("user", said[0]), ("assistant", "Go on."), ("user", said[1])]
+def test_a_word_in_several_messages_is_seen(rule: str, content: list[str]) -> None:
+    between = [("user", content[0]), ("assistant", "Go on."), ("user", content[1])]
     assert run_match(conversation(*between)) == rule
-    assert run_match(conversation(("user", said[0]), ("user", f"and {said[1]}"))) is None
-    parts = [{"type": "text", "text": said[0]}, {"type": "refusal", "refusal": said[1]}]
+    assert run_match(conversation(("user", content[0]), ("user", f"and {content[1]}"))) is None
+    parts = [{"type": "text", "text": content[0]}, {"type": "refusal", "refusal": content[1]}]
     assert run_match({"messages": [{"role": "assistant", "content": parts}]}) == rule
 
 

@@ -37,8 +37,10 @@ class _Cloud(BaseHTTPRequestHandler):
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "big"}
             return self._reply(200, {**answer, "choices": [choice], "usage": usage})
-        said = f"I do not take {self.headers.get('authorization')} for that"
-        return self._reply(401 if "stream" not in sent else 500, {"error": {"message": said, "type": "x", "code": "k"}})
+        message = f"I do not take {self.headers.get('authorization')} for that"
+        return self._reply(
+            401 if "stream" not in sent else 500, {"error": {"message": message, "type": "x", "code": "k"}}
+        )
 
     def do_GET(self) -> None:
         self._reply(200, {"data": [{"id": "big", "owned_by": "somebody"}]})

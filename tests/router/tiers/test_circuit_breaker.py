@@ -34,7 +34,7 @@ def opened(clock: Clock) -> CircuitBreaker:
     return breaker
 
 
-def left_alone(breaker: CircuitBreaker) -> bool:
+def circuit_open(breaker: CircuitBreaker) -> bool:
     return "left alone" in fail(breaker, timed_out(URL, 1.0)).cause
 
 
@@ -65,16 +65,16 @@ def test_one_probe_closes_it_or_doubles_the_wait() -> None:
     breaker = opened(clock)
     for wait in (COOL_DOWN_S, 2 * COOL_DOWN_S, 4 * COOL_DOWN_S, MAX_COOL_DOWN_S, MAX_COOL_DOWN_S):
         clock.now += wait - 0.1
-        assert left_alone(breaker)
+        assert circuit_open(breaker)
         clock.now += 0.2
-        assert not left_alone(breaker)
-        assert left_alone(breaker)
+        assert not circuit_open(breaker)
+        assert circuit_open(breaker)
     clock.now += MAX_COOL_DOWN_S + 1
     with breaker.attempt():
-        assert left_alone(breaker), "one probe at a time"
+        assert circuit_open(breaker), "one probe at a time"
     assert not breaker.is_open
     for _ in range(FAILURES_TO_OPEN - 1):
-        assert not left_alone(breaker)
+        assert not circuit_open(breaker)
     assert not breaker.is_open
 
 

@@ -14,8 +14,8 @@ BEGUN = "The capital of France is"
 
 
 def event(text: str, *, ends: bool = False) -> tuple[bytes, dict[str, Any]]:
-    said = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop" if ends else None}]}
-    return json.dumps(said).encode(), said
+    event = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop" if ends else None}]}
+    return json.dumps(event).encode(), event
 
 
 def read(begun: str, pieces: list[str]) -> tuple[str, str]:
@@ -49,6 +49,6 @@ def test_what_a_cloud_says_first(begun: str, pieces: list[str], verdict: str, sh
 @given(st.text(max_size=40), st.lists(st.text(max_size=8), min_size=1, max_size=8))
 def test_nothing_is_lost_but_what_is_said_again(begun: str, pieces: list[str]) -> None:
     verdict, shown = read(begun, pieces)
-    said = "".join(pieces)
+    whole = "".join(pieces)
     assert verdict != "unknown"
-    assert shown == said if verdict != "repeats" else (begun.lstrip() + shown).endswith(said.lstrip())
+    assert shown == whole if verdict != "repeats" else (begun.lstrip() + shown).endswith(whole.lstrip())

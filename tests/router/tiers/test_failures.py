@@ -14,7 +14,7 @@ from updraft.router.tiers.failures import CloudFailure, refused, reported, unrea
 URL = "https://cloud.example/v1"
 
 
-def said(failure: CloudFailure) -> dict[str, Any]:
+def body_of(failure: CloudFailure) -> dict[str, Any]:
     return failure.error.to_body()["error"]
 
 
@@ -59,15 +59,15 @@ OPENAI = {"message": "No such model.", "type": "invalid_request_error", "param":
 def test_a_servers_own_words_are_kept(status: int, body: Any, expected: dict[str, Any]) -> None:
     failure = refused(URL, status, {}, body if isinstance(body, bytes) else json.dumps(body).encode())
     assert failure.error.status == failure.status == status
-    assert said(failure).items() >= expected.items()
-    assert said(failure).keys() >= {"message", "type", "param", "code"}
+    assert body_of(failure).items() >= expected.items()
+    assert body_of(failure).keys() >= {"message", "type", "param", "code"}
 
 
 def test_a_long_body_is_shortened() -> None:
-    assert len(said(refused(URL, 500, {}, b"no " * 100_000))["message"]) < 400
+    assert len(body_of(refused(URL, 500, {}, b"no " * 100_000))["message"]) < 400
     long = json.dumps({"error": {"message": "no " * 100_000}}).encode()
-    assert len(said(refused(URL, 500, {}, long))["message"]) < 3000
-    assert "\x1b" not in said(refused(URL, 500, {}, b"\x1b]52;c;aGk=\x07 oh"))["message"]
+    assert len(body_of(refused(URL, 500, {}, long))["message"]) < 3000
+    assert "\x1b" not in body_of(refused(URL, 500, {}, b"\x1b]52;c;aGk=\x07 oh"))["message"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_redirect_names_its_target(status: int) -> None:
 
 def test_an_error_in_a_stream_keeps_its_words() -> None:
     failure = reported(URL, {"message": "Too long.", "type": "BadRequestError", "code": 400})
-    assert (failure.kind, failure.error.status, said(failure)["type"]) == ("refused", 400, "BadRequestError")
+    assert (failure.kind, failure.error.status, body_of(failure)["type"]) == ("refused", 400, "BadRequestError")
     failure = reported(URL, "out of memory")
     assert (failure.kind, failure.error.status, failure.error.message) == ("unreachable", 502, "out of memory")
     assert not failure.unbilled

@@ -21,7 +21,7 @@ MODELS = {"data": [{"id": name} for name in ("b", "a", "c" * 500)]}
 
 @contextmanager
 def cloud(refusal: tuple[int, dict[str, Any]], models: tuple[int, Any]) -> Iterator[tuple[str, list[str]]]:
-    seen: list[str] = []
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -32,7 +32,7 @@ def cloud(refusal: tuple[int, dict[str, Any]], models: tuple[int, Any]) -> Itera
             self.reply(*models)
 
         def reply(self, status: int, body: Any) -> None:
-            seen.append(self.path)
+            paths.append(self.path)
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
@@ -44,7 +44,7 @@ def cloud(refusal: tuple[int, dict[str, Any]], models: tuple[int, Any]) -> Itera
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", seen
+        yield f"http://127.0.0.1:{server.server_port}/v1", paths
         server.shutdown()
 
 
@@ -76,6 +76,6 @@ def test_a_cloud_without_a_useful_list_says_what_it_said(models: tuple[int, Any]
 
 
 def test_another_refusal_asks_for_no_list() -> None:
-    with cloud((400, {"error": {"message": "Bad temperature."}}), (200, MODELS)) as (url, seen):
+    with cloud((400, {"error": {"message": "Bad temperature."}}), (200, MODELS)) as (url, paths):
         assert refused(url, "moon").error.message == "Bad temperature."
-    assert seen == ["/v1/chat/completions"]
+    assert paths == ["/v1/chat/completions"]

@@ -26,15 +26,15 @@ def free(monkeypatch):
 
 
 def test_a_step_uses_what_there_is_room_for(free) -> None:
-    give_way = threads.giving_way(EngineConfig())
+    yield_to_neighbours = threads.yields_to_neighbours(EngineConfig())
     for room in (3, 1, 2, 3):
         free[0] = room
-        give_way()
+        yield_to_neighbours()
         assert torch.get_num_threads() == room
 
 
 def test_batch_invariant_sums_are_cut_alike(free) -> None:
-    give_way = threads.giving_way(EngineConfig(batch_invariant=True))
+    yield_to_neighbours = threads.yields_to_neighbours(EngineConfig(batch_invariant=True))
     free[0] = 1
-    give_way()
+    yield_to_neighbours()
     assert torch.get_num_threads() == 3

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process import loop
-from updraft.cloud_engine.engine.process.loop import TELL_EVERY_S, TELL_WHOLE_EVERY_S, EngineLoop
+from updraft.cloud_engine.engine.process.loop import REPORT_EVERY_S, REPORT_WHOLE_EVERY_S, EngineLoop
 from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, Report, Stepped
 from updraft.cloud_engine.engine.process.transport import CoreTransport
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
@@ -69,7 +69,7 @@ def tokens_of(script: Script, name: str) -> list[int]:
     return [token for output in outputs if output.request_id == name for token in output.token_ids]
 
 
-@pytest.mark.parametrize(("streamed", "every_s"), [(True, TELL_EVERY_S), (False, TELL_WHOLE_EVERY_S)])
+@pytest.mark.parametrize(("streamed", "every_s"), [(True, REPORT_EVERY_S), (False, REPORT_WHOLE_EVERY_S)])
 def test_short_steps_are_told_of_together(run, streamed: bool, every_s: float) -> None:
     script = run(every_s / 9.5, (0, asked("a", streamed=streamed)))
     steps = [step for step, _ in script.outputs()]
@@ -82,7 +82,7 @@ def test_short_steps_are_told_of_together(run, streamed: bool, every_s: float) -
 
 def test_whoever_reads_along_does_not_wait_for_whoever_does_not(run) -> None:
     whole, streamed = asked("whole", streamed=False), asked("streamed", streamed=True, tokens=20)
-    script = run(1.01 * TELL_EVERY_S, (0, whole), (10, streamed))
+    script = run(1.01 * REPORT_EVERY_S, (0, whole), (10, streamed))
     steps = [step for step, _ in script.outputs()]
     assert steps[0] == 1, "it begins"
     assert set(range(11, 31)) <= set(steps), "each of the other's tokens, its end and its beginning"
@@ -97,7 +97,7 @@ def test_the_end_of_an_answer_is_told_at_once_while_others_go_on(run) -> None:
 
 def test_a_reader_who_left_holds_nobody_to_short_pauses(run) -> None:
     commands = (0, asked("whole", streamed=False)), (0, asked("streamed", streamed=True)), (5, Abort("streamed"))
-    script = run(1.01 * TELL_EVERY_S, *commands)
+    script = run(1.01 * REPORT_EVERY_S, *commands)
     assert [step for step, _ in script.outputs()] == [1, 2, 3, 4, 5, 15, 25, 35, 45, 55, 60]
 
 

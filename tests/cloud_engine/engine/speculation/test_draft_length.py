@@ -375,7 +375,7 @@ def test_one_step_that_was_held_up_does_not_count() -> None:
     recent = Recent()
     for seconds in (0.9, 0.1, 0.1, 0.8, 0.1):
         recent.add(seconds)
-        assert recent.median == 0.1 or not recent.is_sure
+        assert recent.median == 0.1 or not recent.is_reliable
     assert recent.median == 0.1
 
 
