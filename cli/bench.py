@@ -20,7 +20,7 @@ app = CommandLine(help="Measure, and print or write the figures with machine, ve
 
 @app.command()
 def escalation(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
+    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Held-out pocket tasks.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,

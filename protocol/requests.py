@@ -17,7 +17,7 @@ from .decoding import convert, decode, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
-from .sampling import MOST_LOGPROBS, SamplingParams
+from .sampling import MAX_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
     ResponseFormat,
@@ -32,8 +32,8 @@ from .structured import (
 )
 
 MAX_PROMPTS = 128  # of one completion request
-MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
-_MOST_ID_DIGITS = 10  # of a token id
+MAX_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+_MAX_ID_DIGITS = 10  # of a token id
 #: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
@@ -230,9 +230,9 @@ class CompletionRequest(_Shared, kw_only=True):
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequestError(
-                f"logprobs must be between 0 and {MOST_LOGPROBS}, got {self.logprobs}.",
+                f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}.",
                 param="logprobs",
                 code="invalid_value",
             )
@@ -285,8 +285,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
-        if count is not None and not 1 <= count <= MOST_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own
+        if count is not None and not 1 <= count <= MAX_ANSWERS:
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # a server may have a lower one of its own
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -381,7 +381,7 @@ def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """Token ids are strings on the wire, as JSON wants keys to be: of few digits, or reading them would take long."""
     biases: dict[int, float] = {}
     for key, bias in raw.items():
-        if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_ID_DIGITS):
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
             raise InvalidRequestError(
                 f"logit_bias must map token ids to numbers; {key[:40]!r} is no token id.",
                 param="logit_bias",

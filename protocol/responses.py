@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: Why an answer of finish reason "length" ended, where its request did not limit it: it came to the server's own bound
 #: (or the end of the context), or it repeated itself.
 StopReason = Literal["default_max_tokens", "repetition_detected"]
-MOST_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
+MAX_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

@@ -26,7 +26,7 @@ _MAYBE_NAME = re.compile(
 )
 
 
-_MOST_PENDING = 16_384  # characters that may wait for whether a call follows
+_MAX_PENDING = 16_384  # characters that may wait for whether a call follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class ToolCallParser:
             # Between two of them stands what stood there.
             self._undeclared += self._opening[self._undeclared_end :] if self._undeclared else call.raw
             self._undeclared_end = len(self._opening)
-            if not self._looks_like_call(call) or len(self._opening) > _MOST_PENDING:
+            if not self._looks_like_call(call) or len(self._opening) > _MAX_PENDING:
                 self._back_to_text()
             return
         call.finish(whole=whole)

@@ -12,7 +12,7 @@ from .tool_calls import CallDelta, ToolCallParser
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
-_MOST_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
+_MAX_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CallLimit:
                 self._calls[call.index][0] += call.name
                 self._calls[call.index][1] += call.arguments
             if self._parser.num_calls > before and (
-                self._once or self._calls.count(self._calls[before]) == _MOST_EQUAL_CALLS
+                self._once or self._calls.count(self._calls[before]) == _MAX_EQUAL_CALLS
             ):
                 return text[:end], True
         return text, False

@@ -99,7 +99,7 @@ def models(as_json: json_output.Flag = False) -> None:
     if as_json:
         json_output.show([_facts(library, entry) for entry in entries])
     elif not entries:
-        _say_none(library)
+        _print_no_models(library)
     else:
         _show(entries)
 
@@ -148,12 +148,12 @@ def verify(
     if as_json:
         json_output.show([{"name": each, "state": state} for each, state in states.items()])
     elif not states:
-        _say_none(library)
+        _print_no_models(library)
     if any(state != "ready" for state in states.values()):
         raise typer.Exit(1)
 
 
-def _say_none(library: Library) -> None:
+def _print_no_models(library: Library) -> None:
     output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
 
 

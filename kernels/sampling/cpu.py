@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...protocol.sampling import LEAST_TEMPERATURE
+from ...protocol.sampling import MIN_TEMPERATURE
 from ..runtime.native_library import loaded
 from .noise import noise_keys
 from .types import Sampling
@@ -55,7 +55,7 @@ def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor
         mask_stride=0 if mask is None else mask.stride(0),
         num_threads=torch.get_num_threads(),
         is_bf16=logits.dtype == torch.bfloat16,
-        least_temperature=LEAST_TEMPERATURE,
+        least_temperature=MIN_TEMPERATURE,
     )
 
 

@@ -30,7 +30,7 @@ from .measurement import MeasurementJob, Speeds
 
 BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
-_LEAST_GAIN = 0.05
+_MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
 _FEWER = (None, 4, 2, 1)  # answers at once
 _RUN_S = 4.0  # a run that may take longer than what is left is not begun
@@ -67,7 +67,7 @@ class TrialResult:
 
     def beats(self, other: TrialResult) -> bool:
         """By more than the noise of both, and by 5 % at least."""
-        return self.seconds < other.seconds * (1 - max(_LEAST_GAIN, self.noise, other.noise))
+        return self.seconds < other.seconds * (1 - max(_MIN_GAIN, self.noise, other.noise))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from .json_narrowing import table, tables
 from .user_text import trim_user_turns
 
 #: No engine goes below; some take -1 for an answer without a limit.
-_LEAST = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
+_MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Where the kinds of tools and formats of other servers may be of other types.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs")
@@ -170,7 +170,7 @@ def _check_frame(body: dict[str, Any]) -> None:
         raise _invalid("stream", "must be true or false")
     if body.get("stream_options") is not None and table(body["stream_options"]) is None:
         raise _invalid("stream_options", "must be an object")
-    for param, least in _LEAST.items():
+    for param, least in _MINIMA.items():
         value: Any = body.get(param)
         if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
             raise _invalid(param, f"must be at least {least}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.requests import Message
-from ...protocol.responses import MOST_TOKENS, FinishReason, StopReason
+from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import Constraint, ToolUse
 from ..request.json_narrowing import table
@@ -139,7 +139,7 @@ def _count(counts: dict[str, Any], name: str) -> int | None:
     value: Any = counts.get(name)
     if value is None:
         return 0
-    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
     return value if counted else None
 
 

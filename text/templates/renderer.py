@@ -22,7 +22,7 @@ from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
-_MOST_SOURCE = 2**18  # characters; the longest real ones have 30,000
+_MAX_SOURCE = 2**18  # characters; the longest real ones have 30,000
 _GRACE_SECONDS = 5.0  # for a child that closed its output to end, too
 
 
@@ -57,9 +57,9 @@ class Renderer:
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
         """Raises ModelLoadError for one that is longer than any template is."""
-        if len(source) > _MOST_SOURCE:
+        if len(source) > _MAX_SOURCE:
             raise ModelLoadError(
-                f"The model's chat template has {len(source):,} characters; at most {_MOST_SOURCE:,} are read. "
+                f"The model's chat template has {len(source):,} characters; at most {_MAX_SOURCE:,} are read. "
                 "Give another one with --chat-template."
             )
         self._limits = limits

@@ -27,7 +27,7 @@ from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings, Middle, RouterConfig
 from updraft.router.factory import load_learning_gates
-from updraft.router.feedback.collector import MOST_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
+from updraft.router.feedback.collector import MAX_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import GateDecision
 from updraft.router.router import Router
@@ -175,14 +175,14 @@ def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path / "experience.sqlite3")
     learner = ExperienceCollector(disk, PAIR, explored=1.0)
     try:
-        for _ in range(MOST_WAITING + 3):
+        for _ in range(MAX_WAITING + 3):
             learner.observe(judged())
-        assert learner.counts == LearningCounts(waiting=MOST_WAITING, dropped=3)
+        assert learner.counts == LearningCounts(waiting=MAX_WAITING, dropped=3)
     finally:
         disk.spins.set()
         asyncio.run(learner.close())
-    assert learner.counts == LearningCounts(kept=MOST_WAITING, dropped=3)
-    assert len(kept(tmp_path)) == MOST_WAITING
+    assert learner.counts == LearningCounts(kept=MAX_WAITING, dropped=3)
+    assert len(kept(tmp_path)) == MAX_WAITING
 
 
 @pytest.mark.parametrize(("held_s", "counts"), [(30, LearningCounts(failed=12)), (0.3, LearningCounts(kept=12))])
