@@ -57,8 +57,8 @@ def plain_sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     chosen = logits.argmax(dim=-1)
     random = [index for index, row in enumerate(rows) if row.params.temperature >= MIN_TEMPERATURE]
     if random:
-        drawn = _draw(logits[random], [rows[index] for index in random])
-        chosen[torch.tensor(random, device=logits.device)] = drawn
+        sampled = _draw(logits[random], [rows[index] for index in random])
+        chosen[torch.tensor(random, device=logits.device)] = sampled
     return chosen.tolist()
 
 

@@ -149,10 +149,10 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         gates(str(tmp_path), other)
     without = gates("auto", other)
     assert isinstance(without, NoPolicyGates)
-    told = without.before(MESSAGES, None)
-    assert told.escalate
-    assert "no policy is calibrated for this pair" in told.reason
-    assert "updraft calibrate" in told.reason
+    decision = without.before(MESSAGES, None)
+    assert decision.escalate
+    assert "no policy is calibrated for this pair" in decision.reason
+    assert "updraft calibrate" in decision.reason
     with pytest.raises(InvalidRequestError, match="updraft calibrate"):
         check_quality(without, 0.9)
 
@@ -232,6 +232,10 @@ def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, (0.5, 1.5), promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
-        told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
-        assert [decision.reason.endswith("on average") for decision in told] == [promised] * 3
+        decisions = (
+            gates.before(MESSAGES, None),
+            gates.during(MESSAGES, answer, None),
+            gates.after(MESSAGES, answer, None),
+        )
+        assert [decision.reason.endswith("on average") for decision in decisions] == [promised] * 3
     assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"
