@@ -110,7 +110,7 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
 
 
 def read(results: Path, stem: str) -> dict[str, Written]:
-    """What the parts have written, by part."""
+    """The output of the parts, by part."""
     found = sorted(results.glob(f"{stem}-*.json"))
     return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in found}
 

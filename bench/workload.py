@@ -24,7 +24,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to draw: `count` requests, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
+    """`count` requests to sample, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
 
     count: int = 256
     most_prompt: int = 512

@@ -26,7 +26,7 @@ def escalation(
     quality: options.Quality = None,
     json_path: json_output.File = None,
 ) -> None:
-    """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
+    """Measure the local answer as a draft: escalations with it, without it, and with a useless one.
 
     \b
     Example

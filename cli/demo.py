@@ -83,7 +83,7 @@ def _config(quality: float | None) -> RouterConfig:
 
 @dataclass(slots=True)
 class DemoFigures:
-    """What the demo found: the figures of `--json`, and example replies."""
+    """The results of the demo: the figures of `--json`, and example replies."""
 
     figures: dict[str, Any]
     routed: TaskOutcome

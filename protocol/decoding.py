@@ -56,7 +56,7 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def refusal(message: str) -> InvalidRequestError:
-    """What msgspec says, as an error of ours."""
+    """msgspec's message, as an error of ours."""
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")
     if unknown:

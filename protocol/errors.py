@@ -129,7 +129,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """What may be spent on the cloud in a day is spent.
+    """The day's budget for the cloud is spent.
 
     `renews_s`: seconds until there is a new budget.
     """

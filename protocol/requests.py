@@ -1,4 +1,4 @@
-"""What a client may ask: OpenAI's chat and text completion requests, decoded and checked.
+"""The requests of clients: OpenAI's chat and text completion requests, decoded and checked.
 
 Unknown fields are refused, but those of messages, which belong to whoever wrote them and are ignored. Fields of the
 OpenAI surface that no engine of ours implements are accepted only at the value that changes nothing; anything else is
@@ -115,7 +115,7 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of requests may ask.
+    """The fields of both kinds of requests.
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
     (alternatives per token of the prompt), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
@@ -205,7 +205,7 @@ class ChatRequest(_Shared, kw_only=True):
         return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
-        """What the answer must look like, tools aside. Raises InvalidRequestError."""
+        """The constraint on the answer, tools aside. Raises InvalidRequestError."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
         if self.structured_outputs is None:
             return wanted
@@ -242,7 +242,7 @@ class CompletionRequest(_Shared, kw_only=True):
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def constraint(self) -> Constraint | None:
-        """What the answer must look like. Raises InvalidRequestError."""
+        """The constraint on the answer. Raises InvalidRequestError."""
         return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
 
 
@@ -337,7 +337,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
-    """What is known only at the end cannot be streamed, and what has no effect is not asked for."""
+    """Refuse to stream results known only at the end, and options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
         ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),

@@ -1,4 +1,4 @@
-"""What a server answers: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
+"""The answers of a server: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
 
 Fields left at `UNSET` do not appear on the wire.
 """
@@ -39,7 +39,7 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
-    """What vLLM says on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
+    """vLLM's usage on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -82,9 +82,9 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class AnswerNotes(msgspec.Struct, kw_only=True):
-    """What an engine says of its own answer, in the place where a router says more."""
+    """An engine's notes on its own answer, where a router has more to say."""
 
-    # What of the request's schema the answer was not held to.
+    # The parts of the request's schema that the answer was not held to.
     notes: list[str]
 
 
@@ -111,7 +111,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
-    # What of the request's schema the answer was not held to; left out where there is nothing to say.
+    # The parts of the request's schema that the answer was not held to; left out where there is nothing to say.
     notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:

@@ -139,7 +139,7 @@ class ResolvedParams(SamplingParams):
 
     @property
     def stated(self) -> SamplingDefaults:
-        """What an answer says about how its tokens were chosen."""
+        """The answer's report of how its tokens were chosen."""
         return SamplingDefaults(**{field.name: getattr(self, field.name) for field in fields(SamplingDefaults)})
 
 

@@ -1,4 +1,4 @@
-"""What an answer must look like: `response_format`, `structured_outputs` and `tools`, as clients write them."""
+"""Constraints on answers: `response_format`, `structured_outputs` and `tools`, as clients write them."""
 
 from __future__ import annotations
 

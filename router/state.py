@@ -1,4 +1,4 @@
-"""What all requests of one router share: its settings, its tiers, their pace, its budget."""
+"""The state that all requests of one router share: settings, tiers, latencies, budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CloudCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What a router routes between. `gates` is None where there is no local tier to judge.
+    """The tiers of a router. `gates` is None where there is no local tier to judge.
 
     `middle`: smaller clouds than `cloud`, from the smallest up.
     """

@@ -205,7 +205,7 @@ def _conversation(
 
 
 def _up_to_mark(text: str) -> str:
-    """What is rendered, up to the end of the last message."""
+    """The rendered text, up to the end of the last message."""
     prompt, found, _ = text.rpartition(END_MARK)
     if not found:
         raise InvalidRequestError(

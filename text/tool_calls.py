@@ -83,7 +83,7 @@ class ToolCallParser:
         return self._taken()
 
     def flush(self) -> Parsed:
-        """What is left at the end of the answer."""
+        """The rest at the end of the answer."""
         if self._state == self._in_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
@@ -214,7 +214,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """What is no call comes back: of what had one in it, only the calls of other functions."""
+        """Give back what is no call: of what had one in it, only the calls of other functions."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False
@@ -311,7 +311,7 @@ class _CallReader:
 
 
 def _string(text: str) -> str:
-    """What a JSON string holds; empty for anything else."""
+    """The content of a JSON string; empty for anything else."""
     try:
         value = json.loads(text)
     except ValueError:

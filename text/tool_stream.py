@@ -27,8 +27,8 @@ class OfferedTools:
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
-        """What ends one answer behind a call: its first, where it may make no other and no constraint holds it to that,
-        or one that it repeats. None where neither can be.
+        """The limit on one answer's calls: it ends behind its first, where it may make no other and no constraint holds
+        it to that, or behind one that it repeats. None where neither can be.
         """
         once = constraint is None and not self.use.parallel
         return CallLimit(self.parser(), once=once) if once or (detects_repetition and self.use.parallel) else None

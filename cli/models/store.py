@@ -63,7 +63,7 @@ def pull(
 def obtain(
     library: Library, model: str, *, name: str | None = None, sha256: str | None = None, yes: bool = False
 ) -> Manifest:
-    """What `model` means, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
+    """The file of `model`, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
     from ...local_engine.store import find as finding
     from ...local_engine.store.pull import check_space, stored
     from ...local_engine.store.pull import pull as fetch

@@ -1,4 +1,4 @@
-"""What an operator may set on an engine, checked once."""
+"""The settings of an engine, checked once."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What a variant starts from; `exponents` are 2i / rotary_dim, float32."""
+    """The base of a variant; `exponents` are 2i / rotary_dim, float32."""
 
     theta: float
     exponents: Tensor

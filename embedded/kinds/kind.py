@@ -1,4 +1,4 @@
-"""What a task kind is: a generator of questions, and how their answers are graded."""
+"""A task kind: a generator of questions, and how their answers are graded."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Halves = npt.NDArray[np.float16]
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What attention is computed of. `query`: (streams, heads, rows, values); `key` and `value`: (streams, key heads,
+    """The inputs of attention. `query`: (streams, heads, rows, values); `key` and `value`: (streams, key heads,
     cells, values); `mask`: (1 or streams, rows, cells), added to the scores."""
 
     query: Floats

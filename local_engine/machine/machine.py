@@ -1,4 +1,4 @@
-"""What the machine gives this process: cores, processor time, memory. A container has often less of each than it sees.
+"""The resources of this process: cores, processor time, memory. A container has often less of each than it sees.
 
 Linux control groups (v1 and v2) are read from files; elsewhere psutil answers alone.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-# What llama.cpp has code for, as Linux names it.
+# Instruction sets that llama.cpp has code for, as Linux names them.
 _INSTRUCTION_SETS = (
     *("ssse3", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f", "avx512vbmi", "avx512_vnni"),
     *("avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve", "sme"),

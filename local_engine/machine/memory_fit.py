@@ -63,7 +63,7 @@ class Need:
 
 
 def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
-    """What `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
+    """The memory that `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     return Need(
         weights=sum(tensor.size for tensor in header.tensors) + plan.adapters,

@@ -37,7 +37,7 @@ class LocalToken:
 
 @dataclass(slots=True)
 class Event:
-    """What the reader learns with one token."""
+    """One token, as the reader gets it."""
 
     token: LocalToken
     # The model's own end of turn, which is no part of the answer.
@@ -57,7 +57,7 @@ class Event:
 
 
 class EngineJob(Protocol):
-    """What the engine's loop computes. All methods are called on its thread."""
+    """The work of the engine's loop. All methods are called on its thread."""
 
     sequence: Sequence
 
@@ -148,7 +148,7 @@ class Generation:
         self.mailbox.put(error)
 
     def _advance(self, token: int, row: RowMeasure) -> Event:
-        """What the answer makes of a token."""
+        """The event for a token."""
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
             text, _ = self._emit(self._detokenizer.flush(), last=True)

@@ -242,7 +242,7 @@ class LocalEngineLoop:
 
 
 def _rows(step: ScheduledStep) -> list[Rows]:
-    """What the context is to compute, in the order of the step."""
+    """The rows for the context to compute, in the order of the step."""
     probes = [
         Rows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
     ]

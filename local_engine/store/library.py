@@ -141,7 +141,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """What was renamed stays so, in this order, whatever happens to the machine."""
+        """Make renames durable, in this order, whatever happens to the machine."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)

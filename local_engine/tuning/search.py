@@ -79,7 +79,7 @@ class Tuning:
     runs: tuple[TrialResult, ...]
     # How much sooner a request is done than with the default, in the comparison that decided.
     gain: float
-    # What there was no time for.
+    # Choices that there was no time for.
     skipped: tuple[str, ...]
     seconds: float
 
@@ -158,7 +158,7 @@ def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHea
 def _candidates(
     default: Choice, machine: Machine, header: GgufHeader
 ) -> Iterator[tuple[str, list[Callable[[Choice], Choice]]]]:
-    """What is tried, setting by setting; each changes one field of the best choice so far."""
+    """The choices to try, setting by setting; each changes one field of the best choice so far."""
     numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
     if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):

@@ -109,7 +109,7 @@ def body_of(response: httpx.Response) -> Iterator[bytes]:
 
 
 def validator_of(response: httpx.Response) -> str | None:
-    """What tells one version of a file from another on the same server."""
+    """The validator that tells one version of a file from another on the same server."""
     return response.headers.get("etag") or response.headers.get("last-modified")
 
 

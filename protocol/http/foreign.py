@@ -1,4 +1,4 @@
-"""What other servers answer, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
+"""The answers of other servers, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller's own headers and query say travels on to a cloud or node, by an explicit list.
+"""The caller's headers and query parameters that are forwarded to a cloud or node: an explicit list.
 
 Each hop has credentials and framing of its own, and none of either may reach the next.
 """
@@ -30,7 +30,7 @@ _MAX_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What goes along with a request to whoever answers it."""
+    """The headers and query parameters forwarded with a request."""
 
     # By lower-cased name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -52,7 +52,7 @@ NOTHING = Forwarded()
 
 
 def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
-    """What of a request travels on.
+    """The forwarded part of a request.
 
     Raises InvalidRequestError, by name, for what neither may nor belongs to this hop.
     """

@@ -77,7 +77,7 @@ def create_app(
 
 
 class Traffic:
-    """What is going on in an app. While `draining`, new requests are sent away and those in flight go on.
+    """The requests in flight of an app. While `draining`, new requests are sent away and those in flight go on.
 
     `at_deadline` gives those that are still there at its end an error of the app's own.
     """

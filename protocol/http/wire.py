@@ -48,5 +48,5 @@ class WireResponse:
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
-    """What `work` makes of a body; of a long one not on the event loop, on which others are waiting."""
+    """The result of `work`; for a long body it is computed in a thread, off the event loop."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()

@@ -30,7 +30,7 @@ class PrintableStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What can be shown by now."""
+        """The text that can be shown by now."""
         text = self._held + piece
         begun = _BEGUN.search(text)
         at = len(text) if begun is None else begun.start()

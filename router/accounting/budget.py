@@ -59,7 +59,7 @@ class BudgetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one or many requests take of a budget."""
+    """The amounts that one or many requests take of a budget."""
 
     # How many there were.
     requests: int = 0

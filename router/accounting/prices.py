@@ -1,4 +1,4 @@
-"""What tokens cost: the two tiers' prices, and those of models that the user names."""
+"""Prices of tokens: those of the two tiers, and of models that the user names."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class JudgedRequest:
     record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
-    # What the cloud said, if that is known and can be compared.
+    # The cloud's answer, if it is known and can be compared.
     cloud: ComparableAnswer | None = None
     # Those that the device had to call, if any.
     tools: OfferedTools | None = None
@@ -59,7 +59,7 @@ class JudgedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LearningCounts:
-    """What became of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
+    """Counts of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
 
     waiting: int = 0
     kept: int = 0

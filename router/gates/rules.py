@@ -20,7 +20,7 @@ _MAX_REASON = 200  # characters of an error: it may repeat values of the request
 
 @dataclass(frozen=True, slots=True)
 class TierAvailability:
-    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
+    """The tiers of this router: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None

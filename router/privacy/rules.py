@@ -35,7 +35,7 @@ class Privacy:
     # Regular expressions by name, in the syntax of Rust's `regex`, which takes linear time. They match anywhere;
     # `(?i)` in front ignores case.
     patterns: dict[str, str] = field(default_factory=dict[str, str])
-    # What Presidio is to look for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
+    # The entities that Presidio looks for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
     presidio: tuple[str, ...] = ()
     # The language that Presidio takes texts to be in.
     presidio_language: str = "en"
@@ -114,7 +114,7 @@ def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -
 
 
 def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """What somebody's messages make only together, where one ends and the next starts: a word, a long run of digits."""
+    """Words and long runs of digits that span two messages of one role, where one ends and the next starts."""
     texts_by_role: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")

@@ -46,7 +46,7 @@ class RoutingRequest:
     deadline: float | None
     # A rule did.
     privacy_rule: str | None = None
-    # What goes along to a cloud.
+    # The parts that are forwarded to a cloud.
     forwarded: Forwarded = NOTHING
 
     @property
@@ -157,7 +157,9 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 
 
 def _check_frame(body: dict[str, Any]) -> None:
-    """What the router itself reads, and what no engine takes. All else is for the tier that answers to judge.
+    """Check the fields that the router itself reads, and refuse those that no engine takes.
+
+    All else is for the tier that answers to judge.
 
     Raises InvalidRequestError.
     """
@@ -193,7 +195,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 
 def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
-    """What our cloud can do and the engine on the device cannot."""
+    """The parameters that our cloud supports and the engine on the device does not."""
     if request.num_answers > 1:
         return UnsupportedFeatureError("n: this device gives one answer.", param="n")
     if request.num_candidates > 1:

@@ -70,7 +70,7 @@ class CloudFailure(Exception):
         self.cause = cause
         self.error = error
         self.kind: FailureKind = kind
-        # What it answered, where it answered.
+        # The status of its answer, where it answered.
         self.status = status
         # It certainly cost nothing: the server said no, or was never reached.
         self.unbilled = status is not None or not reached

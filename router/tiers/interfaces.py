@@ -40,7 +40,7 @@ class Token(Protocol):
 
 @dataclass(slots=True)
 class LocalAnswer:
-    """What the local model has written so far; complete once `finish_reason` is set.
+    """The local model's answer so far; complete once `finish_reason` is set.
 
     `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
     `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;

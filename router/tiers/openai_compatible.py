@@ -115,7 +115,7 @@ class HttpCloudTier:
             await self._client.aclose()
 
     async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float, body: dict[str, Any]) -> T:
-        """What `attempt` gives in the end, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
+        """The result of `attempt`, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:

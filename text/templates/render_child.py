@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:
-    """What becomes of each context; one failure of a template that is not valid. Raises MemoryError."""
+    """The outcome of each context; one failure of a template that is not valid. Raises MemoryError."""
     if failed := _outcome(lambda: program.compile(len(message))):
         return failed
     return [_outcome(lambda context=context: program.text(context)) or {} for context in json.loads(message)]

@@ -33,7 +33,7 @@ from .host_device_copy import HostCopy, to_device
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """What `sample_on_device` says, which is waited for."""
+    """The result of `sample_on_device`, waited for."""
     return sample_on_device(logits, rows).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What steps on a GPU will need is compiled and captured before the first request comes, and told of.
+"""Compile and capture what steps on a GPU need before the first request, and report it.
 
 Triton compiles a kernel when it is first launched, for seconds in which everybody would wait. What it compiled is kept
 on disk, so that the next start is short.

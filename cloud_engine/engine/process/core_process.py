@@ -73,7 +73,7 @@ class CoreProcess:
                 self._commands.send(data)
 
     def reports(self) -> Iterator[Report]:
-        """What the core reports, up to its end. The last is always a `Down`, whatever the core died of."""
+        """The core's reports, up to its end. The last is always a `Down`, whatever the core died of."""
         silent_s = 0.0
         while True:
             dead = self._process.poll() is not None

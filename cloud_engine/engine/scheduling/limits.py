@@ -1,4 +1,4 @@
-"""What a request may ask of an engine, told before it is queued."""
+"""The limits of a request to an engine, checked before it is queued."""
 
 from __future__ import annotations
 

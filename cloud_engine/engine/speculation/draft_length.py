@@ -117,7 +117,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
-        """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
+        """The charge is capped: a step that takes longer than it ever should was held up by something else."""
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
@@ -256,7 +256,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """What that may take at most."""
+        """The plan with drafts of at most `length`, at its highest cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

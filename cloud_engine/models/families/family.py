@@ -1,4 +1,4 @@
-"""What a page of `families/` says about a model family: how its configuration reads and how its tensors are called."""
+"""The description of a model family: how its configuration reads and how its tensors are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer says about its own prompt: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
+"""Reports on the prompt of an answer: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
 
 @contextmanager
 def _naming_the_prompt(field: str) -> Generator[None]:
-    """What the engine says about the prompt is said about the field that clients have it in."""
+    """Name the client's field in the engine's errors about the prompt."""
     try:
         yield
     except InvalidRequestError as error:

@@ -121,7 +121,7 @@ class JobMaker:
     def _shape(
         self, request: ChatRequest | CompletionRequest
     ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
-        """What every format begins with."""
+        """The arguments that all formats share."""
         params = request.sampling().resolved(self._sampling)
         sampling = UNSET if request.use_beam_search else params.stated
         logprobs = params.logprobs is not None
