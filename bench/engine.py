@@ -43,11 +43,11 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The options of a measurement: a model of `shape` (`pocket`, or random weights of a real one), written to
-    `model_dir` where peers are to load it.
-    """
+    """The options of a measurement."""
 
+    # Where a model of `shape` is written for peers to load.
     model_dir: Path
+    # `pocket`, or the name of a real shape, for random weights.
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)

@@ -56,17 +56,17 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
 
 
 class Message(msgspec.Struct):
-    """One turn. `content` may be a string or a list of text parts; other part types are refused.
-
-    An assistant that called tools may have said nothing else (`content` None); the role "tool" carries what a call
-    with `tool_call_id` gave. What an assistant refused with is its text. An empty list of calls is none.
-    """
+    """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    # None for an assistant that only called tools. Parts other than text are refused.
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
+    # An empty list is none.
     tool_calls: list[ToolCall] | None = None
+    # The call that a turn of the role "tool" answers.
     tool_call_id: str | None = None
+    # Text of an assistant that refused.
     refusal: str | None = None
     # Beyond every server of ours: text that would be lost.
     function_call: Any = None
@@ -115,12 +115,7 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both kinds of requests.
-
-    For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
-    (alternatives per token of the prompt), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
-    beams as `best_of` or `n` says, ranked by log-probability / length ** `length_penalty`.
-    """
+    """The fields of both kinds of requests."""
 
     model: str
     stream: bool = False
@@ -139,15 +134,21 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    # Answers to choose `n` from. Cloud only, like the next three.
     best_of: int | None = None
+    # With as many beams as `best_of` or `n` says.
     use_beam_search: bool = False
+    # Beams are ranked by log-probability / length ** `length_penalty`.
     length_penalty: float | None = None
+    # Alternatives per token of the prompt.
     prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    # Lower goes first. Cloud only, like the next.
     priority: int | None = None
+    # Only requests with the same salt share cached prefixes.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
     updraft: UpdraftOptions | None = None

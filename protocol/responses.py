@@ -26,14 +26,13 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """`accepted_prediction_tokens` of the request's draft were confirmed by the model, `rejected_…` were not.
+    """OpenAI's details, and two of ours."""
 
-    `draft_proposed` and `draft_accepted` (ours, left out where there is none) count the tokens of a draft *model*.
-    """
-
+    # Tokens of the request's draft that the model confirmed.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
+    # Tokens of a draft model; left out where there is none.
     draft_proposed: int | UnsetType = UNSET
     draft_accepted: int | UnsetType = UNSET
 

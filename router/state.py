@@ -28,15 +28,14 @@ class CloudCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """The tiers of a router. `gates` is None where there is no local tier to judge.
-
-    `middle`: smaller clouds than `cloud`, from the smallest up.
-    """
+    """The tiers of a router."""
 
     local: LocalTier | None
     cloud: CloudTier | None
+    # None where there is no local tier to judge.
     gates: Gates | None
     local_missing: UpdraftError | None = None
+    # Smaller clouds than `cloud`, from the smallest up.
     middle: tuple[CloudCandidate, ...] = ()
 
 

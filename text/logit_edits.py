@@ -19,13 +19,13 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitEdits:
-    """Changes to the logits of `token_ids`: divide by `divisors` if positive, else multiply; add `offsets`.
+    """Changes to logits, each (edits,)."""
 
-    Each (edits,). No token comes twice.
-    """
-
+    # No token comes twice.
     token_ids: npt.NDArray[np.int32]
+    # Divide positive logits, multiply others.
     divisors: Floats
+    # Added afterwards.
     offsets: Floats
 
     def applied(self, logits: Floats) -> Floats:

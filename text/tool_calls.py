@@ -44,10 +44,12 @@ class ToolSyntax:
 
 @dataclass(slots=True)
 class CallDelta:
-    """More of the `index`-th call: `name` comes once and first, `arguments` piece by piece."""
+    """More of the `index`-th call."""
 
     index: int
+    # Comes once and first.
     name: str = ""
+    # Comes piece by piece.
     arguments: str = ""
 
 

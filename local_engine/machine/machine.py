@@ -26,16 +26,20 @@ _NO_LIMIT = 2**60  # version 1 writes "no limit" as a huge number
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores`: physical ones this process may use; `processors`: the same with hyper-threads. `quota`: processors'
-    worth of time it may spend, None for no limit. `memory`, `available`: bytes it may use at most, and now without
-    swapping. `instruction_sets`: those that matter to llama.cpp, as Linux names them; empty where nobody tells."""
+    """The processor and the memory that this process may use."""
 
     processor: str
+    # Physical ones.
     cores: int
+    # The same with hyper-threads.
     processors: int
+    # Processors' worth of time; None for no limit.
     quota: float | None
+    # Bytes at most.
     memory: int
+    # Bytes now, without swapping.
     available: int
+    # Those that matter to llama.cpp, as Linux names them; empty where they are not known.
     instruction_sets: tuple[str, ...]
 
     @property

@@ -26,12 +26,13 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class LocalToken:
-    """One generated token. `text` is what it adds to the answer: empty while a character or a possible stop string is
-    incomplete. `top`: the most likely ids with their log-probabilities, where asked for."""
+    """One generated token."""
 
     id: int
+    # Its part of the answer: empty while a character or a possible stop string is incomplete.
     text: str
     signals: TokenSignals
+    # The most likely ids with their log-probabilities, where asked for.
     top: tuple[tuple[int, float], ...] = ()
 
 

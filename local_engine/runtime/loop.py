@@ -36,11 +36,13 @@ _NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """`cells`: of the KV cache, for `Sequence.limit` of any request; `sequences`: ids of the context; `queue_limit`:
-    requests that may wait beside those that run."""
+    """Sizes and limits of the loop."""
 
+    # Of the KV cache, for `Sequence.limit` of any request.
     cells: int
+    # Ids of the context.
     sequences: int
+    # Requests that may wait.
     queue_limit: int
     limits: SchedulerLimits
 

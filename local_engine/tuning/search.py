@@ -49,13 +49,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """`prompt_tokens_per_s`, `answer_tokens_per_s`: medians; `noise`: the larger relative spread of the two. `note`:
-    what it was measured for, or why it failed."""
+    """A measured choice."""
 
     choice: Choice
+    # The purpose of the measurement, or why it failed.
     note: str
+    # Medians, as `answer_tokens_per_s`.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
+    # The larger relative spread of the two speeds.
     noise: float = 0.0
 
     @property

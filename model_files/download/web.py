@@ -20,18 +20,18 @@ _MAX_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`tries`: failures in a row that are accepted; one that came after `worthwhile` new bytes starts a new row.
-
-    The wait doubles from `backoff_s` with each. A server that sends fewer than `least_bytes` in `window_s` seconds has
-    failed as well, though no single read took longer than `read_s`.
-    """
+    """When a download fails, and how often it is tried again."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
+    # Failures in a row that are accepted.
     tries: int = 5
+    # The first wait; each next one is twice as long.
     backoff_s: float = 1.0
+    # A server fails that sends fewer than `least_bytes` in this time.
     window_s: float = 30.0
     least_bytes: int = 16 * 1024
+    # A failure after so many new bytes starts a new row.
     worthwhile: int = 1024 * 1024
 
     def wait_s(self, failures: int, asked_s: float = 0.0) -> float:

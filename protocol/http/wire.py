@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without a socket. `headers` are lower-cased, `query` has no question mark.
-
-    `timeout_s` None means no limit.
-    """
+    """An HTTP request without a socket."""
 
     method: str
     path: str
+    # Lower-cased names.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
+    # None means no limit.
     timeout_s: float | None = None
+    # Without the question mark.
     query: str = ""
 
 

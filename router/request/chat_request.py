@@ -27,14 +27,14 @@ RequestedTier = Literal["auto", "local", "cloud"]
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot. `body`
-    is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we do.
-    `deadline` is on the clock of `time.monotonic()`.
-    """
+    """A chat request with the options of the router."""
 
     requested_tier: RequestedTier
+    # The caller's request without our `updraft` options: the cloud may know more fields than we do.
     body: dict[str, Any]
+    # The request for the device's engine; None where it cannot take it.
     chat: ChatRequest | None
+    # Why the engine cannot take it.
     unsupported: InvalidRequestError | None
     # The caller said so.
     private: bool
@@ -43,6 +43,7 @@ class RoutingRequest:
     # The threshold of the plain cascade, where the request asks for that.
     confidence: float | None
     hold_tokens: int | None
+    # On the clock of `time.monotonic()`.
     deadline: float | None
     # A rule did.
     privacy_rule: str | None = None

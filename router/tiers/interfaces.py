@@ -40,23 +40,24 @@ class Token(Protocol):
 
 @dataclass(slots=True)
 class LocalAnswer:
-    """The local model's answer so far; complete once `finish_reason` is set.
-
-    `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
-    `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;
-    None until the engine has them. `sampling`: what chose the tokens; `stop_reason`: why a "length" is no limit of the
-    request's.
-    """
+    """The local model's answer so far."""
 
     prompt_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
+    # One per token, plus one for the end-of-turn token once the answer is complete.
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
+    # Set once the answer is complete.
     finish_reason: FinishReason | None = None
+    # Why a "length" is no limit of the request's.
     stop_reason: StopReason | None = None
+    # The defaults that chose the tokens.
     sampling: SamplingDefaults | None = None
+    # (hidden_size,); None until the engine has it, like the next two.
     prompt_hidden: NDArray[np.float32] | None = None
+    # (prompt_tokens - 1,).
     prompt_logprobs: NDArray[np.float32] | None = None
+    # (hidden_size,).
     answer_hidden: NDArray[np.float32] | None = None
 
 

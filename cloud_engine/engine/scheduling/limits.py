@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Those of a model (`vocab_size`, `eos_ids`) and of the server (`context_length`, `num_blocks`, `config`)."""
+    """The limits that a model and its server set for requests."""
 
     vocab_size: int
     context_length: int

@@ -48,11 +48,15 @@ class DraftCandidate:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """`tokens` expected from a step of `seconds`, which need `upfront_s` once, before the first such step."""
+    """A way to do the next step."""
 
+    # Drafts of each candidate.
     lengths: list[int]
+    # Expected from the step.
     tokens: float
+    # Expected for the step.
     seconds: float
+    # Needed once, before the first such step.
     upfront_s: float = 0.0
 
     @property
