@@ -94,8 +94,8 @@ def engine(
     from ..bench.engine import Setting, cb_settings, measure
     from ..bench.workload import Workload
 
-    most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
-    workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
+    max_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
+    workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
     config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
     config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}

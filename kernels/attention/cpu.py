@@ -28,7 +28,7 @@ class AttentionCall(ctypes.Structure):
         *(
             (name, ctypes.c_int64)
             for name in (
-                *("query_stride", "num_sequences", "most_queries", "heads", "kv_heads", "block_size", "head_dim"),
+                *("query_stride", "num_sequences", "max_queries", "heads", "kv_heads", "block_size", "head_dim"),
                 *("window", "num_threads", "is_bf16"),
             )
         ),
@@ -95,7 +95,7 @@ class NativeAttention:
             sequences=self._sequences.ctypes.data,
             tables=self._blocks.ctypes.data,
             num_sequences=len(self._sequences) - 1,  # without the padding
-            most_queries=int(batch.rows[:-1].max()),
+            max_queries=int(batch.rows[:-1].max()),
             **same,
         )
 

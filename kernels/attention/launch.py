@@ -70,12 +70,12 @@ class AttentionShape:
         return next_power_of_2(self.head_dim)
 
 
-def attention_launch(shape: AttentionShape, most_queries: int) -> Launch:
-    """For batches whose sequences bring up to `most_queries` tokens each, chosen so that no register is spilled.
+def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
+    """For batches whose sequences bring up to `max_queries` tokens each, chosen so that no register is spilled.
 
     BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
     """
-    rows = tile_rows(shape, most_queries)
+    rows = tile_rows(shape, max_queries)
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
@@ -88,14 +88,14 @@ def attention_launch(shape: AttentionShape, most_queries: int) -> Launch:
     return Launch(num_warps=8 if wide or rows == _MAX_ROWS else 4, num_stages=3, tiles=tiles)
 
 
-def tile_rows(shape: AttentionShape, most_queries: int) -> int:
+def tile_rows(shape: AttentionShape, max_queries: int) -> int:
     """All queries of a sequence in one tile where they fit: then its keys are read only once."""
     most = _MAX_ROWS
     if shape.cache_bytes == 4:
         most = _MAX_ROWS_FP32
     elif shape.padded_dim > 128:
         most = _MAX_ROWS // 2
-    wanted = min(max(most_queries, 1) * shape.group, most)
+    wanted = min(max(max_queries, 1) * shape.group, most)
     return next_power_of_2(max(wanted, shape.group, _MIN_ROWS))
 
 
@@ -130,7 +130,7 @@ def split_lengths(
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
     max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
-    best, least_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
+    best, best_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
     for rounds in range(_MAX_ROUNDS + 1):
         # In no round at all: nothing is cut.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
@@ -140,8 +140,8 @@ def split_lengths(
         in_rounds = -(-splits // places) * (longest + around)
         greedily = (int(keys.sum()) + splits * around) / places + longest
         time = min(in_rounds, greedily) + is_cut * _MERGE_KEYS
-        if splits <= max_splits and time < least_time:
-            best, least_time = lengths, time
+        if splits <= max_splits and time < best_time:
+            best, best_time = lengths, time
     return best
 
 

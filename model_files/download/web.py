@@ -28,9 +28,9 @@ class RetryPolicy:
     tries: int = 5
     # The first wait; each next one is twice as long.
     backoff_s: float = 1.0
-    # A server fails that sends fewer than `least_bytes` in this time.
+    # A server fails that sends fewer than `min_bytes` in this time.
     window_s: float = 30.0
-    least_bytes: int = 16 * 1024
+    min_bytes: int = 16 * 1024
     # A failure after so many new bytes starts a new row.
     worthwhile: int = 1024 * 1024
 

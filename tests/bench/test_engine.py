@@ -52,7 +52,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")
     monkeypatch.setattr(speculation, "LOADS", LOADS)
     monkeypatch.setattr(speculation, "ACCEPTANCES", ACCEPTANCES)
-    return Workload(4, most_prompt=64, most_output=16)
+    return Workload(4, max_prompt=64, max_output=16)
 
 
 def test_every_figure(little: Workload, tmp_path: Path) -> None:
