@@ -177,7 +177,7 @@ def guarantee(
     """Fit, calibrate, ship, and then the true risk, on simulated populations whose risk is known.
 
     About 20 minutes of one core. A violation is a true risk above alpha; at most one run in ten may show one. The
-    cloud share "above hindsight" is what the same gates would not have had to send up.
+    cloud share "above hindsight" is what the same gates would not have had to escalate.
 
     \b
     Examples

@@ -92,7 +92,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
 
     request_id: str
     tier: Literal["local", "cloud"]
-    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (the local draft went up);
+    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (with the local answer as a draft);
     # `fallback` (the cloud failed, this is the local answer); `cache` (an earlier answer of `tier` to the same
     # request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]

@@ -47,7 +47,7 @@ class LedgerRow:
     local_tokens: int
     # Tokens that the cloud wrote.
     cloud_tokens: int
-    # Tokens of the local answer that went up as a draft.
+    # Tokens of the local answer that the cloud got as a draft.
     draft_proposed: int
     # Tokens of it that the cloud accepted.
     draft_accepted: int

@@ -21,11 +21,11 @@ class StepBudget:
         self._least = max(least, _MIN_TOKENS)
         self._prompt_s, self._draft_s = Recent(), Recent()  # per token
 
-    def most_prompt_tokens(self, budget: int) -> int:
+    def max_prompt_tokens(self, budget: int) -> int:
         """Of `budget` that there are."""
         return budget if self._limit_s is None else min(budget, self._fitting_prompts(self._limit_s))
 
-    def most_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
+    def max_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
         """Of `budget` that there are, in a step with as many tokens of prompts."""
         if self._limit_s is None:
             return budget

@@ -310,10 +310,10 @@ def test_what_goes_up_at_once_or_stops_early_teaches_nothing(cloud: FakeCloud, t
 
 def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(3))
-    coins = random.Random(3)
+    rng = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
     explored = [info for info in found if info["tier"] == "cloud"]
-    assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
+    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
     assert 4 <= len(explored) <= 18
     assert all(info["reason"] == "exploration: would answer locally, gate 3" for info in explored)
     rows = kept(tmp_path)
@@ -333,10 +333,10 @@ def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -
 @pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
 def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
     gates = ExplorationGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
-    coins = random.Random(3)
+    rng = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
     explored = [info for info in found if info["reason"] == "exploration: would escalate, gate 3"]
-    assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
+    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
     assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
     rows = kept(tmp_path)
     assert {row.id for row in rows} == {info["request_id"] for info in explored}
@@ -347,9 +347,9 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
     """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    coins = random.Random(3)
+    rng = random.Random(3)
     rows = sorted(kept(tmp_path), key=lambda row: row.at)
-    assert [row.drawn == 1 for row in rows] == [coins.random() < 0.25 for _ in range(40)]
+    assert [row.drawn == 1 for row in rows] == [rng.random() < 0.25 for _ in range(40)]
     assert {row.propensity for row in rows} == {1}
 
 
@@ -366,9 +366,9 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     settings = {**unlearned, **({"middle": (Middle(cloud.url, "medium"),)} if "middle" in unlearned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
-    coins = random.Random(3)
+    rng = random.Random(3)
     rows = [row for row in kept(tmp_path) if row.grades is not None]
-    assert len(rows) == sum(coins.random() < 0.25 for _ in range(40)) > 3
+    assert len(rows) == sum(rng.random() < 0.25 for _ in range(40)) > 3
     assert {(row.drawn, row.propensity) for row in rows} == {(1, 0.25)}
 
 

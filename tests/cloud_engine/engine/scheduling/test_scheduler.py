@@ -485,11 +485,11 @@ def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
 
 def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
     assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
-    pace = StepBudget(0.001, least=80)  # as many beams may have to run together
+    budget = StepBudget(0.001, least=80)  # as many beams may have to run together
     for _ in range(2):
-        assert pace.most_prompt_tokens(512) >= 80
-        pace.observe(64, 0, 1, 99.0)
-        pace.observe(64, 0, 1, 99.0)
+        assert budget.max_prompt_tokens(512) >= 80
+        budget.observe(64, 0, 1, 99.0)
+        budget.observe(64, 0, 1, 99.0)
 
 
 @pytest.mark.parametrize("head", [1.0, 1.4], ids=["alike", "verifying takes longer"])
