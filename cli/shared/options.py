@@ -82,7 +82,7 @@ Promise = Annotated[
     typer.Option(
         "--promise",
         help="The target holds with the calibration's confidence (the default), or in the "
-        "mean over calibrations, which sends up less.",
+        "mean over calibrations, which escalates less.",
     ),
 ]
 ToolParser = Annotated[
