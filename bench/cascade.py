@@ -46,7 +46,7 @@ class Leg:
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """What came of a leg; `replies` are in the order of its questions."""
+    """The results of a leg; `replies` are in the order of its questions."""
 
     leg: Leg
     replies: list[Reply] = field(default_factory=list[Reply])

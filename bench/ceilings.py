@@ -1,4 +1,4 @@
-"""What the machine allows: memory bandwidth, matmul speed, and the time of a model's matrix products alone."""
+"""The limits of the machine: memory bandwidth, matmul speed, and the time of a model's matrix products alone."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure: a model of `shape` (`pocket`, or random weights of a real one), written to `model_dir` where
-    peers are to load it.
-    """
+    """The options of a measurement."""
 
+    # Where a model of `shape` is written for peers to load.
     model_dir: Path
+    # `pocket`, or the name of a real shape, for random weights.
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
@@ -102,7 +102,7 @@ def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda
 
 
 class _Measured:
-    """What is measured, made when it is first needed; a method for every group of figures."""
+    """The measurement, with parts made when they are first needed; a method for every group of figures."""
 
     def __init__(self, setting: Setting, say: Say) -> None:
         self._setting, self._say = setting, say

@@ -32,11 +32,11 @@ def metric(name: str) -> Callable[[Written], float | None]:
     return lambda written: written.get("metrics", {}).get(name)
 
 
-def worst_share(prefix: str, least_bytes: float = 0.0) -> Callable[[Written], float | None]:
+def worst_share(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
     """The lowest share of the ceiling among our kernel's cases of that name that move so much."""
 
     def find(written: Written) -> float | None:
-        rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= least_bytes]
+        rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= min_bytes]
         return min((row["share"] for row in rows), default=None)
 
     return find
@@ -48,13 +48,13 @@ def least_tflops(prefix: str) -> Callable[[Written], float | None]:
     )
 
 
-def over_best_peer(prefix: str, least_bytes: float = 0.0) -> Callable[[Written], float | None]:
+def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
     """Our time over that of the best other implementation, where we are worst; of cases that have a peer."""
 
     def find(written: Written) -> float | None:
         ratios: list[float] = []
         for ours in _ours(written):
-            if not ours["case"].startswith(prefix) or _bytes(ours) < least_bytes:
+            if not ours["case"].startswith(prefix) or _bytes(ours) < min_bytes:
                 continue
             peers = [row["median_us"] for row in written["rows"] if row["case"] == ours["case"] and row is not ours]
             ratios += [ours["median_us"] / best for best in [min(filter(None, peers), default=None)] if best]
@@ -110,7 +110,7 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
 
 
 def read(results: Path, stem: str) -> dict[str, Written]:
-    """What the parts have written, by part."""
+    """The output of the parts, by part."""
     found = sorted(results.glob(f"{stem}-*.json"))
     return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in found}
 

@@ -118,7 +118,7 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What one calibration came to: the true risk and cloud share of its thresholds, and the least share that these
+    """The result of one calibration: the true risk and cloud share of its thresholds, and the least share that these
     gates could have done with in hindsight.
     """
 
@@ -184,7 +184,7 @@ def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None =
 
 
 def limit_of_violations(runs: int) -> float:
-    """What a rate of at most delta may show in `runs`: two standard errors more."""
+    """The highest rate that a true rate of delta may show in `runs`: two standard errors more."""
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 

@@ -1,4 +1,4 @@
-"""What batch-invariant mode costs, and how often answers depend on what else is in the batch without it."""
+"""The costs of batch-invariant mode, and how often answers depend on what else is in the batch without it."""
 
 from __future__ import annotations
 

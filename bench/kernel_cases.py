@@ -1,4 +1,4 @@
-"""What `updraft bench kernels` measures: one small function for each kernel, and the shapes it is called with."""
+"""The cases of `updraft bench kernels`: one small function for each kernel, and the shapes it is called with."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class Case:
 
     name: str
     run: Run
-    # What has to be read and written once at least.
+    # Bytes that have to be read and written at least once.
     bytes_moved: int
-    # What has to be computed at least.
+    # Operations that have to be computed at least.
     flops: int = 0
     # Make another implementation's `run`. One that is not installed raises ImportError.
     peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict[str, Callable[[], Run]])

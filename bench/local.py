@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure."""
+    """The options of a measurement."""
 
     models: tuple[ModelName, ...] = MODELS
     # Of an answer, and of the prompt before it; with log-probabilities a quarter of both and one round, for peers

@@ -1,4 +1,4 @@
-"""What a long prompt does to those who are reading: the gaps between their tokens before and while it is computed."""
+"""The effect of a long prompt on running streams: the gaps between their tokens before and while it is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else runs a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and servers over HTTP.
+"""Peers that run a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and servers over HTTP.
 
 Each is given the settings of ours, and the best of its own.
 """
@@ -31,7 +31,7 @@ _SHARED_CONTEXT = 4096  # tokens of all streams together, where there are severa
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all engines have in common. `context_length`: tokens; KV caches are f16, with flash attention."""
+    """The options that all engines share. `context_length`: tokens; KV caches are f16, with flash attention."""
 
     path: Path
     context_length: int

@@ -1,4 +1,4 @@
-"""What a Python user would otherwise run: transformers, with static batches and with its continuous batching."""
+"""Peers that a Python user would otherwise run: transformers, with static batches and with its continuous batching."""
 
 # transformers is only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

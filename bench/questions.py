@@ -1,4 +1,4 @@
-"""What the measurements ask: questions with a known answer, from the packaged task suite."""
+"""The questions of the measurements: questions with a known answer, from the packaged task suite."""
 
 from __future__ import annotations
 

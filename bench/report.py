@@ -23,16 +23,15 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`{"commit", "date", "machine", "versions", "config", "metrics"}`; `metrics` maps dotted names to numbers.
-
-    `machine` also names the GPU, its CUDA version and its driver, where torch has been asked for one in this process.
-    """
+    """The result of a benchmark, with the circumstances that explain it."""
 
     commit: str
     date: str
+    # Also the GPU, its CUDA version and its driver, where torch has been asked for one in this process.
     machine: dict[str, Any]
     versions: dict[str, str]
     config: dict[str, Any]
+    # By dotted name.
     metrics: dict[str, float]
 
     @classmethod

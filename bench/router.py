@@ -45,7 +45,7 @@ DRAWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured: `labels` rows are drawn per seed, the prompts of the others serve without their grades."""
+    """Options: `labels` rows are sampled per seed, the prompts of the others serve without their grades."""
 
     data: Path
     test: Path | None = None

@@ -1,4 +1,4 @@
-"""What a learned router is like in use: how long a decision takes, and whether noise in the question flips it."""
+"""A learned router in use: how long a decision takes, and whether noise in the question flips it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list
 
 def kv_waste(workload: Workload, running: int = 64) -> float:
     """Share of the token slots in used blocks that hold nothing, over all steps, at the workload's real lengths."""
-    requests = draw(Workload(512, most_prompt=8192, most_output=2048, seed=workload.seed, trace=workload.trace), 32)
+    requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
     wasted = used = 0
 
     def note(scheduler: Scheduler, cache: KVCacheManager, _rows: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""What speculation gains and costs: the pocket pair under load, and an oracle draft on a model of real shape."""
+"""Gains and costs of speculation: the pocket pair under load, and an oracle draft on a model of real shape."""
 
 from __future__ import annotations
 

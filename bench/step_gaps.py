@@ -20,7 +20,7 @@ _TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # as the profiler calls
 
 
 class Activity(NamedTuple):
-    """What ran on the device: microseconds."""
+    """An activity on the device: microseconds."""
 
     start: float
     end: float

@@ -24,11 +24,11 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to draw: `count` requests, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
+    """`count` requests to sample, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
 
     count: int = 256
-    most_prompt: int = 512
-    most_output: int = 128
+    max_prompt: int = 512
+    max_output: int = 128
     seed: int = 0
     trace: Path | None = None
 
@@ -39,8 +39,8 @@ def draw(workload: Workload, vocab_size: int) -> list[WorkloadRequest]:
     lengths = _lengths(workload.trace) if workload.trace else list(_BUILT_IN)
     return [
         WorkloadRequest(
-            [rng.randrange(vocab_size) for _ in range(max(1, min(prompt, workload.most_prompt)))],
-            max(1, min(output, workload.most_output)),
+            [rng.randrange(vocab_size) for _ in range(max(1, min(prompt, workload.max_prompt)))],
+            max(1, min(output, workload.max_output)),
         )
         for prompt, output in (rng.choice(lengths) for _ in range(workload.count))
     ]

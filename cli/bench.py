@@ -20,13 +20,13 @@ app = CommandLine(help="Measure, and print or write the figures with machine, ve
 
 @app.command()
 def escalation(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
+    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Held-out pocket tasks.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
     json_path: json_output.File = None,
 ) -> None:
-    """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
+    """Measure the local answer as a draft: escalations with it, without it, and with a useless one.
 
     \b
     Example
@@ -94,8 +94,8 @@ def engine(
     from ..bench.engine import Setting, cb_settings, measure
     from ..bench.workload import Workload
 
-    most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
-    workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
+    max_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
+    workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
     config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
     config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
@@ -177,7 +177,7 @@ def guarantee(
     """Fit, calibrate, ship, and then the true risk, on simulated populations whose risk is known.
 
     About 20 minutes of one core. A violation is a true risk above alpha; at most one run in ten may show one. The
-    cloud share "above hindsight" is what the same gates would not have had to send up.
+    cloud share "above hindsight" is what the same gates would not have had to escalate.
 
     \b
     Examples

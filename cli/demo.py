@@ -27,7 +27,7 @@ LATENCY_SAMPLE = 24
 
 def demo(
     tasks: Annotated[
-        int, typer.Option(min=FEWEST_TASKS, max=options.MOST_TASKS, help="How many held-out tasks to ask.")
+        int, typer.Option(min=FEWEST_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
     ] = 300,
     quality: options.Quality = None,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
@@ -83,7 +83,7 @@ def _config(quality: float | None) -> RouterConfig:
 
 @dataclass(slots=True)
 class DemoFigures:
-    """What the demo found: the figures of `--json`, and example replies."""
+    """The results of the demo: the figures of `--json`, and example replies."""
 
     figures: dict[str, Any]
     routed: TaskOutcome

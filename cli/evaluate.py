@@ -22,7 +22,7 @@ NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 def evaluate(
     tasks: Annotated[
-        int | None, typer.Option(min=1, max=options.MOST_TASKS, help="Ask this many held-out pocket tasks. [200]")
+        int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Ask this many held-out pocket tasks. [200]")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help='Ask these instead: JSON Lines of {"prompt", "answer", "match"}.')

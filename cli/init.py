@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the settings file is to say."""
+    """The content of the new settings file."""
 
     # As the setting `local`; None: no local model.
     local: str | None
@@ -101,7 +101,7 @@ def _keep_old(path: Path, asks: bool, force: bool) -> None:
 
 
 def _named(given: str | None, asks: bool, question: str, default: str) -> str | None:
-    """What an option or the person says; None for `none`."""
+    """The answer of an option or of the person; None for `none`."""
     if given is None:
         given = str(typer.prompt(question, default=default, err=True)) if asks else "none"
     return None if given.strip() in ("", "none") else given.strip()

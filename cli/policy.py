@@ -128,7 +128,7 @@ def folders() -> list[Path]:
 
 
 def check_policies(config: RouterConfig) -> list[Check]:
-    """What is wrong with the policies of this machine; models are not read whole."""
+    """The faults of the policies of this machine; models are not read whole."""
     found = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
     return [Check("policies", each.status, f"{name}: {each.found}", each.fix)
             for name, checks in found for each in checks if each.status != "ok"]  # fmt: skip

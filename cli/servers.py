@@ -15,7 +15,7 @@ Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it 
 ReadyFile = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Write the address here once requests are accepted.")
 ]
-WithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
+ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
 
 
 AllowedHosts = Annotated[
@@ -163,7 +163,7 @@ def node(
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
-    exit_with_parent: WithParent = False,
+    exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Serve one large model: an engine behind an OpenAI port, with /health and /metrics.
 
@@ -238,7 +238,7 @@ def gateway(
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
-    exit_with_parent: WithParent = False,
+    exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run the cloud endpoint that apps escalate to: keys, metering, and fail-over between nodes.
 

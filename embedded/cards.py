@@ -45,7 +45,7 @@ say so: do not use it for anything else. Greedy decoding, 512 tokens of context,
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What a card is about: the model, what it is for, and how a graded outcome scores it."""
+    """The subject of a card: the model, what it is for, and how a graded outcome scores it."""
 
     name: str
     role: str

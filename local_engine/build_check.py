@@ -39,7 +39,7 @@ class ProbeReport:
     # "crashed": killed by a signal; "failed": an error of ours, such as a damaged model file.
     status: Status
     detail: str
-    # What to do; empty if nothing.
+    # Advice; empty if there is none.
     advice: str = ""
     tokens_per_s: float | None = None
     # llama.cpp's list of build features.
@@ -113,7 +113,7 @@ def _report(child: ChildEnd) -> ProbeReport:
 
 
 def _run_child(model_path: Path) -> dict[str, Any]:
-    """What the subprocess does; its result is one line of JSON."""
+    """Run the subprocess; its result is one line of JSON."""
     from .engine import LocalEngine
     from .llama.library import llama
     from .llama.self_check import wrong_kernels

@@ -99,7 +99,7 @@ def engine_pool(
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
-    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError, and
+    """The plan of `LocalEngine` for these options, as far as memory depends on it. Raises InvalidRequestError, and
     ModelLoadError for an adapter that cannot be used."""
     options.check()
     layout = layout_of(header, options)

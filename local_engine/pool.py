@@ -63,7 +63,7 @@ class _Entry(Generic[M]):
     # Who asked for it, and the one who loads it.
     users: int = 0
     need: int = 0
-    # What the load was seen to allocate.
+    # Bytes that the load was measured to allocate.
     allocated: int = 0
     used_at: float = 0.0
     model: M | None = None
@@ -130,7 +130,7 @@ class ModelPool(Generic[M]):
                 await asyncio.shield(loop.run_in_executor(self._unloading, self._close, leaving))
 
     def held(self) -> list[Held]:
-        """What is loaded, the least recently used first."""
+        """The loaded models, the least recently used first."""
         with self._changed:
             now = self._clock()
             there = [(name, entry) for name, entry in self._entries.items() if entry.model is not None]
@@ -250,7 +250,7 @@ class ModelPool(Generic[M]):
         candidate.check(self._room() + freed)
 
     def _room(self) -> int:
-        """What loads may take: the system counts mapped weights, and caches nobody wrote to yet, as free."""
+        """Bytes that loads may take: the system counts mapped weights, and caches nobody wrote to yet, as free."""
         return self._memory.room() - sum(entry.need - entry.allocated for entry in self._entries.values())
 
     def _drop(self, names: list[str]) -> list[_Entry[M]]:
@@ -293,7 +293,7 @@ class ModelPool(Generic[M]):
             self._close(leaving)
 
     def _expired(self) -> tuple[list[_Entry[M]], float | None]:
-        """What is to be closed by now, and the seconds until more will be."""
+        """The models to be closed by now, and the seconds until more will be."""
         if self._keep_alive_s is None:
             return [], None
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What the header of a GGUF file holds, as plain data."""
+"""The header of a GGUF file, as plain data."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ _GGUF_KEYS = {
 
 
 def gguf_sampling(metadata: Mapping[str, Any], where: str) -> SamplingDefaults:
-    """What the metadata of a GGUF file say. Raises ModelLoadError for values that cannot be used."""
+    """The defaults in a GGUF file's metadata. Raises ModelLoadError for values that cannot be used."""
     return _checked({ours: metadata.get(theirs) for ours, theirs in _GGUF_KEYS.items()}, where)
 
 
 def folder_sampling(folder: Path) -> SamplingDefaults:
-    """What `generation_config.json` says: `"do_sample": false` is greedy. Raises ModelLoadError."""
+    """The defaults in `generation_config.json`: `"do_sample": false` is greedy. Raises ModelLoadError."""
     path = folder / "generation_config.json"
     try:
         raw: object = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}

@@ -16,9 +16,9 @@ UNSUPPORTED = frozenset(
      "verbosity", "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
-_MOST_NESTED = 8  # tool calls of messages, and no deeper
-_MOST_NAME = 100  # characters of a field's name that an error repeats
-_MOST_WORDS = 500  # characters of what msgspec says
+_MAX_NESTED = 8  # tool calls of messages, and no deeper
+_MAX_NAME = 100  # characters of a field's name that an error repeats
+_MAX_WORDS = 500  # characters of what msgspec says
 R = TypeVar("R")
 
 
@@ -56,15 +56,15 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def refusal(message: str) -> InvalidRequestError:
-    """What msgspec says, as an error of ours."""
+    """msgspec's message, as an error of ours."""
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")
     if unknown:
         name = rest.partition("`")[0]
         if name in UNSUPPORTED:
             return unsupported(name)
-        return UnknownFieldError(f"The field {name[:_MOST_NAME]!r} is not supported by this server.", param=param)
-    message = f"Invalid request: {message[:_MOST_WORDS]}"
+        return UnknownFieldError(f"The field {name[:_MAX_NAME]!r} is not supported by this server.", param=param)
+    message = f"Invalid request: {message[:_MAX_WORDS]}"
     if "Expected `" in message:
         return WrongTypeError(message, param=param)
     return InvalidRequestError(message, param=param, code="invalid_value")
@@ -86,7 +86,7 @@ def integral(value: Any) -> Any:
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The fields that are not null, in objects within the object too."""
     return {
-        name: value if name in _OPAQUE or depth > _MOST_NESTED else _without_nulls(value, depth + 1)
+        name: value if name in _OPAQUE or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
         for name, value in fields.items()
         if value is not None
     }
@@ -95,7 +95,7 @@ def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
 def _without_nulls(value: Any, depth: int) -> object:
     if isinstance(value, dict):
         return _present(cast("dict[str, Any]", value), depth)
-    if isinstance(value, list) and depth <= _MOST_NESTED:
+    if isinstance(value, list) and depth <= _MAX_NESTED:
         items = cast("list[Any]", value)
         return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
     return cast("object", value)
@@ -118,5 +118,5 @@ def _param_of(message: str) -> str | None:
     for opening in ("at `$.", "field `"):
         _, found, rest = message.partition(opening)
         if found:
-            return rest.partition("`")[0][:_MOST_NAME]
+            return rest.partition("`")[0][:_MAX_NAME]
     return None

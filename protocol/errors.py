@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-_MOST_MESSAGE, _MOST_PARAM = 4000, 200  # characters
+_MAX_MESSAGE, _MAX_PARAM = 4000, 200  # characters
 
 
 def _bounded(message: str) -> str:
     """Beginning and end of a message that repeats something long: it stands in answers, logs and rows."""
-    half = _MOST_MESSAGE // 2
-    return message if len(message) <= _MOST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
+    half = _MAX_MESSAGE // 2
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 class UpdraftError(Exception):
@@ -34,7 +34,7 @@ class UpdraftError(Exception):
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = _bounded(message).encode("utf-8", "backslashreplace").decode()
         super().__init__(self.message)
-        self.param = param if param is None else param[:_MOST_PARAM]
+        self.param = param if param is None else param[:_MAX_PARAM]
         self.code = code if code is not None else self.default_code
 
     def to_body(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """What may be spent on the cloud in a day is spent.
+    """The day's budget for the cloud is spent.
 
     `renews_s`: seconds until there is a new budget.
     """

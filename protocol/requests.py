@@ -1,4 +1,4 @@
-"""What a client may ask: OpenAI's chat and text completion requests, decoded and checked.
+"""The requests of clients: OpenAI's chat and text completion requests, decoded and checked.
 
 Unknown fields are refused, but those of messages, which belong to whoever wrote them and are ignored. Fields of the
 OpenAI surface that no engine of ours implements are accepted only at the value that changes nothing; anything else is
@@ -17,7 +17,7 @@ from .decoding import convert, decode, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
-from .sampling import MOST_LOGPROBS, SamplingParams
+from .sampling import MAX_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
     ResponseFormat,
@@ -32,8 +32,8 @@ from .structured import (
 )
 
 MAX_PROMPTS = 128  # of one completion request
-MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
-_MOST_ID_DIGITS = 10  # of a token id
+MAX_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+_MAX_ID_DIGITS = 10  # of a token id
 #: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
@@ -56,17 +56,17 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
 
 
 class Message(msgspec.Struct):
-    """One turn. `content` may be a string or a list of text parts; other part types are refused.
-
-    An assistant that called tools may have said nothing else (`content` None); the role "tool" carries what a call
-    with `tool_call_id` gave. What an assistant refused with is its text. An empty list of calls is none.
-    """
+    """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    # None for an assistant that only called tools. Parts other than text are refused.
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
+    # An empty list is none.
     tool_calls: list[ToolCall] | None = None
+    # The call that a turn of the role "tool" answers.
     tool_call_id: str | None = None
+    # Text of an assistant that refused.
     refusal: str | None = None
     # Beyond every server of ours: text that would be lost.
     function_call: Any = None
@@ -115,12 +115,7 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of requests may ask.
-
-    For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
-    (alternatives per token of the prompt), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
-    beams as `best_of` or `n` says, ranked by log-probability / length ** `length_penalty`.
-    """
+    """The fields of both kinds of requests."""
 
     model: str
     stream: bool = False
@@ -139,15 +134,21 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    # Answers to choose `n` from. Cloud only, like the next three.
     best_of: int | None = None
+    # With as many beams as `best_of` or `n` says.
     use_beam_search: bool = False
+    # Beams are ranked by log-probability / length ** `length_penalty`.
     length_penalty: float | None = None
+    # Alternatives per token of the prompt.
     prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    # Lower goes first. Cloud only, like the next.
     priority: int | None = None
+    # Only requests with the same salt share cached prefixes.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
     updraft: UpdraftOptions | None = None
@@ -205,7 +206,7 @@ class ChatRequest(_Shared, kw_only=True):
         return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
-        """What the answer must look like, tools aside. Raises InvalidRequestError."""
+        """The constraint on the answer, tools aside. Raises InvalidRequestError."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
         if self.structured_outputs is None:
             return wanted
@@ -230,9 +231,9 @@ class CompletionRequest(_Shared, kw_only=True):
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidRequestError(
-                f"logprobs must be between 0 and {MOST_LOGPROBS}, got {self.logprobs}.",
+                f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}.",
                 param="logprobs",
                 code="invalid_value",
             )
@@ -242,7 +243,7 @@ class CompletionRequest(_Shared, kw_only=True):
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def constraint(self) -> Constraint | None:
-        """What the answer must look like. Raises InvalidRequestError."""
+        """The constraint on the answer. Raises InvalidRequestError."""
         return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
 
 
@@ -285,8 +286,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
-        if count is not None and not 1 <= count <= MOST_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own
+        if count is not None and not 1 <= count <= MAX_ANSWERS:
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # a server may have a lower one of its own
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -337,7 +338,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
-    """What is known only at the end cannot be streamed, and what has no effect is not asked for."""
+    """Refuse to stream results known only at the end, and options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
         ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),
@@ -381,7 +382,7 @@ def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """Token ids are strings on the wire, as JSON wants keys to be: of few digits, or reading them would take long."""
     biases: dict[int, float] = {}
     for key, bias in raw.items():
-        if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_ID_DIGITS):
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
             raise InvalidRequestError(
                 f"logit_bias must map token ids to numbers; {key[:40]!r} is no token id.",
                 param="logit_bias",

@@ -1,4 +1,4 @@
-"""What a server answers: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
+"""The answers of a server: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
 
 Fields left at `UNSET` do not appear on the wire.
 """
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: Why an answer of finish reason "length" ended, where its request did not limit it: it came to the server's own bound
 #: (or the end of the context), or it repeated itself.
 StopReason = Literal["default_max_tokens", "repetition_detected"]
-MOST_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
+MAX_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -26,20 +26,19 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """`accepted_prediction_tokens` of the request's draft were confirmed by the model, `rejected_…` were not.
+    """OpenAI's details, and two of ours."""
 
-    `draft_proposed` and `draft_accepted` (ours, left out where there is none) count the tokens of a draft *model*.
-    """
-
+    # Tokens of the request's draft that the model confirmed.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
+    # Tokens of a draft model; left out where there is none.
     draft_proposed: int | UnsetType = UNSET
     draft_accepted: int | UnsetType = UNSET
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
-    """What vLLM says on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
+    """vLLM's usage on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -82,9 +81,9 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class AnswerNotes(msgspec.Struct, kw_only=True):
-    """What an engine says of its own answer, in the place where a router says more."""
+    """An engine's notes on its own answer, where a router has more to say."""
 
-    # What of the request's schema the answer was not held to.
+    # The parts of the request's schema that the answer was not held to.
     notes: list[str]
 
 
@@ -93,7 +92,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
 
     request_id: str
     tier: Literal["local", "cloud"]
-    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (the local draft went up);
+    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (with the local answer as a draft);
     # `fallback` (the cloud failed, this is the local answer); `cache` (an earlier answer of `tier` to the same
     # request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
@@ -111,7 +110,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
-    # What of the request's schema the answer was not held to; left out where there is nothing to say.
+    # The parts of the request's schema that the answer was not held to; left out where there is nothing to say.
     notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:

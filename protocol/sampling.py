@@ -9,9 +9,9 @@ from typing import Any
 from .errors import InvalidRequestError
 
 #: Below this logits divided by the temperature are no longer safely finite, and chance has no say anyway.
-LEAST_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 #: Alternatives that are reported per token.
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class SamplingParams:
             self.min_tokens,
         )
         for name, count in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check(count is None or 0 <= count <= MOST_LOGPROBS, name, f"between 0 and {MOST_LOGPROBS}", count)
+            _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
     @property
@@ -139,7 +139,7 @@ class ResolvedParams(SamplingParams):
 
     @property
     def stated(self) -> SamplingDefaults:
-        """What an answer says about how its tokens were chosen."""
+        """The answer's report of how its tokens were chosen."""
         return SamplingDefaults(**{field.name: getattr(self, field.name) for field in fields(SamplingDefaults)})
 
 

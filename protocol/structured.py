@@ -1,4 +1,4 @@
-"""What an answer must look like: `response_format`, `structured_outputs` and `tools`, as clients write them."""
+"""Constraints on answers: `response_format`, `structured_outputs` and `tools`, as clients write them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A language that the answer must belong to. Text only, so that it can travel between processes and be a key.
-
-    `source`: a JSON schema, a regular expression, a JSON list of choices, or a Lark grammar. `param`: the field of the
-    request it came from, for errors. `notes`: what of the schema no answer is held to.
-    """
+    """A language that the answer must belong to. Text only, so that it can travel between processes and be a key."""
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
+    # A JSON schema, a regular expression, a JSON list of choices, or a Lark grammar.
     source: str
+    # The field of the request it came from, for errors.
     param: str
+    # Parts of the schema that no answer is held to.
     notes: tuple[str, ...] = ()
 
 

@@ -18,7 +18,7 @@ from .errors import UpdraftError
 
 __all__ = ["normalized", "read_text", "text_lines"]
 
-_MOST_MARKS = 30
+_MAX_MARKS = 30
 _SNIFFED = 64  # bytes
 _MARKS = {  # the longer ones first, which begin alike
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -63,7 +63,7 @@ def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
         return text
     marks = "".join(map(re.escape, filter(_is_mark, set(text))))
     if marks:
-        text = re.sub(f"([{marks}]{{{_MOST_MARKS}}})[{marks}]+", r"\1", text)
+        text = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", text)
     return unicodedata.normalize(form, text)
 
 

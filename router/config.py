@@ -1,4 +1,4 @@
-"""What a user may set about the router, as checked dataclasses. `settings_sources` reads them from files and variables.
+"""The settings of the router, as checked dataclasses. `settings_sources` reads them from files and variables.
 
 The comment above a field is its entry in the settings reference.
 """
@@ -50,7 +50,7 @@ class Middle:
     model: str
     # Its API key.
     api_key: str | None = field(default=None, repr=False)
-    # What its tokens cost, as in `prices.models`.
+    # Its prices, as in `prices.models`.
     price: Price | None = None
     # From this P(gain) on it is not asked, and the next cloud is.
     skip_above: float | None = None
@@ -125,17 +125,17 @@ class RouterConfig:
     cloud_timeout_s: float = 60.0
     # Seconds until a connection to the cloud must stand.
     cloud_connect_timeout_s: float = 2.0
-    # What tokens cost.
+    # Prices per token.
     prices: Prices = field(default_factory=Prices)
     # The SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
     # Days that the ledger keeps a row, at least 1. Rows that a running budget counts stay. `none`: for ever.
     ledger_days: int | None = 90
-    # What all requests together may spend on the cloud in a day or month. Budgets are kept in the ledger.
+    # The budget of all requests together for the cloud, per day or month. Budgets are kept in the ledger.
     budget: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one API key may spend.
+    # The budget of the requests of one API key.
     budget_per_key: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one `user` of a key may spend.
+    # The budget of the requests of one `user` of a key.
     budget_per_user: BudgetLimits = field(default_factory=BudgetLimits)
     # Rules that keep a request on the device.
     privacy: Privacy = field(default_factory=Privacy)
@@ -201,7 +201,7 @@ class RouterConfig:
 
     @property
     def target(self) -> Target:
-        """What a policy is to keep, by default quality 0.98. Raises ConfigurationError if it is out of range."""
+        """The target of a policy, by default quality 0.98. Raises ConfigurationError if it is out of range."""
         price = self.prices.of_cloud(self.cloud_model)
         if self.cost is not None and price is None:
             Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # what else is wrong with it comes first

@@ -48,7 +48,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """What can be told before a model is loaded: also raises ConfigurationError for a target without a policy."""
+    """Check what needs no loaded model: also raises ConfigurationError for a target without a policy."""
     check_configured(config)
     target = config.stated_target
     if target and target != "confidence" and config.policy == "auto" and not has_policy(config):

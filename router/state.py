@@ -1,4 +1,4 @@
-"""What all requests of one router share: its settings, its tiers, their pace, its budget."""
+"""The state that all requests of one router share: settings, tiers, latencies, budget."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ class CloudCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What a router routes between. `gates` is None where there is no local tier to judge.
-
-    `middle`: smaller clouds than `cloud`, from the smallest up.
-    """
+    """The tiers of a router."""
 
     local: LocalTier | None
     cloud: CloudTier | None
+    # None where there is no local tier to judge.
     gates: Gates | None
     local_missing: UpdraftError | None = None
+    # Smaller clouds than `cloud`, from the smallest up.
     middle: tuple[CloudCandidate, ...] = ()
 
 

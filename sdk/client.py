@@ -33,7 +33,7 @@ class OpenAI(openai.OpenAI):
 
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: a GGUF file, or a pulled model's name.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
-    the requests to send up, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
+    the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
     promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on the
     local answer's mean token probability. They override
     `config`, which overrides nothing else: without it the user's settings are read (`load_config`). All other

@@ -60,7 +60,7 @@ class Runtime:
             self._loop = self._thread = self._router = None
         if loop is None or thread is None or router is None:
             return
-        end = asyncio.run_coroutine_threadsafe(_wind_up(router), loop)
+        end = asyncio.run_coroutine_threadsafe(_shut_down(router), loop)
         end.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         if thread is not threading.current_thread():  # a finalizer may run on any thread, also on the loop's
             end.result(CLOSE_TIMEOUT_S)
@@ -128,7 +128,7 @@ async def _release(body: AsyncIterator[bytes]) -> None:
         await close()
 
 
-async def _wind_up(router: Router) -> None:
+async def _shut_down(router: Router) -> None:
     pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()

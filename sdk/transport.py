@@ -99,7 +99,7 @@ def async_client(httpx: Any, runtime: Runtime) -> Any:
 
 
 class _Bridge:
-    """What both directions share: requests and responses as bytes, patience, and errors in the caller's own types."""
+    """Shared by both directions: requests and responses as bytes, timeouts, and errors in the caller's own types."""
 
     def __init__(self, httpx: Any, runtime: Runtime) -> None:
         self._httpx = httpx

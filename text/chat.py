@@ -36,7 +36,7 @@ from .templates.tool_messages import Change
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
-_MOST_SHAPES = 256  # of conversations that are remembered
+_MAX_SHAPES = 256  # of conversations that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ChatTemplate:
         fit = self._tried(probe)
         with self._lock:
             self._fits[shape] = fit
-            if len(self._fits) > _MOST_SHAPES:
+            if len(self._fits) > _MAX_SHAPES:
                 self._fits.popitem(last=False)
         return fit
 
@@ -205,7 +205,7 @@ def _conversation(
 
 
 def _up_to_mark(text: str) -> str:
-    """What is rendered, up to the end of the last message."""
+    """The rendered text, up to the end of the last message."""
     prompt, found, _ = text.rpartition(END_MARK)
     if not found:
         raise InvalidRequestError(

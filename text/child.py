@@ -1,4 +1,4 @@
-"""What parent and child share where the work of strangers runs in a child process: its start, its frames, its limits.
+"""The protocol of a parent and a child process that does the work of strangers: start, frames, limits.
 
 The child reads frames from its standard input and answers on its standard output. The end of its input is its own end,
 so it never outlives its parent. It sees the parent's modules, but not its environment, which may hold keys.
@@ -16,7 +16,7 @@ from ..protocol.safety.python_process import module_path
 from ..protocol.safety.system import no_core_files
 
 LENGTH = struct.Struct("!I")
-# What Python and its native modules need; the time zone is for templates that write a date.
+# The variables that Python and its native modules need; the time zone is for templates that write a date.
 _ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 
 

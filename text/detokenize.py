@@ -22,7 +22,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an incomplete character, usually nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, usually nothing."""
         return self._decoder.decode(b"", final=True)
 
 

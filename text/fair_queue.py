@@ -12,7 +12,7 @@ from ..protocol.errors import OverloadedError
 _Place = asyncio.Future[None]
 
 
-class Turns:
+class FairQueue:
     """For one event loop. At most `max_waiting` wait; where that is not enough, who waits most often is sent away."""
 
     def __init__(self, what: str, *, max_waiting: int, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the options of one answer change in its logits: penalties, biases and bans, kept up to date token by token.
+"""The changes that one answer's options make to its logits: penalties, biases and bans, kept up to date token by token.
 
 The meaning is that of `protocol.sampling.SamplingParams`. Made anew for every token it would cost, on a prompt of
 thousands of tokens under a repetition penalty, more than all else that happens between two steps.
@@ -19,13 +19,13 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitEdits:
-    """What to do to the logits of `token_ids`: divide by `divisors` if positive, else multiply; add `offsets`.
+    """Changes to logits, each (edits,)."""
 
-    Each (edits,). No token comes twice.
-    """
-
+    # No token comes twice.
     token_ids: npt.NDArray[np.int32]
+    # Divide positive logits, multiply others.
     divisors: Floats
+    # Added afterwards.
     offsets: Floats
 
     def applied(self, logits: Floats) -> Floats:
@@ -65,7 +65,7 @@ class LogitEditor:
         self.num_seen += len(tokens)
 
     def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
-        """What applies to the token after the answer and `drafts`; None where nothing does."""
+        """The edits for the token after the answer and `drafts`; None where nothing does."""
         self._follow(drafts)
         number, held_open = len(self._places), self.num_seen + len(drafts) < self._params.min_tokens
         if not number or not (held_open or self._penalises or self._bias):

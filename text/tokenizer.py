@@ -29,7 +29,7 @@ _log = logging.getLogger("updraft.text")
 
 @dataclass(frozen=True, slots=True)
 class PromptEnds:
-    """What tokenizer_config.json wants around a prompt. None: as tokenizer.json does it."""
+    """The tokens that tokenizer_config.json puts around a prompt. None: as tokenizer.json does it."""
 
     bos_token: str = ""
     eos_token: str = ""

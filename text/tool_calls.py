@@ -26,7 +26,7 @@ _MAYBE_NAME = re.compile(
 )
 
 
-_MOST_PENDING = 16_384  # characters that may wait for whether a call follows
+_MAX_PENDING = 16_384  # characters that may wait for whether a call follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class ToolSyntax:
 
 @dataclass(slots=True)
 class CallDelta:
-    """More of the `index`-th call: `name` comes once and first, `arguments` piece by piece."""
+    """More of the `index`-th call."""
 
     index: int
+    # Comes once and first.
     name: str = ""
+    # Comes piece by piece.
     arguments: str = ""
 
 
@@ -83,7 +85,7 @@ class ToolCallParser:
         return self._taken()
 
     def flush(self) -> Parsed:
-        """What is left at the end of the answer."""
+        """The rest at the end of the answer."""
         if self._state == self._in_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
@@ -205,7 +207,7 @@ class ToolCallParser:
             # Between two of them stands what stood there.
             self._undeclared += self._opening[self._undeclared_end :] if self._undeclared else call.raw
             self._undeclared_end = len(self._opening)
-            if not self._looks_like_call(call) or len(self._opening) > _MOST_PENDING:
+            if not self._looks_like_call(call) or len(self._opening) > _MAX_PENDING:
                 self._back_to_text()
             return
         call.finish(whole=whole)
@@ -214,7 +216,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """What is no call comes back: of what had one in it, only the calls of other functions."""
+        """Give back what is no call: of what had one in it, only the calls of other functions."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False
@@ -311,7 +313,7 @@ class _CallReader:
 
 
 def _string(text: str) -> str:
-    """What a JSON string holds; empty for anything else."""
+    """The content of a JSON string; empty for anything else."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -22,7 +22,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 
 
 class ModelText(Protocol):
-    """What of a model tells its format: a `Tokenizer`, or what stands for one on the device."""
+    """The part of a model that tells its format: a `Tokenizer`, or what stands for one on the device."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
@@ -86,7 +86,7 @@ class ToolFormat:
         return f"call_{secrets.token_hex(12)}"
 
     def constraint(self, use: ToolUse) -> Constraint | None:
-        """What holds an answer to the tools: calls alone if they are required; else text, and calls as they should be.
+        """The grammar that holds an answer to the tools: only calls if they are required, else text and valid calls.
 
         None where the model is free to write: `auto` and no function declared `strict`.
         """
@@ -116,7 +116,7 @@ class ToolFormat:
         return f'{one} ("\\n" {one})*' if self.name == "hermes" else f"({one})+"
 
     def _body(self, parallel: bool) -> str:
-        """What follows the opener."""
+        """The text after the opener."""
         if self.name == "hermes":
             return f'"\\n" call "\\n" {self._mark(self.syntax.closer)}'
         if self.name == "mistral":

@@ -12,7 +12,7 @@ from .tool_calls import CallDelta, ToolCallParser
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
-_MOST_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
+_MAX_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class OfferedTools:
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
-        """What ends one answer behind a call: its first, where it may make no other and no constraint holds it to that,
-        or one that it repeats. None where neither can be.
+        """The limit on one answer's calls: it ends behind its first, where it may make no other and no constraint holds
+        it to that, or behind one that it repeats. None where neither can be.
         """
         once = constraint is None and not self.use.parallel
         return CallLimit(self.parser(), once=once) if once or (detects_repetition and self.use.parallel) else None
@@ -54,7 +54,7 @@ class CallLimit:
                 self._calls[call.index][0] += call.name
                 self._calls[call.index][1] += call.arguments
             if self._parser.num_calls > before and (
-                self._once or self._calls.count(self._calls[before]) == _MOST_EQUAL_CALLS
+                self._once or self._calls.count(self._calls[before]) == _MAX_EQUAL_CALLS
             ):
                 return text[:end], True
         return text, False

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
-from ...protocol.responses import MOST_TOKENS
+from ...protocol.responses import MAX_TOKENS
 from ...protocol.unicode_forms import text_lines
 from ..arrays import Array
 from ..features.gate_inputs import PromptView
@@ -228,7 +228,7 @@ def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
         count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
     except (TypeError, ValueError, OverflowError):
         count = -1.0
-    if not 0 <= count <= MOST_TOKENS:
+    if not 0 <= count <= MAX_TOKENS:
         raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
     return count
 

@@ -98,7 +98,7 @@ async def cloud_model(config: RouterConfig, spending: Spending) -> AsyncIterator
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """What came of the prompts."""
+    """The results for the prompts."""
 
     rows: list[GradedRow]
     # Why a prompt has no row, a line each.

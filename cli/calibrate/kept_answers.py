@@ -1,4 +1,4 @@
-"""What both tiers answered while a calibration runs: a file of its own, so that a killed one goes on where it stopped.
+"""The answers of both tiers while a calibration runs: a file of its own, so that a killed one goes on where it stopped.
 
 Only the user can read it, and it is removed when the policy is made. It holds answers, and hashes of the prompts.
 """

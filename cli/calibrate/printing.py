@@ -1,4 +1,4 @@
-"""What a calibration shows: the curve, the promise, and what it rests on."""
+"""The printed result of a calibration: the curve, the promise, and what it rests on."""
 
 from __future__ import annotations
 

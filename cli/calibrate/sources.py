@@ -53,7 +53,7 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What `--live` asks."""
+    """The options of `--live`."""
 
     prompts: Path
     n: int
@@ -71,7 +71,7 @@ class CalibrationRun:
     grading: str
     # For the card.
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # What a person should know beside what the policy says.
+    # Notes for the person, beside those in the policy.
     notes: tuple[str, ...] = ()
     # To be called when the policy is made, or when it could not be.
     done: Callable[[], None] = lambda: None
@@ -209,7 +209,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """What both tiers are asked with."""
+    """The means to ask both tiers."""
 
     config: RouterConfig
     judging: Judging
@@ -308,7 +308,7 @@ def _lost(live: LiveRows, count: int) -> list[str]:
 
 
 def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked_cloud: bool = False) -> tuple[str, ...]:
-    """What the judge did, and what asking cost. `asked_cloud`: the cloud was asked, too."""
+    """Notes on the judge's work and on the costs. `asked_cloud`: the cloud was asked, too."""
     lines: list[str] = []
     if grader.judge is not None:
         counts = grader.judge.counts

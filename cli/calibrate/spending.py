@@ -1,4 +1,4 @@
-"""What a calibration may cost: money is set aside before each request, so that none can pass the limit."""
+"""The budget of a calibration: money is set aside before each request, so that none can pass the limit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Spending:
         return usd
 
     def settle(self, reserved: float, usd: float) -> None:
-        """What was set aside became this."""
+        """Replace a reservation by the actual cost."""
         self._reserved -= reserved
         self.spent += usd
         if usd:

@@ -205,7 +205,7 @@ def check_tiers() -> Check:
 
 
 def check_own_policies() -> Iterator[Check]:
-    """What is wrong with the policies that were calibrated here."""
+    """The faults of the policies that were calibrated here."""
     from ...router.settings_sources import load_config
     from ..policy import check_policies
 

@@ -1,4 +1,4 @@
-"""What `updraft doctor` says about this machine as a place for a model: processor, time on it, memory, settings."""
+"""Checks of `updraft doctor` on this machine as a place for a model: processor, time on it, memory, settings."""
 
 from __future__ import annotations
 

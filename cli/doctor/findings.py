@@ -1,4 +1,4 @@
-"""What a check of `updraft doctor` comes back with."""
+"""The result of a check of `updraft doctor`."""
 
 from __future__ import annotations
 

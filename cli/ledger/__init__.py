@@ -1,1 +1,1 @@
-"""What the ledger says: one request explained, the latest ones listed, all of them added up."""
+"""Commands on the ledger: one request explained, the latest ones listed, all of them added up."""

@@ -1,4 +1,4 @@
-"""What `why`, `log` and `usage` share: the ledger to read, and its rows for a terminal and for programs."""
+"""Shared by `why`, `log` and `usage`: the ledger to read, and its rows for a terminal and for programs."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def time_of(row: LedgerRow) -> str:
 
 
 def printable(text: str) -> str:
-    """What a caller sent may be in it, and must not command the terminal nor look like another line."""
+    """Text of callers may be in it, and must not command the terminal nor look like another line."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -14,7 +14,7 @@ from .store import obtain
 
 
 def resolve(name: str, *, yes: bool = False) -> str:
-    """What `RouterConfig.local` takes for `name`; what a hub or index has is pulled on first use, like `updraft pull`.
+    """The value of `RouterConfig.local` for `name`; a model of a hub or index is pulled on first use.
 
     `yes`: do not ask before a download. Raises InvalidRequestError for a name of no known form, ModelLoadError where
     there is no such file, and what pulling raises.

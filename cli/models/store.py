@@ -63,7 +63,7 @@ def pull(
 def obtain(
     library: Library, model: str, *, name: str | None = None, sha256: str | None = None, yes: bool = False
 ) -> Manifest:
-    """What `model` means, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
+    """The file of `model`, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
     from ...local_engine.store import find as finding
     from ...local_engine.store.pull import check_space, stored
     from ...local_engine.store.pull import pull as fetch
@@ -99,7 +99,7 @@ def models(as_json: json_output.Flag = False) -> None:
     if as_json:
         json_output.show([_facts(library, entry) for entry in entries])
     elif not entries:
-        _say_none(library)
+        _print_no_models(library)
     else:
         _show(entries)
 
@@ -148,12 +148,12 @@ def verify(
     if as_json:
         json_output.show([{"name": each, "state": state} for each, state in states.items()])
     elif not states:
-        _say_none(library)
+        _print_no_models(library)
     if any(state != "ready" for state in states.values()):
         raise typer.Exit(1)
 
 
-def _say_none(library: Library) -> None:
+def _print_no_models(library: Library) -> None:
     output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
 
 

@@ -1,1 +1,1 @@
-"""What commands share: options, tables, progress, child processes."""
+"""Shared parts of commands: options, tables, progress, child processes."""

@@ -43,7 +43,7 @@ class Group(TyperGroup):
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """What is wrong with a call quotes its words, and typer prints that itself."""
+    """Error messages of typer quote the words of a call, so they are made printable."""
     try:
         yield
     except Exception as error:

@@ -14,5 +14,5 @@ from ...protocol.safety.terminal_text import printable
 class Console(RichConsole):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            # What rich itself tells the terminal stands in control segments, and its colours in the styles.
+            # rich's own commands to the terminal are control segments, and its colours are styles.
             yield segment if segment.control else segment._replace(text=printable(segment.text))

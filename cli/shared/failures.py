@@ -10,7 +10,7 @@ FAILED, MISUSED = 1, 2
 
 
 def message_of(error: Exception) -> str:
-    """What to tell the user: our own message, the one the server sent, or at least the kind of failure."""
+    """The message for the user: our own one, the one the server sent, or at least the kind of failure."""
     if isinstance(error, UpdraftError):
         return error.message
     message = _server_error(error).get("message")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SERVE_PORT = 4114
 NODE_PORT = 4116
 GATEWAY_PORT = 4115
-MOST_TASKS = 20_000
+MAX_TASKS = 20_000
 
 
 class Tier(StrEnum):
@@ -82,7 +82,7 @@ Promise = Annotated[
     typer.Option(
         "--promise",
         help="The target holds with the calibration's confidence (the default), or in the "
-        "mean over calibrations, which sends up less.",
+        "mean over calibrations, which escalates less.",
     ),
 ]
 ToolParser = Annotated[

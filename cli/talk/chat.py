@@ -25,7 +25,7 @@ HELP = """/model                   which models there are, and which is asked
 /help                    this list
 /quit                    leave; so do exit, quit and Ctrl-D
 Ctrl-C stops an answer."""
-LEAVING = ("exit", "quit", "/exit", "/quit")
+EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
 def chat(
@@ -145,7 +145,7 @@ class Session:
 def _converse(session: Session) -> None:
     from openai import OpenAIError
 
-    while (line := _read()) is not None and line.lower() not in LEAVING:
+    while (line := _read()) is not None and line.lower() not in EXIT_COMMANDS:
         if line.startswith("/"):
             _dim(session.command(line))
         elif line:

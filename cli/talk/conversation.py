@@ -1,4 +1,4 @@
-"""What `ask` and `chat` share: one streamed answer, and the line that says where it came from."""
+"""Shared by `ask` and `chat`: one streamed answer, and the line that says where it came from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stream_answer(
 
 
 def _unicode(text: str) -> str:
-    """What a terminal gave, with a mark in the place of bytes that are no UTF-8."""
+    """The terminal's input, with a mark in the place of bytes that are no UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -1,4 +1,4 @@
-"""What an operator may set on an engine, checked once."""
+"""The settings of an engine, checked once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Policy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 
 
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 _CHOICES = (
     ("policy", get_args(Policy)),
     ("draft_length", get_args(DraftLength)),
@@ -67,16 +67,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens", "default_max_tokens"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise ConfigurationError(f"{name} must be 1 to {_MOST}, got {getattr(self, name)}.", param=name)
+            if not 1 <= getattr(self, name) <= _MAX_INT32:
+                raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:
             if getattr(self, name) not in choices:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )
-        if self.token_budget > _MOST:
+        if self.token_budget > _MAX_INT32:
             raise ConfigurationError(
-                f"token_budget must be at most {_MOST}, got {self.token_budget}.", param="token_budget"
+                f"token_budget must be at most {_MAX_INT32}, got {self.token_budget}.", param="token_budget"
             )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
@@ -86,8 +86,8 @@ class EngineConfig:
             )
         for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= _MOST:
-                raise ConfigurationError(f"{name} must be 1 to {_MOST} or left out, got {value}.", param=name)
+            if value is not None and not 1 <= value <= _MAX_INT32:
+                raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
 
 
 def usual_block_size(device: str) -> int:

@@ -312,7 +312,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """What changes the answer's logits, up to its last token."""
+    """The editor of the answer's logits, up to its last token."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_seen :]

@@ -31,7 +31,7 @@ class CompiledDecoder:
         self._continuation = _continuation(model, layers)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: NativeAttention) -> Tensor:
-        """What `Decoder.forward` computes, to the last bit."""
+        """As `Decoder.forward`, to the last bit."""
         return self._layers.run(self._model.embed(token_ids), self._model.rotations(positions), attention)
 
     @property

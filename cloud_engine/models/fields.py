@@ -10,7 +10,7 @@ from typing import Any, cast
 from ...protocol.errors import ModelLoadError
 from ...protocol.unicode_forms import read_text
 
-_MOST = 1e38  # of a number, and infinity is more
+_MAX_NUMBER = 1e38  # of a number, and infinity is more
 
 
 class Fields:
@@ -42,7 +42,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not -_MOST <= value <= _MOST:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
             raise ModelLoadError(f"{self.where}: {key} must be a number, got {value!r}.")
         return float(value)
 

@@ -23,12 +23,11 @@ from ...protocol.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """`inverse_frequencies`: radians per position, one for each pair of the `2 * len` dimensions that are rotated.
+    """The rotation of a model."""
 
-    `magnitude` multiplies cosines and sines (YaRN's attention temperature).
-    """
-
+    # Radians per position, for each pair of the rotated dimensions.
     inverse_frequencies: tuple[float, ...]
+    # Multiplies cosines and sines (YaRN's attention temperature).
     magnitude: float = 1.0
 
     @classmethod
@@ -78,7 +77,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What a variant starts from; `exponents` are 2i / rotary_dim, float32."""
+    """The base of a variant; `exponents` are 2i / rotary_dim, float32."""
 
     theta: float
     exponents: Tensor

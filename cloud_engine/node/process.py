@@ -29,13 +29,13 @@ class NodeOptions:
     port: int = 0
     # Replace an engine that dies.
     restart: bool = False
-    # What requests in flight get to finish on SIGTERM.
+    # The time that requests in flight get to finish on SIGTERM.
     drain_seconds: float = DRAIN_S
     # A `ToolFormat`'s name, or "auto".
     tool_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: what the model has, or ChatML if it has none.
     chat_template: str | None = None
-    # What requests must send; needed beyond loopback. This and the next two: see `Access`.
+    # The key that requests must send; needed beyond loopback. This and the next two: see `Access`.
     api_key: str | None = field(default=None, repr=False)
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()

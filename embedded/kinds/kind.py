@@ -1,4 +1,4 @@
-"""What a task kind is: a generator of questions, and how their answers are graded."""
+"""A task kind: a generator of questions, and how their answers are graded."""
 
 from __future__ import annotations
 
@@ -37,15 +37,13 @@ class Phrasings:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of question.
-
-    `grade`: `final` compares what follows the last "Answer:", `exact` the whole text, `json` the parsed value.
-    `weight` is its share of the training stream relative to the other kinds.
-    """
+    """One kind of question."""
 
     name: str
     make: Callable[[random.Random, Phrasings], Draft]
+    # `final` compares the text after the last "Answer:", `exact` the whole text, `json` the parsed value.
     grade: Literal["final", "exact", "json"] = "final"
+    # The share of the training stream, relative to the other kinds.
     weight: float = 1.0
 
 

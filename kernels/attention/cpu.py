@@ -17,7 +17,7 @@ from ..runtime.native_library import LANES, load, loaded
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
 
-_MOST_DIM = 256  # of native/attention.c
+_MAX_DIM = 256  # of native/attention.c
 
 
 class AttentionCall(ctypes.Structure):
@@ -28,7 +28,7 @@ class AttentionCall(ctypes.Structure):
         *(
             (name, ctypes.c_int64)
             for name in (
-                *("query_stride", "num_sequences", "most_queries", "heads", "kv_heads", "block_size", "head_dim"),
+                *("query_stride", "num_sequences", "max_queries", "heads", "kv_heads", "block_size", "head_dim"),
                 *("window", "num_threads", "is_bf16"),
             )
         ),
@@ -61,10 +61,10 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the cache is in {dtype}"
-    if head_dim % LANES or head_dim > _MOST_DIM or block_size % LANES:
+    if head_dim % LANES or head_dim > _MAX_DIM or block_size % LANES:
         return (
             f"head_dim {head_dim} and block_size {block_size} must be multiples of {LANES}, and head_dim at most "
-            f"{_MOST_DIM}"
+            f"{_MAX_DIM}"
         )
     return None if load() is not None else "it could not be compiled (the log says why)"
 
@@ -95,7 +95,7 @@ class NativeAttention:
             sequences=self._sequences.ctypes.data,
             tables=self._blocks.ctypes.data,
             num_sequences=len(self._sequences) - 1,  # without the padding
-            most_queries=int(batch.rows[:-1].max()),
+            max_queries=int(batch.rows[:-1].max()),
             **same,
         )
 

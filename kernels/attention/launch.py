@@ -17,19 +17,19 @@ from ..runtime.numeric import next_power_of_2
 BLOCK_SIZES = (16, 64)
 LARGEST_HEAD = 256
 #: A matrix instruction takes no fewer rows. With more than the maximum, the accumulators spill.
-_LEAST_ROWS, _MOST_ROWS = 16, 128
-_MOST_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
+_MIN_ROWS, _MAX_ROWS = 16, 128
+_MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
 #: One tile of keys, so that three stages of keys and values and the queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
-_LEAST_KEYS, _MOST_KEYS = 16, 64
+_MIN_KEYS, _MAX_KEYS = 16, 64
 _SHARED_BYTES = 228 * 1024  # of a Hopper multiprocessor
 _SHARED_OF_PROGRAM = 1024  # kept by the driver
 _SCRATCH_OF_ROW = 128  # for exchanges between the threads of a warp; Hopper's own products need none
 _WARPS_OF_MULTIPROCESSOR = 12  # there are no registers for more
-_LEAST_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
+_MIN_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
 #: The costs of a program and of a launch that merges splits, in keys that could be read in that time.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
-_MOST_ROUNDS = 4
+_MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class AttentionShape:
             raise ConfigurationError(
                 f"block_size={self.block_size}: the attention kernel supports {BLOCK_SIZES}.", param="block_size"
             )
-        if self.kv_heads < 1 or self.heads % self.kv_heads or self.group > _MOST_ROWS:
+        if self.kv_heads < 1 or self.heads % self.kv_heads or self.group > _MAX_ROWS:
             raise ConfigurationError(
                 f"{self.heads} query heads over {self.kv_heads} KV heads: the attention kernel needs a whole number of "
-                f"query heads for each KV head, {_MOST_ROWS} at most."
+                f"query heads for each KV head, {_MAX_ROWS} at most."
             )
         if self.head_dim % 16 or not 0 < self.head_dim <= LARGEST_HEAD:
             raise ConfigurationError(
@@ -70,33 +70,33 @@ class AttentionShape:
         return next_power_of_2(self.head_dim)
 
 
-def attention_launch(shape: AttentionShape, most_queries: int) -> Launch:
-    """For batches whose sequences bring up to `most_queries` tokens each, chosen so that no register is spilled.
+def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
+    """For batches whose sequences bring up to `max_queries` tokens each, chosen so that no register is spilled.
 
     BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
     """
-    rows = tile_rows(shape, most_queries)
+    rows = tile_rows(shape, max_queries)
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
-    if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _LEAST_ROWS:
+    if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
         keys //= 2  # once they are two bytes wide, too
     # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a block of its own for every key.
     is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
-    return Launch(num_warps=8 if wide or rows == _MOST_ROWS else 4, num_stages=3, tiles=tiles)
+    return Launch(num_warps=8 if wide or rows == _MAX_ROWS else 4, num_stages=3, tiles=tiles)
 
 
-def tile_rows(shape: AttentionShape, most_queries: int) -> int:
+def tile_rows(shape: AttentionShape, max_queries: int) -> int:
     """All queries of a sequence in one tile where they fit: then its keys are read only once."""
-    most = _MOST_ROWS
+    most = _MAX_ROWS
     if shape.cache_bytes == 4:
-        most = _MOST_ROWS_FP32
+        most = _MAX_ROWS_FP32
     elif shape.padded_dim > 128:
-        most = _MOST_ROWS // 2
-    wanted = min(max(most_queries, 1) * shape.group, most)
-    return next_power_of_2(max(wanted, shape.group, _LEAST_ROWS))
+        most = _MAX_ROWS // 2
+    wanted = min(max(max_queries, 1) * shape.group, most)
+    return next_power_of_2(max(wanted, shape.group, _MIN_ROWS))
 
 
 def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
@@ -107,7 +107,7 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
     """How many programs the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
-    waits = launch.tiles["BLOCK_M"] < _LEAST_ASYNC_ROWS
+    waits = launch.tiles["BLOCK_M"] < _MIN_ASYNC_ROWS
     scratch = launch.tiles["BLOCK_M"] * _SCRATCH_OF_ROW if waits else 0
     needed = 2 * tile * (launch.num_stages - waits) + query + scratch + _SHARED_OF_PROGRAM
     by_memory = _SHARED_BYTES // needed
@@ -130,8 +130,8 @@ def split_lengths(
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
     max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
-    best, least_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
-    for rounds in range(_MOST_ROUNDS + 1):
+    best, best_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
+    for rounds in range(_MAX_ROUNDS + 1):
         # In no round at all: nothing is cut.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
         splits, longest = int(num_splits(keys, lengths).sum()), int(lengths.max(initial=step))
@@ -140,8 +140,8 @@ def split_lengths(
         in_rounds = -(-splits // places) * (longest + around)
         greedily = (int(keys.sum()) + splits * around) / places + longest
         time = min(in_rounds, greedily) + is_cut * _MERGE_KEYS
-        if splits <= max_splits and time < least_time:
-            best, least_time = lengths, time
+        if splits <= max_splits and time < best_time:
+            best, best_time = lengths, time
     return best
 
 
@@ -152,12 +152,12 @@ def num_splits(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 def _float32_launch(shape: AttentionShape, rows: int) -> Launch:
     """Products without tensor cores keep their operands in registers: fewer keys, and more warps for more rows."""
-    keys = _LEAST_KEYS if rows > _LEAST_ROWS else min(_keys_of_tile(shape), shape.block_size)
-    return Launch(num_warps=8 if rows > _LEAST_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
+    keys = _MIN_KEYS if rows > _MIN_ROWS else min(_keys_of_tile(shape), shape.block_size)
+    return Launch(num_warps=8 if rows > _MIN_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
 
 
 def _keys_of_tile(shape: AttentionShape) -> int:
-    return min(max(_TILE_BYTES // (shape.padded_dim * shape.cache_bytes), _LEAST_KEYS), _MOST_KEYS)
+    return min(max(_TILE_BYTES // (shape.padded_dim * shape.cache_bytes), _MIN_KEYS), _MAX_KEYS)
 
 
 def _partial_keys(shape: AttentionShape, launch: Launch) -> int:

@@ -24,7 +24,7 @@ from .types import ScoreOptions
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SPLITS = 16
-_LEAST_ROWS_TO_PEEL = 64
+_MIN_ROWS_TO_PEEL = 64
 
 # The maximum of a row that has seen no key yet: finite, so that it needs no special case.
 _LOWEST_SCORE = tl.constexpr(-1.0e30)
@@ -237,7 +237,7 @@ def attend(
         PADDED_DIM=shape.padded_dim,
         BLOCK_SIZE=shape.block_size,
         WINDOWED=options.window is not None,
-        PEELED=launch.tiles["BLOCK_M"] >= _LEAST_ROWS_TO_PEEL,
+        PEELED=launch.tiles["BLOCK_M"] >= _MIN_ROWS_TO_PEEL,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         **launch.tiles,

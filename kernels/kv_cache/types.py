@@ -39,7 +39,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What a layer does to its heads before they are stored."""
+    """The transform of a layer's heads before they are stored."""
 
     norms: HeadNorms | None = None
     # Keys and values are divided by these on their way into an FP8 cache.

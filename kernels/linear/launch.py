@@ -10,7 +10,7 @@ from ..runtime.numeric import cdiv
 #: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
 _RESIDENT = 8
 #: Fewer steps than this over the inputs do not pay for filling a program's pipeline and adding one more partial sum.
-_LEAST_STEPS = 4
+_MIN_STEPS = 4
 _BUCKETS = (16, 32, 64)
 
 
@@ -53,7 +53,7 @@ def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> Split
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps
-    wanted = max(1, min(resident * multiprocessors // tiles, product.steps // _LEAST_STEPS))
+    wanted = max(1, min(resident * multiprocessors // tiles, product.steps // _MIN_STEPS))
     steps = cdiv(product.steps, wanted)
     return SplitK(cdiv(product.steps, steps), steps)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 #: oneDNN splits longer sums differently for different numbers of rows (seen from 1152 on, never up to 1024).
 _INVARIANT_LENGTH = 1024
 #: Fewer rows than this take longer than this many: oneDNN then reads the weights at three quarters of the speed.
-LEAST_ROWS = 4
+MIN_ROWS = 4
 
 
 class OneDnnLinear(nn.Module):
@@ -35,8 +35,8 @@ class OneDnnLinear(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """(rows, in_features) to (rows, out_features), in the dtype of the weights."""
         rows = hidden.shape[0]
-        if rows < LEAST_ROWS:
-            return self._product(functional.pad(hidden, (0, 0, 0, LEAST_ROWS - rows)))[:rows]
+        if rows < MIN_ROWS:
+            return self._product(functional.pad(hidden, (0, 0, 0, MIN_ROWS - rows)))[:rows]
         return self._product(hidden)
 
     def _product(self, hidden: Tensor) -> Tensor:

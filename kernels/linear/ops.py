@@ -20,7 +20,7 @@ from ..runtime.backend import uses_triton
 from ..runtime.host_memory import release_freed_memory
 from . import cpu, onednn
 from .cpu import NativeEmbedding, NativeLinear
-from .onednn import LEAST_ROWS, OneDnnLinear
+from .onednn import MIN_ROWS, OneDnnLinear
 from .reference import quantized_linear_reference
 from .types import Fp8Weight, Int8Weight, QuantizedWeight
 
@@ -88,7 +88,7 @@ def implementations(linear: nn.Linear) -> list[nn.Module]:
 
 def least_rows(model: nn.Module) -> int:
     """Fewer rows than this take longer in this model's layers, so that smaller batches are better padded."""
-    return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
+    return MIN_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
 def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:

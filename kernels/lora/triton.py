@@ -19,8 +19,8 @@ from .types import LoraPlan, LoraWeights
 
 _BLOCK_FEATURES = 64
 #: `expand` reads as many partial sums. Reading more would cost more than the shorter loops of `shrink` save.
-_MOST_SPLITS = 8
-_LEAST_STEPS = 4
+_MAX_SPLITS = 8
+_MIN_STEPS = 4
 _ENOUGH_PROGRAMS = 512
 
 
@@ -31,7 +31,7 @@ def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: Lor
     tiles = len(plan.tiles)
     block = block_inputs(rank)
     steps = triton.cdiv(inputs, block)
-    splits = max(1, min(_MOST_SPLITS, steps // _LEAST_STEPS, _ENOUGH_PROGRAMS // tiles))
+    splits = max(1, min(_MAX_SPLITS, steps // _MIN_STEPS, _ENOUGH_PROGRAMS // tiles))
     low = torch.empty(splits, len(plan.rows), rank, dtype=torch.float32, device=hidden.device)
     shrink_kernel[(tiles, splits)](
         hidden, weights.down, low, plan.rows, plan.tiles, inputs, len(plan.rows), hidden.stride(0),

@@ -62,12 +62,12 @@ class LoraPlan:
 
     def __init__(self, max_rows: int, num_adapters: int, device: torch.device, *, tile_rows: int = 16) -> None:
         # Each adapter leaves at most one tile that is not full.
-        most_tiles = max_rows // tile_rows + min(num_adapters, max_rows)
+        max_tiles = max_rows // tile_rows + min(num_adapters, max_rows)
         self.tile_rows = tile_rows
         self.num_adapters = num_adapters
         self.adapters: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self.rows = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.tiles = torch.zeros(max(1, most_tiles), 3, dtype=torch.int32, device=device)
+        self.tiles = torch.zeros(max(1, max_tiles), 3, dtype=torch.int32, device=device)
 
     def assign(self, adapters: Sequence[int] | npt.NDArray[np.integer]) -> None:
         """`adapters`: one for each row, NO_ADAPTER for none. Does not wait for the device."""

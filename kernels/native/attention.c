@@ -10,7 +10,7 @@ query gets depends on its own keys alone, to the last bit. */
 #define SHARE 64  /* of them, how many are one piece of work for a thread */
 #define KEYS 64   /* keys between two updates of the running maximum */
 #define GROUPS (KEYS / LANES)
-#define MOST_DIM 256
+#define MAX_DIM 256
 #define NEVER (-1e30f)
 
 /* Some rows of one sequence that share a KV head, with what they have gathered so far. */
@@ -19,9 +19,9 @@ typedef struct {
     int64_t first_key[ROWS], end_key[ROWS]; /* in sight of each row */
     int64_t begin, end, all_begin, all_end;  /* in sight of any row, and of all */
     float largest[ROWS], total[ROWS];
-    float mixed[ROWS * MOST_DIM];
+    float mixed[ROWS * MAX_DIM];
     float scores[ROWS * KEYS];
-    char query[ROWS * MOST_DIM * 4];
+    char query[ROWS * MAX_DIM * 4];
     char weights[ROWS * KEYS * 4]; /* as words */
 } Tile;
 
@@ -122,8 +122,8 @@ INLINE void mix(Tile *tile, const char *values, int64_t first, const int dim, co
    they may be no numbers. */
 INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t first, const int dim, const int is_bf16) {
     const int64_t step = per_word(is_bf16);
-    char seen[LANES * MOST_DIM * 4];
-    int64_t from = 0, end = 0; /* of what `seen` holds */
+    char visible[LANES * MAX_DIM * 4];
+    int64_t from = 0, end = 0; /* of what `visible` holds */
     for (int64_t row = 0; row < tile->count; row++) {
         if (row == 0 || tile->first_key[row] - key != from || tile->end_key[row] - key != end) {
             from = tile->first_key[row] - key;
@@ -135,11 +135,11 @@ INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t firs
                         mask |= is_bf16 ? 0xffffu << (16 * part) : 0xffffffffu;
                 for (int64_t i = 0; i < dim; i += LANES) {
                     const uvec kept = words_at(values + (word * dim + i) * 4) & (mask - (uvec){0});
-                    memcpy(seen + (word * dim + i) * 4, &kept, sizeof kept);
+                    memcpy(visible + (word * dim + i) * 4, &kept, sizeof kept);
                 }
             }
         }
-        mix_rows(tile, row, 1, seen, first, dim, is_bf16);
+        mix_rows(tile, row, 1, visible, first, dim, is_bf16);
     }
 }
 
@@ -219,7 +219,7 @@ INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t k
 /* A function for each head_dim that models have: the loops over it are unrolled and sums stay in registers. */
 #define ATTEND_ALL(NAME, DIM, IS_BF16)                                                      \
     static void NAME(const AttentionCall *call) {                                           \
-        int64_t rows = call->most_queries * (call->heads / call->kv_heads);                 \
+        int64_t rows = call->max_queries * (call->heads / call->kv_heads);                 \
         int64_t shares = (rows + SHARE - 1) / SHARE, work = shares * call->kv_heads;        \
         _Pragma("omp parallel for schedule(dynamic, 1) num_threads(call->num_threads) if (call->num_sequences * work > 1)") \
         for (int64_t item = 0; item < call->num_sequences * work; item++)                   \
@@ -234,7 +234,7 @@ ATTEND_ALL(attend_any_bf16, (int)call->head_dim, 1)
 ATTEND_ALL(attend_any_float, (int)call->head_dim, 0)
 
 int paged_attention(const AttentionCall *call) {
-    if (call->head_dim % LANES || call->head_dim > MOST_DIM || call->block_size % LANES) return -1;
+    if (call->head_dim % LANES || call->head_dim > MAX_DIM || call->block_size % LANES) return -1;
     if (!call->is_bf16) attend_any_float(call);
     else if (call->head_dim == 32) attend_32_bf16(call);
     else if (call->head_dim == 64) attend_64_bf16(call);

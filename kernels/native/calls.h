@@ -64,7 +64,7 @@ void write_heads(const HeadsCall *call);
    block_size, head_dim), the keys' heads first; sixteen positions lie together, keys as (words of a head, positions),
    values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of sixteen
    elements of a value. `sequences`: (n, 4): first row, position of the first query, number of
-   queries, where its block table begins in `tables`. `most_queries`
+   queries, where its block table begins in `tables`. `max_queries`
    of a sequence. `window`: tokens in sight, the query's own included; 0 for all. */
 typedef struct {
     const void *query;
@@ -74,7 +74,7 @@ typedef struct {
     const int64_t *tables;
     int64_t query_stride;
     int64_t num_sequences;
-    int64_t most_queries;
+    int64_t max_queries;
     int64_t heads;
     int64_t kv_heads;
     int64_t block_size;
@@ -100,7 +100,7 @@ typedef struct {
     const double *top_p, *min_p;
     int64_t *chosen;
     int64_t rows, size, stride, mask_stride, num_threads, is_bf16;
-    double least_temperature;
+    double min_temperature;
 } SampleCall;
 
 void sample_rows(const SampleCall *call);

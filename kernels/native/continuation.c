@@ -38,7 +38,7 @@ static int compute(const ContinuationCall *call, int64_t start, int64_t rows) {
     heads.rows = rows;
     attention.sequences += 4 * start;
     attention.num_sequences = rows;
-    attention.most_queries = 1;
+    attention.max_queries = 1;
     for (int i = 0; i < 2; i++) {
         Angles *angles = decoder_call.angles + i;
         angles->cosine += start * angles->pairs;

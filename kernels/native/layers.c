@@ -7,7 +7,7 @@
 #include "vectors.h"
 
 #define PARALLEL_FROM 8192  /* elements: fewer are done before a second thread has begun */
-#define MOST_DIM 256
+#define MAX_DIM 256
 
 INLINE void norm_row(const NormCall *call, int64_t row, const int is_bf16) {
     const int64_t from = row * call->stride, kept = row * call->residual_stride, to = row * call->size;
@@ -95,7 +95,7 @@ INLINE void rotate_head(float *head, const HeadsCall *call, int64_t row) {
 INLINE void write_position(char *block, const float *head, int64_t offset, int is_key, const int dim, const int is_bf16) {
     const int64_t size = size_of(is_bf16), step = per_word(is_bf16), position = offset % LANES;
     char *group = block + offset / LANES * LANES * dim * size;
-    char narrow[MOST_DIM * 4];
+    char narrow[MAX_DIM * 4];
     for (int i = 0; i < dim; i += LANES) store(narrow, i, load(head, i, 0), is_bf16);
     if (is_key)
         for (int word = 0; word < dim / step; word++) memcpy(group + (word * LANES + position) * 4, narrow + word * 4, 4);
@@ -109,7 +109,7 @@ INLINE void write_row(const HeadsCall *call, int64_t row, const int is_bf16) {
     const int64_t rotated = call->heads + call->kv_heads;
     for (int64_t head = 0; head < rotated + call->kv_heads && slot >= 0; head++) {
         const int64_t from = row * call->stride + head * dim, part = head - call->heads;
-        float wide[MOST_DIM];
+        float wide[MAX_DIM];
         for (int64_t i = 0; i < dim; i += LANES) store(wide, i, load(call->projected, from + i, is_bf16), 0);
         if (head < rotated) {
             const void *norm = part < 0 ? call->query_norm : call->key_norm;

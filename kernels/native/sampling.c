@@ -293,7 +293,7 @@ INLINE int64_t sample_row(const SampleCall *call, int64_t index, const int is_bf
     };
     if (!survey(&row, is_bf16)) return UNDECIDED;
     if (row.highest == -INFINITY) return 0;
-    if (row.temperature < call->least_temperature) return row.likeliest;
+    if (row.temperature < call->min_temperature) return row.likeliest;
     return drawn(&row, call->top_k ? call->top_k[index] : 0, call->top_p ? call->top_p[index] : 1,
                  call->min_p ? call->min_p[index] : 0, is_bf16);
 }

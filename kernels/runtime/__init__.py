@@ -1,1 +1,1 @@
-"""What kernels run on: the choice of an implementation, native libraries, launches, threads and memory."""
+"""The runtime of the kernels: the choice of an implementation, native libraries, launches, threads and memory."""

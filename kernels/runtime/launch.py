@@ -14,10 +14,10 @@ from .numeric import next_power_of_2
 _WARP = 32
 #: Four accesses of 16 bytes a thread for two-byte elements, eight for four-byte ones.
 _ELEMENTS_PER_THREAD = 32
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 #: A program with fewer elements spends its time on starting.
 _ELEMENTS_PER_PROGRAM = 4096
-_MOST_ROWS = 32
+_MAX_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,6 @@ class Launch:
 def row_launch(size: int) -> Launch:
     """For rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
     block = next_power_of_2(size)
-    rows = min(_MOST_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
+    rows = min(_MAX_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
     warps = rows * block // (_WARP * _ELEMENTS_PER_THREAD)
-    return Launch(num_warps=min(_MOST_WARPS, max(1, warps)), tiles={"ROWS": rows, "BLOCK": block})
+    return Launch(num_warps=min(_MAX_WARPS, max(1, warps)), tiles={"ROWS": rows, "BLOCK": block})

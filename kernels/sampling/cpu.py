@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...protocol.sampling import LEAST_TEMPERATURE
+from ...protocol.sampling import MIN_TEMPERATURE
 from ..runtime.native_library import loaded
 from .noise import noise_keys
 from .types import Sampling
@@ -22,7 +22,7 @@ class SampleCall(ctypes.Structure):
             for name in ("logits", "mask", "temperatures", "keys", "top_k", "top_p", "min_p", "chosen")
         ),
         *((name, ctypes.c_int64) for name in ("rows", "size", "stride", "mask_stride", "num_threads", "is_bf16")),
-        ("least_temperature", ctypes.c_double),
+        ("min_temperature", ctypes.c_double),
     )
 
 
@@ -55,7 +55,7 @@ def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor
         mask_stride=0 if mask is None else mask.stride(0),
         num_threads=torch.get_num_threads(),
         is_bf16=logits.dtype == torch.bfloat16,
-        least_temperature=LEAST_TEMPERATURE,
+        min_temperature=MIN_TEMPERATURE,
     )
 
 

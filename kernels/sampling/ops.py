@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.sampling import LEAST_TEMPERATURE
+from ...protocol.sampling import MIN_TEMPERATURE
 from ..runtime.backend import uses_native, uses_triton
 from .cpu import native_sample
 from .reference import (
@@ -112,7 +112,7 @@ def _native_or_reference(logits: Tensor, sampling: Sampling) -> Tensor:
     """In C, but for rows with typical-p and rows whose choice depends on the rounding of a sum or a logarithm."""
     chosen = native_sample(logits, sampling)
     if sampling.typical_p is not None:
-        chosen[(sampling.typical_p < 1) & (sampling.temperatures >= LEAST_TEMPERATURE)] = -1
+        chosen[(sampling.typical_p < 1) & (sampling.temperatures >= MIN_TEMPERATURE)] = -1
     left = (chosen < 0).nonzero().flatten()
     if len(left):
         chosen[left] = sample_reference(logits[left], sampling.of(left))

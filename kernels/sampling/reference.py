@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...protocol.sampling import LEAST_TEMPERATURE
+from ...protocol.sampling import MIN_TEMPERATURE
 from .noise import gumbel_noise, noise_keys
 from .types import LOWEST_RANK, MAX_TOKENS, TOKEN_BITS, FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation
 
@@ -20,7 +20,7 @@ def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
     """Computes `sample`."""
     logits = allowed_logits(logits, sampling)
     keys = noise_keys(sampling.seeds, sampling.positions)
-    random = sampling.temperatures >= LEAST_TEMPERATURE
+    random = sampling.temperatures >= MIN_TEMPERATURE
     temperatures = torch.where(random, sampling.temperatures, 1.0)[:, None]
     noise = torch.where(random[:, None], gumbel_noise(keys, logits.shape[1]), 0.0)
     return (logits.double() / temperatures + noise).argmax(dim=-1)
@@ -61,7 +61,7 @@ def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
     """
     logits = apply_token_bitmask(rows.logits, rows.mask)
     ordered, order = ranks(logits).sort(dim=-1, descending=True)
-    random = rows.temperatures >= LEAST_TEMPERATURE
+    random = rows.temperatures >= MIN_TEMPERATURE
     scaled = logits.gather(1, order).double() / torch.where(random, rows.temperatures, 1.0)[:, None]
     outside = torch.zeros_like(ordered, dtype=torch.bool)
     if truncation.top_k is not None:
@@ -84,7 +84,7 @@ def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> T
     Typical are the tokens whose surprise is nearest to the entropy, up to a mass of `typical_p`; of equally near ones
     the likeliest come first. `temperatures` and `typical_p` (rows,) float64. Greedy rows and rows with 1 keep all.
     """
-    random = temperatures >= LEAST_TEMPERATURE
+    random = temperatures >= MIN_TEMPERATURE
     order = ranks(logits).argsort(dim=-1, descending=True)
     scaled = logits.gather(1, order).double() / torch.where(random, temperatures, 1.0)[:, None]
     logprobs = scaled.log_softmax(dim=-1)

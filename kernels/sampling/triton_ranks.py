@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...protocol.sampling import LEAST_TEMPERATURE
+from ...protocol import sampling
 from .types import MAX_TOKENS, TOKEN_BITS
 
-MIN_TEMPERATURE: tl.constexpr = tl.constexpr(LEAST_TEMPERATURE)
+MIN_TEMPERATURE: tl.constexpr = tl.constexpr(sampling.MIN_TEMPERATURE)
 _LAST_TOKEN: tl.constexpr = tl.constexpr(MAX_TOKENS - 1)
 WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # the weight of the likeliest token; a whole vocabulary of them fits
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)

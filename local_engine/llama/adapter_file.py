@@ -1,4 +1,4 @@
-"""What a LoRA adapter's file may hold: llama.cpp multiplies with whatever is in it, and aborts or crashes on most."""
+"""Checks of a LoRA adapter's file: llama.cpp multiplies with whatever is in it, and aborts or crashes on most."""
 
 from __future__ import annotations
 

@@ -19,12 +19,14 @@ Halves = npt.NDArray[np.float16]
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What attention is computed of. `query`: (streams, heads, rows, values); `key` and `value`: (streams, key heads,
-    cells, values); `mask`: (1 or streams, rows, cells), added to the scores."""
+    """The inputs of attention."""
 
+    # (streams, heads, rows, values).
     query: Floats
+    # (streams, key heads, cells, values), as `value`.
     key: Halves
     value: Halves
+    # (1 or streams, rows, cells), added to the scores.
     mask: Halves | None
 
     def expected(self) -> Floats:

@@ -38,7 +38,7 @@ class Served:
     attention: bool = False
     # Why llama.cpp's own code serves; empty where ours does.
     reason: str = ""
-    # What can be done about it; empty if nothing.
+    # The remedy; empty if there is none.
     fix: str = ""
 
     @property
@@ -54,7 +54,7 @@ def check_switch(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def served_by(library: ctypes.CDLL) -> Served:
-    """What serves in the loaded `library`, llama.cpp's. The log says why ours does not."""
+    """The kernels that serve in the loaded `library`, llama.cpp's. The log says why ours do not."""
     try:
         function = library.updraft_ggml_kernels
     except AttributeError:

@@ -53,7 +53,7 @@ class Llama:
             self.errors.append(text.decode("utf-8", "replace").strip())
 
     def last_errors(self) -> str:
-        """What llama.cpp complained about since the last call, for the text of an exception."""
+        """llama.cpp's complaints since the last call, for the text of an exception."""
         lines = "; ".join(self.errors)
         self.errors.clear()
         return lines or "llama.cpp gave no reason"
@@ -195,8 +195,8 @@ def _with(attributes: list[int], attribute: int) -> frozenset[int]:
 
 
 def _named_ends(api: Any, model: Any, vocab: Any) -> Iterator[int]:
-    """What ends an answer because the file says so, control token or not. What llama.cpp knows by its text, and not by
-    a number in the file, it makes a control token."""
+    """The end tokens that the file names, control tokens or not. An end token that llama.cpp knows
+    by its text alone is a control token there."""
     for name in ("eos", "eot", "fim_pad", "fim_rep", "fim_sep"):
         token: int = getattr(api, f"llama_vocab_{name}")(vocab)
         if token >= 0:

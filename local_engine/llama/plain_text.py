@@ -1,4 +1,4 @@
-"""What users write, as tokens of a GGUF file's vocabulary; and what such a file may not say of its tokenizer."""
+"""Users' text as tokens of a GGUF file's vocabulary, and checks of the file's tokenizer settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PlainText:
 
 
 def suspicious_settings(header: GgufHeader) -> Iterator[str]:
-    """What a file does not say of its tokenizer, and what follows from that."""
+    """Warnings about settings that the file's tokenizer lacks."""
     again = "Answers may be poor: convert the model again, with a current llama.cpp, or download another file."
     if header.metadata.get("tokenizer.ggml.model") == "gpt2":
         pre = header.metadata.get("tokenizer.ggml.pre")

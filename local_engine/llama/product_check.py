@@ -62,7 +62,7 @@ class Factors:
         return cls(kind, _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks))
 
     def product(self, function: Any, threads: int = 2) -> Floats | None:
-        """What `function`, a `llamafile_sgemm`, makes of them, one thread after the other: (rows of activations, rows
+        """The product by `function`, a `llamafile_sgemm`, one thread after the other: (rows of activations, rows
         of weights). None if it computes no such product."""
         (rows, blocks, _), columns = self.weights.shape, len(self.activations)
         result = np.zeros((columns, rows), np.float32)

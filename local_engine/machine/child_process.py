@@ -30,7 +30,7 @@ class ChildEnd:
     detail: str = ""
     # The end of its standard error.
     complaints: str = ""
-    # What the child had to say, if it is "ok".
+    # The child's result, if it is "ok".
     found: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -1,4 +1,4 @@
-"""What the machine gives this process: cores, processor time, memory. A container has often less of each than it sees.
+"""The resources of this process: cores, processor time, memory. A container has often less of each than it sees.
 
 Linux control groups (v1 and v2) are read from files; elsewhere psutil answers alone.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-# What llama.cpp has code for, as Linux names it.
+# Instruction sets that llama.cpp has code for, as Linux names them.
 _INSTRUCTION_SETS = (
     *("ssse3", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f", "avx512vbmi", "avx512_vnni"),
     *("avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve", "sme"),
@@ -26,16 +26,20 @@ _NO_LIMIT = 2**60  # version 1 writes "no limit" as a huge number
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores`: physical ones this process may use; `processors`: the same with hyper-threads. `quota`: processors'
-    worth of time it may spend, None for no limit. `memory`, `available`: bytes it may use at most, and now without
-    swapping. `instruction_sets`: those that matter to llama.cpp, as Linux names them; empty where nobody tells."""
+    """The processor and the memory that this process may use."""
 
     processor: str
+    # Physical ones.
     cores: int
+    # The same with hyper-threads.
     processors: int
+    # Processors' worth of time; None for no limit.
     quota: float | None
+    # Bytes at most.
     memory: int
+    # Bytes now, without swapping.
     available: int
+    # Those that matter to llama.cpp, as Linux names them; empty where they are not known.
     instruction_sets: tuple[str, ...]
 
     @property

@@ -26,7 +26,7 @@ _CELLS = 256  # llama.cpp rounds the cells of a cache up to these
 _FLOAT = 4
 _TOKEN_BYTES, _MERGE_BYTES = 220, 130  # of llama.cpp's tables; measured on 152,000 tokens
 _BASE = 8 * 2**20  # graphs, thread stacks, buffers of single threads
-_RESERVE_SHARE, _LEAST_RESERVE = 0.02, 128 * 2**20
+_RESERVE_SHARE, _MIN_RESERVE = 0.02, 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Need:
 
 
 def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
-    """What `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
+    """The memory that `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     return Need(
         weights=sum(tensor.size for tensor in header.tensors) + plan.adapters,
@@ -76,7 +76,7 @@ def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
 
 def reserve(machine: Machine) -> int:
     """Bytes that are left to the rest of the machine."""
-    return max(_LEAST_RESERVE, int(machine.memory * _RESERVE_SHARE))
+    return max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
 def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> Need:

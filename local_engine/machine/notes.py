@@ -1,4 +1,4 @@
-"""What was once found out about this machine or a file, kept in the state folder so that it is not found out again."""
+"""Findings about this machine or a file, kept in the state folder so that they are made once."""
 
 from __future__ import annotations
 

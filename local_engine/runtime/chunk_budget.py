@@ -10,7 +10,7 @@ _PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
 _SAMPLES = 3  # of a chunk's cost
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
-_LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
+_MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _AIMED = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
 
 
@@ -161,4 +161,4 @@ class ChunkBudget:
         """How many times as long as usual the slowest steps take. Where they take far longer, no chunk would do."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
-        return min(max(*self._slowness, _LEAST_NOISE), _MOST_NOISE)
+        return min(max(*self._slowness, _MIN_NOISE), _MAX_NOISE)

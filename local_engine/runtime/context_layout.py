@@ -20,7 +20,7 @@ SMALL = 100_000_000  #: parameters up to which attention is computed exactly, an
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What of a model its layout depends on."""
+    """The traits of a model that its layout depends on."""
 
     parameters: int
     vocab_size: int
@@ -48,7 +48,7 @@ class ContextLayout:
     exact: bool
     # Every prompt's tokens get their log-probabilities.
     scores_prompts: bool
-    # What sequences can share of the cache.
+    # The parts of the cache that sequences can share.
     sharing: Sharing
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the engine chooses where its user leaves the choice, as far as that depends on the build of llama.cpp."""
+"""The engine's default options, as far as they depend on the build of llama.cpp."""
 
 from __future__ import annotations
 

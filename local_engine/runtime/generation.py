@@ -26,18 +26,19 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class LocalToken:
-    """One generated token. `text` is what it adds to the answer: empty while a character or a possible stop string is
-    incomplete. `top`: the most likely ids with their log-probabilities, where asked for."""
+    """One generated token."""
 
     id: int
+    # Its part of the answer: empty while a character or a possible stop string is incomplete.
     text: str
     signals: TokenSignals
+    # The most likely ids with their log-probabilities, where asked for.
     top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
 class Event:
-    """What the reader learns with one token."""
+    """One token, as the reader gets it."""
 
     token: LocalToken
     # The model's own end of turn, which is no part of the answer.
@@ -57,7 +58,7 @@ class Event:
 
 
 class EngineJob(Protocol):
-    """What the engine's loop computes. All methods are called on its thread."""
+    """The work of the engine's loop. All methods are called on its thread."""
 
     sequence: Sequence
 
@@ -148,7 +149,7 @@ class Generation:
         self.mailbox.put(error)
 
     def _advance(self, token: int, row: RowMeasure) -> Event:
-        """What the answer makes of a token."""
+        """The event for a token."""
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
             text, _ = self._emit(self._detokenizer.flush(), last=True)

@@ -36,11 +36,13 @@ _NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """`cells`: of the KV cache, for `Sequence.limit` of any request; `sequences`: ids of the context; `queue_limit`:
-    requests that may wait beside those that run."""
+    """Sizes and limits of the loop."""
 
+    # Of the KV cache, for `Sequence.limit` of any request.
     cells: int
+    # Ids of the context.
     sequences: int
+    # Requests that may wait.
     queue_limit: int
     limits: SchedulerLimits
 
@@ -242,7 +244,7 @@ class LocalEngineLoop:
 
 
 def _rows(step: ScheduledStep) -> list[Rows]:
-    """What the context is to compute, in the order of the step."""
+    """The rows for the context to compute, in the order of the step."""
     probes = [
         Rows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
     ]

@@ -47,7 +47,7 @@ class Mailbox(Generic[T]):
 
 
 async def arrived(result: Future[T]) -> T:
-    """What a thread puts into `result`, which a reader who is cancelled leaves to others as it is."""
+    """The value that a thread puts into `result`; a cancelled reader leaves it to others as it is."""
     import asyncio
 
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

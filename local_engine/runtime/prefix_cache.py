@@ -27,7 +27,7 @@ class KVMemory(Protocol):
 
 
 class Branch:
-    """What one sequence of the KV cache holds: `length` tokens, on the path that ends with segment `tail`."""
+    """One sequence of the KV cache: `length` tokens, on the path that ends with segment `tail`."""
 
     __slots__ = ("id", "length", "tail")
 

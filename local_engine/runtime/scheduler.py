@@ -39,7 +39,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SequenceShare:
-    """What one sequence computes in a step: `count` tokens from `start` on, with an output of the last or of all."""
+    """The part of one sequence in a step: `count` tokens from `start` on, with an output of the last or of all."""
 
     sequence: Sequence
     start: int
@@ -81,7 +81,7 @@ class ScheduledStep:
 
     @property
     def cells(self) -> int:
-        """What it takes of the KV cache."""
+        """The cells that it takes of the KV cache."""
         return len(self.decodes) + len(self.probes) + self.chunk_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""What `updraft tune` found best for a model on this machine, and the options of an engine that it fills in."""
+"""The options that `updraft tune` found best for a model on this machine."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...protocol.noise import noise_key
-from ...protocol.sampling import LEAST_TEMPERATURE, ResolvedParams
+from ...protocol.sampling import MIN_TEMPERATURE, ResolvedParams
 from ...text.logit_edits import LogitEditor
 from .noise import Floats, Indices, draw
 from .truncation import survivors
@@ -43,7 +43,7 @@ class RowSampler:
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._editor = LogitEditor(params, prompt_ids, self._end_ids) if params.edits else None
         self._grammar = constraint
-        self._is_greedy = self._temperature < LEAST_TEMPERATURE and self._editor is None and constraint is None
+        self._is_greedy = self._temperature < MIN_TEMPERATURE and self._editor is None and constraint is None
 
     @property
     def complete(self) -> bool:
@@ -75,7 +75,7 @@ class RowSampler:
         """One of `ids` (None: of all) by the logits in `row` (vocab,)."""
         candidates = row if ids is None else row[ids]
         best = int(candidates.argmax())
-        if self._temperature >= LEAST_TEMPERATURE and candidates[best] > -np.inf:
+        if self._temperature >= MIN_TEMPERATURE and candidates[best] > -np.inf:
             if self._params.truncates:
                 kept = survivors(candidates, self._params, self._temperature)
                 ids = kept if ids is None else ids[kept]

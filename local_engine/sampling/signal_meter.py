@@ -8,7 +8,7 @@ import numpy.typing as npt
 from .signals import Floats, RowMeasure
 
 _BLOCK_LOGITS = 2**17  # logits computed at once: half a megabyte, which a processor's cache holds
-_LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
+_MIN_LOGIT = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
 
 Table = npt.NDArray[np.float64]
 
@@ -45,6 +45,6 @@ class SignalMeter:
         totals = weights.sum(axis=1)
         products = np.einsum("ij,ij->i", weights, shifted)
         if np.isnan(products).any():
-            products = np.einsum("ij,ij->i", weights, np.maximum(shifted, _LEAST, out=shifted))
+            products = np.einsum("ij,ij->i", weights, np.maximum(shifted, _MIN_LOGIT, out=shifted))
         log_totals = np.log(totals)
         return np.stack((places, best + log_totals, log_totals - products / totals, margins), axis=1, dtype=np.float64)

@@ -46,13 +46,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A line of the list. `size`: bytes on the disk; `manifest`: None where the model is not complete or its manifest
-    cannot be read."""
+    """A line of the list."""
 
     name: str
     state: State
+    # Bytes on the disk.
     size: int
     source: str
+    # None where the model is not complete or its manifest cannot be read.
     manifest: Manifest | None = None
 
 
@@ -141,7 +142,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """What was renamed stays so, in this order, whatever happens to the machine."""
+        """Make renames durable, in this order, whatever happens to the machine."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)

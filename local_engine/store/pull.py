@@ -54,7 +54,7 @@ def pulled(library: Library, wanted: str) -> str | None:
 
 
 def missing_bytes(library: Library, offer: Offer) -> int | None:
-    """What is still to be fetched; None where the size is unknown."""
+    """Bytes still to be fetched; None where the size is unknown."""
     if offer.size is None:
         return None
     if isinstance(offer.place, OnIndex):
@@ -105,7 +105,7 @@ def pull(
 
 
 def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
-    """What the file says itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
+    """The licence in the file itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
     try:
         return licence_in(read_header(part.path).metadata)
     except ModelLoadError as error:

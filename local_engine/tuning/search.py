@@ -30,7 +30,7 @@ from .measurement import MeasurementJob, Speeds
 
 BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
-_LEAST_GAIN = 0.05
+_MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
 _FEWER = (None, 4, 2, 1)  # answers at once
 _RUN_S = 4.0  # a run that may take longer than what is left is not begun
@@ -49,13 +49,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """`prompt_tokens_per_s`, `answer_tokens_per_s`: medians; `noise`: the larger relative spread of the two. `note`:
-    what it was measured for, or why it failed."""
+    """A measured choice."""
 
     choice: Choice
+    # The purpose of the measurement, or why it failed.
     note: str
+    # Medians, as `answer_tokens_per_s`.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
+    # The larger relative spread of the two speeds.
     noise: float = 0.0
 
     @property
@@ -67,7 +69,7 @@ class TrialResult:
 
     def beats(self, other: TrialResult) -> bool:
         """By more than the noise of both, and by 5 % at least."""
-        return self.seconds < other.seconds * (1 - max(_LEAST_GAIN, self.noise, other.noise))
+        return self.seconds < other.seconds * (1 - max(_MIN_GAIN, self.noise, other.noise))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Tuning:
     runs: tuple[TrialResult, ...]
     # How much sooner a request is done than with the default, in the comparison that decided.
     gain: float
-    # What there was no time for.
+    # Choices that there was no time for.
     skipped: tuple[str, ...]
     seconds: float
 
@@ -158,7 +160,7 @@ def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHea
 def _candidates(
     default: Choice, machine: Machine, header: GgufHeader
 ) -> Iterator[tuple[str, list[Callable[[Choice], Choice]]]]:
-    """What is tried, setting by setting; each changes one field of the best choice so far."""
+    """The choices to try, setting by setting; each changes one field of the best choice so far."""
     numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
     if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):

@@ -17,7 +17,7 @@ _TAG = re.compile(
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # They are GGUF, but no language models: projectors of images, calibration data of quantisations.
 _OTHER = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)
-_MOST_LISTED = 40
+_MAX_LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _short(file: HubFile) -> str:
 def _listed(files: Sequence[HubFile]) -> str:
     lines = [
         f"  {printable(file.path)}" + ("" if file.size is None else f"  {file.size / 1e6:,.1f} MB")
-        for file in sorted(files, key=lambda file: (file.size or 0, file.path))[:_MOST_LISTED]
+        for file in sorted(files, key=lambda file: (file.size or 0, file.path))[:_MAX_LISTED]
     ]
     more = len(files) - len(lines)
     return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)

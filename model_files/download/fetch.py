@@ -89,7 +89,7 @@ def _one_connection(
             report.progress(part.size, offer.size)
             received += len(data)
             if time.monotonic() - window > retry_policy.window_s:
-                if received < retry_policy.least_bytes:
+                if received < retry_policy.min_bytes:
                     raise PassingError(
                         f"{response.url.host} sent only {received:,} bytes in {retry_policy.window_s:.0f} s"
                     )

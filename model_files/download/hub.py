@@ -1,4 +1,4 @@
-"""What a model hub says about a repository: its files with their checksums, its licence. Fetching is done elsewhere.
+"""A repository as a model hub describes it: its files with their checksums, its licence. Fetching is done elsewhere.
 
 The hub's own library is asked for the facts but does not fetch: a file has to be checked, continued after a restart and
 watched for stalls in the same way wherever it comes from.
@@ -42,7 +42,7 @@ def endpoint() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What the hub says about one revision of a repository."""
+    """The hub's description of one revision of a repository."""
 
     name: str
     files: Sequence[HubFile]

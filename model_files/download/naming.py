@@ -1,4 +1,4 @@
-"""What `updraft pull` is given, taken apart, and what a model may be called in the store."""
+"""The argument of `updraft pull`, taken apart, and the names that models may have in the store."""
 
 from __future__ import annotations
 

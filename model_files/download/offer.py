@@ -1,4 +1,4 @@
-"""What would be fetched, known before it is: where from, how large, under which licence, with which checksum."""
+"""A file to be fetched, described beforehand: where from, how large, under which licence, with which checksum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Offer:
     # The address, the package or the file.
     place: httpx.URL | OnIndex | Path
     size: int | None = None
-    # What the bytes must have, if anybody said so.
+    # The checksum that the bytes must have, if it is known.
     sha256: str | None = None
     licence: str | None = None
     # The server's ETag or date of this version.
@@ -46,5 +46,5 @@ class Offer:
 
     @property
     def note(self) -> Note:
-        """What is written beside a part of it."""
+        """The note that is written beside a part of it."""
         return Note(self.identity if self.can_continue else None, self.source, self.size)

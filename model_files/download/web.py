@@ -12,31 +12,31 @@ import httpx
 
 from ...protocol.errors import DownloadError, InvalidRequestError, ModelNotFoundError, UpdraftError
 
-_MOST_REDIRECTS = 10
+_MAX_REDIRECTS = 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`tries`: failures in a row that are accepted; one that came after `worthwhile` new bytes starts a new row.
-
-    The wait doubles from `backoff_s` with each. A server that sends fewer than `least_bytes` in `window_s` seconds has
-    failed as well, though no single read took longer than `read_s`.
-    """
+    """When a download fails, and how often it is tried again."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
+    # Failures in a row that are accepted.
     tries: int = 5
+    # The first wait; each next one is twice as long.
     backoff_s: float = 1.0
+    # A server fails that sends fewer than `min_bytes` in this time.
     window_s: float = 30.0
-    least_bytes: int = 16 * 1024
+    min_bytes: int = 16 * 1024
+    # A failure after so many new bytes starts a new row.
     worthwhile: int = 1024 * 1024
 
     def wait_s(self, failures: int, asked_s: float = 0.0) -> float:
         """How long to wait after so many failures in a row; `asked_s` is what the server asked for."""
-        return min(_MOST_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
+        return min(_MAX_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
 
 
 class PassingError(Exception):
@@ -86,7 +86,7 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
     """
     url = check_url(address)
     home = origin(url)
-    for _ in range(_MOST_REDIRECTS + 1):
+    for _ in range(_MAX_REDIRECTS + 1):
         # Storage networks behind a hub have their own signed addresses: a token there is a token given away.
         secret = {"authorization": f"Bearer {token}"} if token and origin(url) == home else {}
         try:
@@ -97,7 +97,7 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
             return _usable(response, url)
         response.close()
         url = _redirected(url, response.headers.get("location", ""))
-    raise DownloadError(f"{home[1]} redirects more than {_MOST_REDIRECTS} times.")
+    raise DownloadError(f"{home[1]} redirects more than {_MAX_REDIRECTS} times.")
 
 
 def body_of(response: httpx.Response) -> Iterator[bytes]:
@@ -109,7 +109,7 @@ def body_of(response: httpx.Response) -> Iterator[bytes]:
 
 
 def validator_of(response: httpx.Response) -> str | None:
-    """What tells one version of a file from another on the same server."""
+    """The validator that tells one version of a file from another on the same server."""
     return response.headers.get("etag") or response.headers.get("last-modified")
 
 

@@ -26,7 +26,7 @@ class ProgressReport:
 
 
 def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: ProgressReport) -> Result:
-    """What `attempt` returns, after at most `retry_policy.tries` failures that may pass. Raises DownloadError."""
+    """The result of `attempt`, after at most `retry_policy.tries` failures that may pass. Raises DownloadError."""
     failures = 0
     while True:
         try:

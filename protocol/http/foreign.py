@@ -1,4 +1,4 @@
-"""What other servers answer, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
+"""The answers of other servers, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..errors import (
     UpstreamError,
 )
 
-_MOST_MESSAGE, _MOST_EXCERPT = 2000, 300  # characters
-_MOST_NESTED = 4  # objects in one another, around a message
+_MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
+_MAX_NESTED = 4  # objects in one another, around a message
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _ERRORS: dict[int, type[UpdraftError]] = {
     401: AuthenticationError,
@@ -65,7 +65,7 @@ def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     if not isinstance(error, dict):  # vLLM's of old, and others': all of it at the top
         error = {name: fields[name] for name in ("type", "param", "code") if name in fields}
     body = cast("dict[str, Any]", error)
-    if not isinstance(body.get("message"), str) and (message := _message_in(found, _MOST_NESTED)):
+    if not isinstance(body.get("message"), str) and (message := _message_in(found, _MAX_NESTED)):
         body = {**body, "message": message}
     return completed(body, status, f"{otherwise}.")
 
@@ -79,7 +79,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
     kind: Any = error.get("type")
     return {
         **{name: error[name] for name in error if len(name) <= 100},
-        "message": message if len(message) <= _MOST_MESSAGE else f"{message[:_MOST_MESSAGE]}...",
+        "message": message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}...",
         "type": kind if isinstance(kind, str) and kind else usual.type,
         "param": error.get("param"),
         "code": error.get("code"),
@@ -119,10 +119,10 @@ def _message_in(body: Any, depth: int) -> str | None:
 
 def _excerpt(raw: bytes) -> str:
     """The beginning of a body that is not JSON, as one line of text."""
-    if b"\0" in raw[:_MOST_EXCERPT]:
+    if b"\0" in raw[:_MAX_EXCERPT]:
         return ""
-    text = raw[: 16 * _MOST_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")
+    text = raw[: 16 * _MAX_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")
     if text.lstrip().startswith("<"):
         text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    return line if len(line) <= _MOST_EXCERPT else f"{line[:_MOST_EXCERPT]}..."
+    return line if len(line) <= _MAX_EXCERPT else f"{line[:_MAX_EXCERPT]}..."

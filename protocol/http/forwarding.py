@@ -1,4 +1,4 @@
-"""What a caller's own headers and query say travels on to a cloud or node, by an explicit list.
+"""The caller's headers and query parameters that are forwarded to a cloud or node: an explicit list.
 
 Each hop has credentials and framing of its own, and none of either may reach the next.
 """
@@ -25,12 +25,12 @@ HOP = re.compile(
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
 _KEYS = frozenset({"idempotency-key"})  # that open nothing
-_MOST_NAME = 100
+_MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """What goes along with a request to whoever answers it."""
+    """The headers and query parameters forwarded with a request."""
 
     # By lower-cased name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -52,7 +52,7 @@ NOTHING = Forwarded()
 
 
 def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
-    """What of a request travels on.
+    """The forwarded part of a request.
 
     Raises InvalidRequestError, by name, for what neither may nor belongs to this hop.
     """
@@ -62,11 +62,11 @@ def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
         if HOP.fullmatch(name):
             continue
         if not SAFE.fullmatch(name) or _may_open(name):
-            raise _refused(f"The header {name[:_MOST_NAME]!r}", raw)
+            raise _refused(f"The header {name[:_MAX_NAME]!r}", raw)
         passed[name] = value
     for name, _ in parse_qsl(query, keep_blank_values=True):
         if _may_open(name.lower()):
-            raise _refused(f"The query parameter {name[:_MOST_NAME]!r}", name)
+            raise _refused(f"The query parameter {name[:_MAX_NAME]!r}", name)
     return Forwarded(passed, query)
 
 
@@ -78,6 +78,6 @@ def _may_open(name: str) -> bool:
 def _refused(what: str, name: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"{what} is not passed on to a cloud: leave it out. Keys of clouds belong into the settings.",
-        param=name[:_MOST_NAME],
+        param=name[:_MAX_NAME],
         code="unsupported_header" if what.startswith("The header") else "unsupported_parameter",
     )

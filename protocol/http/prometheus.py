@@ -38,12 +38,11 @@ class Metric:
 
 @dataclass(slots=True)
 class Distribution:
-    """How many observed values were above the bound before and at most each of `bounds` (ascending), and their sum.
+    """Observed values, counted between bounds."""
 
-    `counts` has one entry more than `bounds`, for what was above them all.
-    """
-
+    # Ascending, each inclusive.
     bounds: tuple[float, ...]
+    # One for each bound, and one for the values above them all.
     counts: list[int] = field(default_factory=list[int])
     sum: float = 0.0
 

@@ -41,7 +41,7 @@ TENANT_HEADER = b"x-updraft-tenant"
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
-_MOST_HEADERS = 256
+_MAX_HEADERS = 256
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -77,7 +77,7 @@ def create_app(
 
 
 class Traffic:
-    """What is going on in an app. While `draining`, new requests are sent away and those in flight go on.
+    """The requests in flight of an app. While `draining`, new requests are sent away and those in flight go on.
 
     `at_deadline` gives those that are still there at its end an error of the app's own.
     """
@@ -230,8 +230,8 @@ def _check_framing(scope: Scope) -> None:
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other.", code="invalid_http")
-    if len(names) > _MOST_HEADERS:
-        raise InvalidRequestError(f"More than {_MOST_HEADERS} headers: send fewer.", code="too_many_headers")
+    if len(names) > _MAX_HEADERS:
+        raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
 
 
 class _Exchange:

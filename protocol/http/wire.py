@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without a socket. `headers` are lower-cased, `query` has no question mark.
-
-    `timeout_s` None means no limit.
-    """
+    """An HTTP request without a socket."""
 
     method: str
     path: str
+    # Lower-cased names.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
+    # None means no limit.
     timeout_s: float | None = None
+    # Without the question mark.
     query: str = ""
 
 
@@ -48,5 +48,5 @@ class WireResponse:
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
-    """What `work` makes of a body; of a long one not on the event loop, on which others are waiting."""
+    """The result of `work`; for a long body it is computed in a thread, off the event loop."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()

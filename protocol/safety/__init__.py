@@ -1,1 +1,1 @@
-"""What keeps the input of strangers, other users of the machine, and planted files from doing harm."""
+"""Protection from the input of strangers, other users of the machine, and planted files."""

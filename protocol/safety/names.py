@@ -7,17 +7,17 @@ from typing import Any, cast
 
 from ..errors import InvalidRequestError
 
-MOST_NAME = 256  # characters: of a model's or a tool's name
-_MOST_LABEL = 1024  # of what tells callers and their requests apart
-_MOST_VALUE, _MOST_PAIRS = 4096, 128  # of metadata
+MAX_NAME = 256  # characters: of a model's or a tool's name
+_MAX_LABEL = 1024  # of what tells callers and their requests apart
+_MAX_VALUE, _MAX_PAIRS = 4096, 128  # of metadata
 _BOUNDS = {
-    "model": MOST_NAME,
-    "reasoning_effort": MOST_NAME,
-    "service_tier": MOST_NAME,
-    "user": _MOST_LABEL,
-    "cache_salt": _MOST_LABEL,
-    "safety_identifier": _MOST_LABEL,
-    "prompt_cache_key": _MOST_LABEL,
+    "model": MAX_NAME,
+    "reasoning_effort": MAX_NAME,
+    "service_tier": MAX_NAME,
+    "user": _MAX_LABEL,
+    "cache_salt": _MAX_LABEL,
+    "safety_identifier": _MAX_LABEL,
+    "prompt_cache_key": _MAX_LABEL,
 }
 
 
@@ -31,13 +31,13 @@ def check_names(fields: Mapping[str, Any]) -> None:
     metadata: Any = fields.get("metadata")
     if isinstance(metadata, dict):
         pairs = cast("dict[str, Any]", metadata)
-        if len(pairs) > _MOST_PAIRS:
-            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MOST_PAIRS} are taken")
+        if len(pairs) > _MAX_PAIRS:
+            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MAX_PAIRS} are taken")
         for name, value in pairs.items():
-            _check("metadata", name, MOST_NAME)
-            _check("metadata", value, _MOST_VALUE)
+            _check("metadata", name, MAX_NAME)
+            _check("metadata", value, _MAX_VALUE)
     for path, name in _tool_names(fields):
-        _check(path, name, MOST_NAME)
+        _check(path, name, MAX_NAME)
 
 
 def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What may be shown of addresses and keys: logs, metrics and errors are read by others."""
+"""Addresses and keys in a form that logs, metrics and errors may show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What not every operating system has: locks of files, limits and signals of processes, owners, Unix sockets.
+"""Features that not every operating system has: locks of files, limits and signals of processes, owners, Unix sockets.
 
 No other module names these. Where something is missing, what it protects from is possible, and all else works.
 """

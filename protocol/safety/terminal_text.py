@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import re
 
-_MOST_HELD = 4096  # characters of a sequence that has no end yet
-_STRING = rf"[^\x07\x1b\n\x80-\x9f]{{0,{_MOST_HELD}}}"
+_MAX_HELD = 4096  # characters of a sequence that has no end yet
+_STRING = rf"[^\x07\x1b\n\x80-\x9f]{{0,{_MAX_HELD}}}"
 _BEGUN_STRING = rf"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f]){_STRING}"
 _BEGUN_CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,64}"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -30,7 +30,7 @@ class PrintableStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What can be shown by now."""
+        """The text that can be shown by now."""
         text = self._held + piece
         begun = _BEGUN.search(text)
         at = len(text) if begun is None else begun.start()

@@ -30,8 +30,8 @@ _PATTERNS = {
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MOST_LISTS = 100  # that a set is written out as
-_MOST_DIGITS = 100  # of a decimal
+_MAX_LISTS = 100  # that a set is written out as
+_MAX_DIGITS = 100  # of a decimal
 #: Pydantic's patterns of a Decimal up to 2.13, which look ahead: for its digits, its places, both, or neither.
 _DECIMAL = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
@@ -103,8 +103,8 @@ class _Rewriting:
             return schema
         lists: list[tuple[Any, ...]] = []
         for length in range(least, min(most, len(values)) + 1):
-            lists += itertools.islice(itertools.permutations(values, length), _MOST_LISTS + 1 - len(lists))
-        if not 0 < len(lists) <= _MOST_LISTS:
+            lists += itertools.islice(itertools.permutations(values, length), _MAX_LISTS + 1 - len(lists))
+        if not 0 < len(lists) <= _MAX_LISTS:
             return schema
         return {**_without(rest, "type", "items", "minItems", "maxItems"), "anyOf": [_list(each) for each in lists]}
 
@@ -171,7 +171,7 @@ def _decimal(pattern: str) -> str | None:
     if found is None:
         return None
     whole, length, both, places = (None if text is None else int(text) for text in found.groups())
-    if max(whole or 0, both or 0, places or 0) > _MOST_DIGITS:
+    if max(whole or 0, both or 0, places or 0) > _MAX_DIGITS:
         return None
     if whole is not None and both is None:
         forms = [_digits(1, whole), *(rf"{_digits(n, n)}\.{_digits(1, whole - n)}" for n in range(whole))]

@@ -1,1 +1,1 @@
-"""What requests cost: ledger, budgets, prices, and the record of one request."""
+"""Accounting: ledger, budgets, prices, and the record of one request."""

@@ -28,7 +28,7 @@ DAY_S = 86_400
 Period = Literal["day", "month"]
 ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
 _EPOCH = date(1970, 1, 1).toordinal()
-MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
+MAX_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
 ATTACHED_TOKENS = 1500  # what an image, a sound or a file is reckoned with
 # Where they are in a message's part: of which type it is, and the field of what it has under that name.
 _ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"), ("file", "file_id"))
@@ -59,7 +59,7 @@ class BudgetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one or many requests take of a budget."""
+    """The amounts that one or many requests take of a budget."""
 
     # How many there were.
     requests: int = 0
@@ -206,7 +206,7 @@ def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
     limit = next(filter(_counts, limits), None)
     answers = max(filter(_counts, (integral(body.get(name)) for name in ("n", "best_of"))), default=1)
     read = _read_tokens(body) + sum(ATTACHED_TOKENS - _read_tokens(each) for each in _attached(body))
-    return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
+    return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MAX_TOKENS)
 
 
 def _read_tokens(value: Any) -> int:

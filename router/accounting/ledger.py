@@ -23,7 +23,7 @@ RETRY_S = 0.1  # between two tries where another process writes
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """What became of one request. Rows of older files have the defaults for columns that came later."""
+    """The outcome of one request. Rows of older files have the defaults for columns that came later."""
 
     # The request's id, as in the answer.
     id: str
@@ -47,7 +47,7 @@ class LedgerRow:
     local_tokens: int
     # Tokens that the cloud wrote.
     cloud_tokens: int
-    # Tokens of the local answer that went up as a draft.
+    # Tokens of the local answer that the cloud got as a draft.
     draft_proposed: int
     # Tokens of it that the cloud accepted.
     draft_accepted: int
@@ -81,7 +81,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerTotals:
-    """What the requests of one group took together."""
+    """The totals of one group of requests."""
 
     # The day (UTC), model, tier or key that they share; empty: all of them.
     group: str
@@ -105,7 +105,7 @@ class LedgerTotals:
     saved_usd: float | None
 
 
-# What `Ledger.totals` groups by. The model is the last cloud that was asked, or the route where none was.
+# The columns that `Ledger.totals` groups by. The model is the last cloud that was asked, or the route where none was.
 GROUPS = {
     "day": "date(ts, 'unixepoch')",
     "model": "iif(cloud_model <> '', cloud_model, route)",
@@ -290,7 +290,7 @@ class Ledger:
         return ConfigurationError(f"{self.path} is no ledger of Updraft: name another file.", param="ledger")
 
     async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives in a transaction. Waits for other processes, up to 5 seconds, with the event loop free."""
+        """The result of `work` in a transaction. Waits for other processes up to 5 seconds, off the event loop."""
         until = time.monotonic() + 5.0
         while True:
             try:

@@ -13,7 +13,7 @@ from .ledger import RETRY_S, Ledger, LedgerRow
 
 log = logging.getLogger("updraft.router")
 
-MOST_WAITING = 10_000  # rows, about a kilobyte each
+MAX_WAITING = 10_000  # rows, about a kilobyte each
 AT_ONCE = 50  # rows between two looks at the event loop
 CLOSING_S = 5.0
 
@@ -32,7 +32,7 @@ class LedgerWriter:
         """As `Ledger.record`, but later where another process has the file, or the disk is full. Raises nothing."""
         if not self._waiting and self._try_enter(row, also):
             return
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             log.error("request %s is not in the ledger: %d others wait for it", row.id, len(self._waiting))
             return
         self._waiting.append((row, also))

@@ -1,4 +1,4 @@
-"""What tokens cost: the two tiers' prices, and those of models that the user names."""
+"""Prices of tokens: those of the two tiers, and of models that the user names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.errors import ConfigurationError
 
-_MOST_USD = 1e9  # for a million tokens: sums of more end in infinity, and no budget comes back from there
+_MAX_USD = 1e9  # for a million tokens: sums of more end in infinity, and no budget comes back from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,8 @@ class Price:
 
     def __post_init__(self) -> None:
         for name, value in (("input", self.input), ("output", self.output)):
-            if not 0 <= value <= _MOST_USD:  # NaN fails every comparison, so it lands here too
-                raise ConfigurationError(
-                    f"prices: {name} must be 0 or more, and at most {_MOST_USD:g}.", param="prices"
-                )
+            if not 0 <= value <= _MAX_USD:  # NaN fails every comparison, so it lands here too
+                raise ConfigurationError(f"prices: {name} must be 0 or more, and at most {_MAX_USD:g}.", param="prices")
 
     def of(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self.input + completion_tokens * self.output) / 1e6
@@ -47,8 +45,8 @@ class Prices:
     def __post_init__(self) -> None:
         for name in ("local_input", "local_output", "cloud_input", "cloud_output"):
             value: float | None = getattr(self, name)
-            if value is not None and not 0 <= value <= _MOST_USD:
-                message = f"prices.{name} must be 0 or more, and at most {_MOST_USD:g}."
+            if value is not None and not 0 <= value <= _MAX_USD:
+                message = f"prices.{name} must be 0 or more, and at most {_MAX_USD:g}."
                 raise ConfigurationError(message, param=f"prices.{name}")
         if (self.cloud_input is None) != (self.cloud_output is None):
             missing = "prices.cloud_input" if self.cloud_input is None else "prices.cloud_output"

@@ -1,4 +1,4 @@
-"""What happened to one request: the facts behind its `updraft` object, its headers and its ledger row."""
+"""The record of one request: the facts behind its `updraft` object, its headers and its ledger row."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class CloudCall:
     """One call to a cloud."""
 
     model: str
-    # What it was expected to take at most, where there are budgets.
+    # The amount reserved from the budgets, where there are any.
     most: Charge = NOTHING
-    # What the cloud counted, as far as anybody knows.
+    # The tokens that the cloud counted, as far as they are known.
     counted: CloudUsage = field(default_factory=CloudUsage)
     # The cloud refused, or was never reached.
     unbilled: bool = False
@@ -85,7 +85,7 @@ class RequestRecord:
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
     # Added to the reason.
     note: str = ""
-    # What of the request's schema the answer was not held to.
+    # The parts of the request's schema that the answer was not held to.
     notes: tuple[str, ...] = ()
     # Why a cloud gave no answer.
     failure: str = ""
@@ -122,7 +122,7 @@ class RequestRecord:
 
     @property
     def cloud(self) -> CloudUsage:
-        """What the cloud that was asked last counted."""
+        """The count of the last cloud that was called."""
         return self.cloud_calls[-1].counted if self.cloud_calls else CloudUsage()
 
     @property
@@ -132,12 +132,12 @@ class RequestRecord:
 
     @property
     def cloud_prompt_tokens(self) -> int:
-        """What all clouds read."""
+        """The prompt tokens of all clouds."""
         return sum(each.counted.prompt_tokens for each in self.cloud_calls)
 
     @property
     def cloud_tokens(self) -> int:
-        """What all clouds wrote."""
+        """The completion tokens of all clouds."""
         return sum(each.counted.completion_tokens for each in self.cloud_calls)
 
     @property
@@ -173,7 +173,7 @@ class RequestRecord:
 
     @property
     def charge(self) -> Charge:
-        """What the budgets are to be told."""
+        """The charge for the budgets."""
         clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NOTHING)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)

@@ -207,7 +207,7 @@ class Cascade:
             self.record.route = None
             raise failure from error
 
-    # What the states and the live stream share
+    # Shared by the states and the live stream
 
     @property
     def gates(self) -> Gates:
@@ -292,7 +292,7 @@ class Cascade:
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
-        """What a gate finds in the question and in `answer`; in long ones not on the loop, as others wait there."""
+        """The result of `look`, a gate's view of the question and `answer`; for long ones it runs in a thread."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
         return await asyncio.to_thread(look) if long else look()

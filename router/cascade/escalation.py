@@ -34,13 +34,13 @@ class CloudStreamReply:
 
 
 def most_of(record: RequestRecord, body: dict[str, Any], model: str) -> Charge:
-    """What a cloud that is sent `body` is likely to take at most, at the price of its model."""
+    """The most that a cloud is likely to charge for `body`, at the price of its model."""
     read, written = expected_tokens(body)
     return Charge(cloud_tokens=read + written, usd=record.prices.cloud(model, read, written) or 0.0)
 
 
 def expected_charge(record: RequestRecord, most: Charge) -> Charge:
-    """What the request will have taken from the budgets once one more cloud has taken `most`."""
+    """The request's charge once one more cloud has taken `most`."""
     return replace(record.charge + most, cloud_requests=1)
 
 
@@ -69,7 +69,7 @@ async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, 
 
 
 async def _reserve(budget: Budget, record: RequestRecord, most: Charge) -> None:
-    """What was reserved for a cloud that took nothing is there for the next one. Raises CloudForbidden."""
+    """Reuse the reservation of a cloud that took nothing for the next one. Raises CloudForbidden."""
     held = record.reserved
     more = expected_charge(record, most) - (NOTHING if held is None else held.charge)
     if more.cloud_tokens <= 0:
@@ -81,7 +81,7 @@ async def _reserve(budget: Budget, record: RequestRecord, most: Charge) -> None:
 
 
 def work_of(body: dict[str, Any]) -> str:
-    """What `body` asks of the cloud, as the pace knows it: a stream has answered when it begins."""
+    """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
     if "messages" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"
@@ -142,7 +142,7 @@ class Escalation:
         return [*(candidate for candidate in tiers.middle if candidate.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
-        """What the caller sent, for a cloud."""
+        """The caller's request, as a cloud gets it."""
         return dict(self.job.body)
 
     def race(self, time_left_s: Callable[[], float]) -> None:
@@ -167,7 +167,7 @@ class Escalation:
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
     async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
-        """What `step` of the device gives; None as soon as the raced cloud has won, which ends the step."""
+        """The result of `step`; None as soon as the raced cloud has won, which ends the step."""
         race = self._race
         if race is None:
             return await step
@@ -181,7 +181,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """What the raced cloud answers. Raises CloudFailure."""
+        """The answer of the raced cloud. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")

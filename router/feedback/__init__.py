@@ -1,1 +1,1 @@
-"""What judged answers teach: collected beside the requests, never in their way."""
+"""Learning from judged answers: collected beside the requests, never in their way."""

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ...classifier.online.experience import Experience, Observation
     from ...text.tool_stream import OfferedTools
 
-__all__ = ["MOST_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
+__all__ = ["MAX_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
 
 log = logging.getLogger("updraft.router")
 
 # A draft of which less was taken over is another answer.
 _TAKEN_OVER = 0.9
 # Each waiting answer holds its texts; a disk that stands still must not fill the memory with them.
-MOST_WAITING = 256
+MAX_WAITING = 256
 # How long to wait for another process that writes into the experience, and in all for what waits at the end.
 BUSY_S = 5.0
 
@@ -49,7 +49,7 @@ class JudgedRequest:
     record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
-    # What the cloud said, if that is known and can be compared.
+    # The cloud's answer, if it is known and can be compared.
     cloud: ComparableAnswer | None = None
     # Those that the device had to call, if any.
     tools: OfferedTools | None = None
@@ -59,7 +59,7 @@ class JudgedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LearningCounts:
-    """What became of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
+    """Counts of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
 
     waiting: int = 0
     kept: int = 0
@@ -83,7 +83,7 @@ class LearningCounts:
 class ExperienceCollector:
     """Keeps what was seen, on a thread of its own: no request waits for it.
 
-    At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
+    At most `MAX_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
     is kept in one transaction; where another process writes for 5 seconds, it is counted as failed. `explored`: the
     chance with which a request is drawn to be graded. `keep_text`: keep prompt and answer too.
     """
@@ -118,7 +118,7 @@ class ExperienceCollector:
         if judged.record.decision.gate != 3 or judged.record.decision.propensity is None:
             return
         with self._lock:
-            full = self._counts.waiting >= MOST_WAITING
+            full = self._counts.waiting >= MAX_WAITING
             self._counts = self._counts.plus(dropped=1) if full else self._counts.plus(waiting=1)
             if not full:
                 self._waiting.append(judged)

@@ -1,4 +1,4 @@
-"""What each tier said to an escalated request, its calls of tools included, so that both can be graded."""
+"""Both tiers' answers to an escalated request, calls of tools included, in a form that can be graded."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class LatencyEstimates:
         self._durations.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def expected_s(self, work: str) -> float | None:
-        """What nine in ten took at most; None before the first."""
+        """The 90th percentile; None before the first measurement."""
         durations = sorted(self._durations.get(work, ()))
         return durations[min(len(durations) - 1, int(0.9 * len(durations)))] if durations else None
 

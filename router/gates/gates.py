@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """What one gate decided, and why."""
+    """The decision of one gate, and the reason."""
 
     # 0 to 3.
     gate: int
@@ -87,7 +87,7 @@ class Gates(Protocol):
 
 
 class CalibratedPolicy(Protocol):
-    """What the gates need of a policy: P(gain) at three moments, and thresholds for a target."""
+    """The interface that gates need of a policy: P(gain) at three moments, and thresholds for a target."""
 
     @property
     def models(self) -> dict[str, str]: ...
@@ -183,7 +183,7 @@ class PolicyGates:
         return self._target if quality is None else Target("quality", quality, promise=self._target.promise)
 
     def _promised(self, quality: float | None) -> str:
-        """What a reason adds where the promise is not the usual one. For another pair, or of a cost, none is given."""
+        """A reason's addition where the promise is not the usual one; another pair, or a cost, has no promise."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""

@@ -15,12 +15,12 @@ from ...protocol.errors import (
 from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
-_MOST_REASON = 200  # characters of an error: it may repeat values of the request
+_MAX_REASON = 200  # characters of an error: it may repeat values of the request
 
 
 @dataclass(frozen=True, slots=True)
 class TierAvailability:
-    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
+    """The tiers of this router: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
@@ -149,7 +149,7 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
     if availability.local_missing is not None:
         return "no local model is configured"
     unknown = isinstance(no_local, UnknownFieldError)
-    why = "a field that is unknown here" if unknown else no_local.message[:_MOST_REASON]
+    why = "a field that is unknown here" if unknown else no_local.message[:_MAX_REASON]
     return f"beyond the local model: {why}"
 
 

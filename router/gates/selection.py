@@ -16,7 +16,7 @@ __all__ = ["GateSelection", "load_gates", "other_weights"]
 
 @dataclass(frozen=True, slots=True)
 class GateSelection:
-    """What there is to choose from."""
+    """The policies to choose from."""
 
     # As in `RouterConfig`.
     policy: str

@@ -1,4 +1,4 @@
-"""What the built-in privacy rules find in a text: addresses, cards, accounts, phone numbers, keys."""
+"""The built-in privacy rules: addresses, cards, accounts, phone numbers, keys."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _is_printed_card(text: str, found: re.Match[str]) -> bool:
 
 
 def _mark(separator: str) -> str:
-    """What parts two groups of digits: blanks and markdown do not count, and a line break is one however it is made."""
+    """The text between two groups of digits, without blanks and markdown, with one kind of line break."""
     return separator.replace("\r\n", "\n").translate(_MARKDOWN)
 
 

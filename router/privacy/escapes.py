@@ -1,4 +1,4 @@
-"""What escapes stand for: those of JSON and programs, of URLs, HTML, mail and base64, also one within the other."""
+"""Decoding of escapes: those of JSON and programs, of URLs, HTML, mail and base64, also one within the other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TooLongError(Exception):
 
 
 def decoded(text: str) -> Iterator[str]:
-    """What `text` says once its escapes are taken for what they stand for, once, twice and so on; then without marks of
+    """`text` with its escapes decoded, once, twice and so on; then without marks of
     HTML and Markdown. Raises TooLongError for what is escaped again and again.
     """
     layers = 0
@@ -59,7 +59,7 @@ def decoded(text: str) -> Iterator[str]:
 
 
 def encoded_texts(text: str) -> Iterator[str]:
-    """What mail, base64 and hexadecimal digits in `text` say. All of it together is no longer than `text` is."""
+    """The texts encoded in `text` as mail, base64 or hexadecimal digits. Together they are no longer than `text`."""
     if "=" in text and (meant := _QUOTED_PRINTABLE.sub(_octets_of_mail, text)) != text:
         yield meant
     yield from filter(None, (_text_of(found[0]) for found in _BASE64.finditer(text)))

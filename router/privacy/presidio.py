@@ -11,7 +11,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 
 PERSONAL = "presidio"
 _PIECE = 50_000  # characters: spaCy takes no more than a million, and needs memory for each
-_SURE = 0.5  # the score from which a finding counts
+_MIN_SCORE = 0.5  # the score from which a finding counts
 
 
 def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> Callable[[str], bool] | None:
@@ -41,7 +41,8 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
     def found(text: str) -> bool:
         pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
         return any(
-            engine.analyze(piece, language=language, entities=list(entities), score_threshold=_SURE) for piece in pieces
+            engine.analyze(piece, language=language, entities=list(entities), score_threshold=_MIN_SCORE)
+            for piece in pieces
         )
 
     return found

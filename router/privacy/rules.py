@@ -17,11 +17,11 @@ from .presidio import PERSONAL, presidio_detector
 from .text_views import ReadingBudget, meanings, plain, strings, text_of_part, visible, written, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-MOST_READ = 2**22  # characters of one request, all readings of its texts together
+MAX_READ = 2**22  # characters of one request, all readings of its texts together
 _SHORT = 2**13  # characters: beyond it the search leaves the event loop to others
 _BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
-_MOST_WORD = 256
-_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MOST_WORD}}}")
+_MAX_WORD = 256
+_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}}")
 # The groups of digits that a text begins with, whatever marks stand before and behind them.
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
@@ -35,7 +35,7 @@ class Privacy:
     # Regular expressions by name, in the syntax of Rust's `regex`, which takes linear time. They match anywhere;
     # `(?i)` in front ignores case.
     patterns: dict[str, str] = field(default_factory=dict[str, str])
-    # What Presidio is to look for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
+    # The entities that Presidio looks for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
     presidio: tuple[str, ...] = ()
     # The language that Presidio takes texts to be in.
     presidio_language: str = "en"
@@ -84,7 +84,7 @@ class PrivacyRules:
         return self._search(filter(None, strings(texts_by_role)), texts_by_role) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
-        budget = ReadingBudget(MOST_READ)
+        budget = ReadingBudget(MAX_READ)
         try:
             meant = [meaning for text in texts for meaning in meanings(text, budget)]
             return (
@@ -114,7 +114,7 @@ def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -
 
 
 def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """What somebody's messages make only together, where one ends and the next starts: a word, a long run of digits."""
+    """Words and long runs of digits that span two messages of one role, where one ends and the next starts."""
     texts_by_role: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")
@@ -122,7 +122,7 @@ def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
         texts_by_role.setdefault(str(message.get("role")), []).append(text)
     for texts in texts_by_role.values():
         for before, after in pairwise(filter(None, texts)):
-            if (end := _LAST_WORD.search(before[-_MOST_WORD:])) and (start := _FIRST_WORD.match(after)):
+            if (end := _LAST_WORD.search(before[-_MAX_WORD:])) and (start := _FIRST_WORD.match(after)):
                 yield end[0] + start[0]
         last: list[str] = []  # groups of digits, the latest first
         for text in (plain(written(text, budget)) for text in texts):

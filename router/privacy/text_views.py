@@ -108,7 +108,7 @@ def written(text: str, budget: ReadingBudget) -> str:
 
 
 def plain(text: str) -> str:
-    """What nobody sees goes, every dash is one, and so is every digit."""
+    """`text` without invisible characters, with one kind of dash and one kind of digit."""
     looks = {ord(each): look for each in set(text) if (look := _look(each)) != each}
     return "".join(piece[0].translate(looks) for piece in _PIECE.finditer(text)) if looks else text
 
@@ -125,7 +125,7 @@ def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> s
 
 
 def _look(character: str) -> str | None:
-    """What `character` looks like; None for what nobody sees, and for what only surrounds another."""
+    """The plain form of `character`; None for what nobody sees, and for what only surrounds another."""
     if (look := _LOOKS_LIKE.get(character)) is not None:
         return look
     kind = unicodedata.category(character)

@@ -1,4 +1,4 @@
-"""What no privacy rule can read: pictures, sounds, files, token ids, data, and parts of a kind that is not known."""
+"""Content that no privacy rule can read: pictures, sounds, files, token ids, data, and parts of unknown kinds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unreadable_field(body: dict[str, Any]) -> str | None:
 
 
 def unreadable_text(text: str) -> str | None:
-    """What a text holds that is none, as one of `UNREADABLE`."""
+    """The kind of non-text data in a text, as one of `UNREADABLE`."""
     if (found := _DATA_URI.search(text)) is not None:
         return _kind(found[1] or "") or DATA
     return DATA if has_data(text) else None

@@ -17,7 +17,7 @@ from .json_narrowing import table, tables
 from .user_text import trim_user_turns
 
 #: No engine goes below; some take -1 for an answer without a limit.
-_LEAST = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
+_MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Where the kinds of tools and formats of other servers may be of other types.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs")
@@ -27,14 +27,14 @@ RequestedTier = Literal["auto", "local", "cloud"]
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot. `body`
-    is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we do.
-    `deadline` is on the clock of `time.monotonic()`.
-    """
+    """A chat request with the options of the router."""
 
     requested_tier: RequestedTier
+    # The caller's request without our `updraft` options: the cloud may know more fields than we do.
     body: dict[str, Any]
+    # The request for the device's engine; None where it cannot take it.
     chat: ChatRequest | None
+    # Why the engine cannot take it.
     unsupported: InvalidRequestError | None
     # The caller said so.
     private: bool
@@ -43,10 +43,11 @@ class RoutingRequest:
     # The threshold of the plain cascade, where the request asks for that.
     confidence: float | None
     hold_tokens: int | None
+    # On the clock of `time.monotonic()`.
     deadline: float | None
     # A rule did.
     privacy_rule: str | None = None
-    # What goes along to a cloud.
+    # The parts that are forwarded to a cloud.
     forwarded: Forwarded = NOTHING
 
     @property
@@ -157,7 +158,9 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 
 
 def _check_frame(body: dict[str, Any]) -> None:
-    """What the router itself reads, and what no engine takes. All else is for the tier that answers to judge.
+    """Check the fields that the router itself reads, and refuse those that no engine takes.
+
+    All else is for the tier that answers to judge.
 
     Raises InvalidRequestError.
     """
@@ -170,7 +173,7 @@ def _check_frame(body: dict[str, Any]) -> None:
         raise _invalid("stream", "must be true or false")
     if body.get("stream_options") is not None and table(body["stream_options"]) is None:
         raise _invalid("stream_options", "must be an object")
-    for param, least in _LEAST.items():
+    for param, least in _MINIMA.items():
         value: Any = body.get(param)
         if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
             raise _invalid(param, f"must be at least {least}")
@@ -193,7 +196,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 
 def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
-    """What our cloud can do and the engine on the device cannot."""
+    """The parameters that our cloud supports and the engine on the device does not."""
     if request.num_answers > 1:
         return UnsupportedFeatureError("n: this device gives one answer.", param="n")
     if request.num_candidates > 1:

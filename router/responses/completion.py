@@ -87,7 +87,7 @@ def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = N
 
 
 def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
-    """What a node of ours says of its own answer, or of its stream's finish."""
+    """The notes of our own node on its answer, or on its stream's finish."""
     notes = rows((table(answer.get("updraft")) or {}).get("notes")) or ()
     return tuple(note for note in notes if isinstance(note, str))
 

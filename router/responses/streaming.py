@@ -106,7 +106,7 @@ class _LocalText:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
 
     def rest(self, answer: LocalAnswer) -> bytes | None:
-        """What was held back until the end (an incomplete character, a half-matched stop string, half a call)."""
+        """The text held back until the end (an incomplete character, a half-matched stop string, half a call)."""
         self.finish_reason = answer.finish_reason or "stop"
         logprobs = self._logprobs(lambda shown: shown.flush(answer))
         return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
@@ -281,7 +281,7 @@ def _without_role(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
-    """What the device wrote counts against the caller's limits; None if it has used them up."""
+    """The caller's limits minus the tokens that the device wrote; None if it has used them up."""
     params = chat.sampling()
     limit = None if params.max_tokens is None else params.max_tokens - spent
     if limit is not None and limit <= 0:

@@ -29,16 +29,16 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """`port` 0 takes any free one; the ready line says which. `ready_file` receives the URL.
-
-    `api_key`: what apps must send. Without one everybody who reaches the port spends the user's cloud budget, so only
-    loopback addresses are served then: anything else raises ConfigurationError.
-    """
+    """Where and for whom the daemon serves."""
 
     config: RouterConfig = field(default_factory=RouterConfig)
     host: str = "127.0.0.1"
+    # 0 takes any free one; the ready line says which.
     port: int = 4114
+    # Receives the URL.
     ready_file: Path | None = None
+    # The key that apps must send. Without one anybody on the network could spend the user's cloud budget, so any host
+    # but loopback raises ConfigurationError.
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
 
 _TRANSIENT = frozenset({408, 409, 425, 429})  # worth another try, as is all from 500 on
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
-_MOST_URL = 300  # characters
+_MAX_URL = 300  # characters
 
 
 class RelayedError(UpstreamError):
@@ -70,7 +70,7 @@ class CloudFailure(Exception):
         self.cause = cause
         self.error = error
         self.kind: FailureKind = kind
-        # What it answered, where it answered.
+        # The status of its answer, where it answered.
         self.status = status
         # It certainly cost nothing: the server said no, or was never reached.
         self.unbilled = status is not None or not reached
@@ -215,7 +215,7 @@ def _shown_url(base: str, location: str) -> str:
         url = None
     if url is None:
         return "an unknown place"
-    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MOST_URL]
+    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MAX_URL]
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

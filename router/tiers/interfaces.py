@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.requests import Message
-from ...protocol.responses import MOST_TOKENS, FinishReason, StopReason
+from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import Constraint, ToolUse
 from ..request.json_narrowing import table
@@ -40,23 +40,24 @@ class Token(Protocol):
 
 @dataclass(slots=True)
 class LocalAnswer:
-    """What the local model has written so far; complete once `finish_reason` is set.
-
-    `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
-    `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;
-    None until the engine has them. `sampling`: what chose the tokens; `stop_reason`: why a "length" is no limit of the
-    request's.
-    """
+    """The local model's answer so far."""
 
     prompt_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
+    # One per token, plus one for the end-of-turn token once the answer is complete.
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
+    # Set once the answer is complete.
     finish_reason: FinishReason | None = None
+    # Why a "length" is no limit of the request's.
     stop_reason: StopReason | None = None
+    # The defaults that chose the tokens.
     sampling: SamplingDefaults | None = None
+    # (hidden_size,); None until the engine has it, like the next two.
     prompt_hidden: NDArray[np.float32] | None = None
+    # (prompt_tokens - 1,).
     prompt_logprobs: NDArray[np.float32] | None = None
+    # (hidden_size,).
     answer_hidden: NDArray[np.float32] | None = None
 
 
@@ -139,7 +140,7 @@ def _count(counts: dict[str, Any], name: str) -> int | None:
     value: Any = counts.get(name)
     if value is None:
         return 0
-    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
     return value if counted else None
 
 

@@ -3,69 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...protocol.requests import Message
-from ...protocol.responses import FinishReason, StopReason
-from ...protocol.sampling import SamplingDefaults, SamplingParams
+from ...protocol.sampling import SamplingParams
 from ...protocol.structured import Constraint, ToolUse
 from .interfaces import LocalAnswer, Token
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from ...local_engine.engine import LocalEngine
+    from ...local_engine.runtime.run import LocalRun
     from ...text.grammars.check import GrammarCheck
-    from ...text.grammars.compiler import Vocabulary
     from ...text.tool_formats import ToolFormat
-
-
-class EngineRun(Protocol):
-    """`local_engine.LocalRun`, as far as the router uses it."""
-
-    prompt_tokens: int
-    signals: Any
-    text: str
-    finish_reason: FinishReason | None
-    stop_reason: StopReason | None
-    sampling: SamplingDefaults
-    prompt_hidden: NDArray[np.float32]
-    prompt_logprobs: NDArray[np.float32] | None
-    answer_hidden: NDArray[np.float32] | None
-
-    def __aiter__(self) -> AsyncIterator[Any]: ...
-    async def __anext__(self) -> Any: ...
-    def close(self) -> None: ...
-
-
-class EngineLike(Protocol):
-    """`local_engine.LocalEngine`, as far as the router uses it."""
-
-    model_id: str
-
-    @property
-    def context_length(self) -> int: ...
-    @property
-    def tool_format(self) -> ToolFormat | None: ...
-    def start(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        continue_final_message: bool = False,
-        tools: ToolUse | None = None,
-        constraint: Constraint | None = None,
-    ) -> Any: ...
-    def vocabulary(self) -> Vocabulary: ...
-    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
-    def close(self) -> None: ...
 
 
 class EngineLocalTier:
     """`LocalTier` over one engine."""
 
-    def __init__(self, engine: EngineLike) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._grammars: GrammarCheck | None = None
 
@@ -123,7 +79,7 @@ class EngineLocalTier:
 class EngineGeneration:
     """`LocalGeneration`: the engine writes ahead, the event loop takes what there is."""
 
-    def __init__(self, run: EngineRun) -> None:
+    def __init__(self, run: LocalRun) -> None:
         self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens, sampling=run.sampling)
         self._run = run
         self._closed = False

@@ -27,7 +27,7 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 _MAX_ERROR_BYTES = 2**20
 _MODELS_TIMEOUT_S = 2.0
-_MOST_NAMED = 20  # of the models of a cloud, in a message
+_MAX_NAMED = 20  # of the models of a cloud, in a message
 _MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class HttpCloudTier:
             await self._client.aclose()
 
     async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float, body: dict[str, Any]) -> T:
-        """What `attempt` gives in the end, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
+        """The result of `attempt`, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
@@ -141,7 +141,7 @@ class HttpCloudTier:
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
                 there = sorted(models_in(await self._whole("GET", "models")))
             if there and asked not in there:
-                known = ", ".join(name[:100] for name in there[:_MOST_NAMED])
+                known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
                 failure.add(f"{self._url} has no model {asked[:100]!r}, but {known}.")
 
     async def _whole(

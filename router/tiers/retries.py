@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], breaker: CircuitBreaker, until: float) -> T:
-    """What the first of three attempts gives that succeeds. Raises the CloudFailure of the last one.
+    """The result of the first of three attempts that succeeds. Raises the CloudFailure of the last one.
 
     `until`: the end of the caller's patience, on the clock of `time.monotonic`. A wait beyond it is not begun.
     """

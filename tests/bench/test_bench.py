@@ -53,7 +53,7 @@ def test_grading(tmp_path: Path, row: dict[str, object], right: list[str], wrong
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ('{"prompt": ', "line 1"),
         ({"prompt": "?"}, "answer"),
@@ -65,8 +65,8 @@ def test_grading(tmp_path: Path, row: dict[str, object], right: list[str], wrong
         ("", "holds no tasks"),
     ],
 )
-def test_a_wrong_file_names_the_line(tmp_path: Path, row: object, said: str) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
+def test_a_wrong_file_names_the_line(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
         read_questions(task_file(tmp_path, row))
 
 
@@ -112,23 +112,23 @@ def test_flatten_leaves_only_numbers() -> None:
 
 
 def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Path) -> None:
-    said = [
+    messages = [
         {"role": "user", "content": "2 + 2?"},
         {"role": "assistant", "content": "4"},
         {"role": "user", "content": "+ 3?"},
     ]
-    (prompt,) = read_prompts(task_file(tmp_path, {"messages": said, "answer": "7"}))
-    assert (prompt.prompt, prompt.body, len(prompt.messages)) == ("+ 3?", said, 3)
+    (prompt,) = read_prompts(task_file(tmp_path, {"messages": messages, "answer": "7"}))
+    assert (prompt.prompt, prompt.body, len(prompt.messages)) == ("+ 3?", messages, 3)
     assert prompt.grade is not None
     assert prompt.grade("7")
     for row, why in (
-        ({"messages": said[:2]}, "must end in what the user says"),
+        ({"messages": messages[:2]}, "must end in what the user says"),
         ({"messages": []}, "the prompt is empty"),
-        ({"messages": said, "prompt": "x"}, "either prompt or messages"),
+        ({"messages": messages, "prompt": "x"}, "either prompt or messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "line 1: messages"),
         ({"answer": "x"}, "either prompt or messages"),
     ):
         with pytest.raises(InvalidRequestError, match=why):
             read_prompts(task_file(tmp_path, row))
     with pytest.raises(InvalidRequestError, match="conversations are for calibrate"):
-        read_questions(task_file(tmp_path, {"messages": said, "answer": "7"}))
+        read_questions(task_file(tmp_path, {"messages": messages, "answer": "7"}))

@@ -52,19 +52,19 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")
     monkeypatch.setattr(speculation, "LOADS", LOADS)
     monkeypatch.setattr(speculation, "ACCEPTANCES", ACCEPTANCES)
-    return Workload(4, most_prompt=64, most_output=16)
+    return Workload(4, max_prompt=64, max_output=16)
 
 
 def test_every_figure(little: Workload, tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     kept: list[set[str]] = []
     setting = Setting(tmp_path, workload=little, peers="none")
-    figures = measure(setting, said.append, lambda found: kept.append(set(found)))
+    figures = measure(setting, lines.append, lambda found: kept.append(set(found)))
     assert set(figures) == NAMED | MORE
     assert all(math.isfinite(figure) for figure in figures.values())
     assert figures["output_tokens"] <= 4 * 16
     assert figures["spec_on_over_off_min"] == min(figures[f"spec_on_over_off_{load}"] for load in LOADS)
-    assert len(said) > len(setting.groups)
+    assert len(lines) > len(setting.groups)
     assert kept[0] == {"seconds_to_first_token"} and kept[-1] == set(figures)
     assert len(kept) == len(setting.groups) and all(before < after for before, after in pairwise(kept))
 

@@ -62,8 +62,8 @@ def test_each_file_of_tests_has_a_process(
         lines = ("import os", "import pytest", "@pytest.mark.gpu", "def test_it():", "    print(os.getpid())")
         (tmp_path / f"test_{number}.py").write_text("\n".join((*lines, f"    assert {outcome}", "")))
     assert gpu_tests.main([str(tmp_path)]) == status
-    said = capfd.readouterr().err
-    assert (said.count("1 passed in"), said.count("1 failed in")) == (sum(outcomes), outcomes.count(False))
+    printed = capfd.readouterr().err
+    assert (printed.count("1 passed in"), printed.count("1 failed in")) == (sum(outcomes), outcomes.count(False))
 
 
 def test_the_paths_of_the_tests_are_there() -> None:
@@ -218,13 +218,13 @@ def test_every_limit_is_found_in_what_the_benches_write() -> None:
 def test_verdicts(at_most: bool, figure: float | None, verdict: str) -> None:
     limit = Limit("figure", "part", metric("figure"), 0.8, at_most)
     written = {} if figure is None else {"part": {"metrics": {"figure": figure}}}
-    ((name, _, wanted, said),) = rows(written, [limit])
-    assert (name, wanted, said) == ("figure", "<= 0.8" if at_most else ">= 0.8", verdict)
+    ((name, _, wanted, printed),) = rows(written, [limit])
+    assert (name, wanted, printed) == ("figure", "<= 0.8" if at_most else ">= 0.8", verdict)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12))
-def test_idle_time_counts_the_moments_in_which_nothing_runs(drawn: list[tuple[int, int]]) -> None:
-    ran = [Activity(float(start), float(start + length), "kernel") for start, length in drawn]
+def test_idle_time_counts_the_moments_in_which_nothing_runs(spans: list[tuple[int, int]]) -> None:
+    ran = [Activity(float(start), float(start + length), "kernel") for start, length in spans]
     first, last = min(each.start for each in ran), max(each.end for each in ran)
     moments = [at + 0.5 for at in range(int(first), int(last))]
     expected = sum(not any(each.start < at < each.end for each in ran) for at in moments)

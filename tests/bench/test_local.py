@@ -33,9 +33,9 @@ def engine(setup: Setup):
 
 
 def test_every_figure_is_measured() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     setting = local.Setting(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
-    figures = local.measure(setting, said.append)
+    figures = local.measure(setting, lines.append)
     wanted = {
         "single_over_raw", "single_threads", "single_over_llama_cpp", "streams8_over_raw", "warm_over_cold_ttft",
         "first_token_s", "memory_over_file", "p99_gap_during_prefill_over_idle",
@@ -46,7 +46,7 @@ def test_every_figure_is_measured() -> None:
     assert all(value > 0 for value in figures.values())
     assert figures["single_over_raw"] == figures["pocket-small.single_over_raw"]
     assert figures["memory_over_file"] > 1
-    assert said
+    assert lines
 
 
 def test_the_headline_is_the_worst_of_the_large_files() -> None:

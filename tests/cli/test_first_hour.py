@@ -79,8 +79,8 @@ def registry(environment: dict[str, str]) -> Iterator[None]:
             yield
         return
     call = [sys.executable, "-m", "pip", "index", "versions", place.package]
-    asked = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
         pytest.skip(f"no package index has {place.package}, and UPDRAFT_TEST_SMOLLM2 names no file")
     yield
 

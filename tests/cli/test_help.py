@@ -133,10 +133,10 @@ def test_an_unknown_style_in_a_help_text_is_text() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands(environment, shell: str) -> None:
-    asked = {"_UPDRAFT_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "updraft gate", "COMP_CWORD": "1"}
-    asked |= {"COMP_WORDS": "updraft gate", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    variables = {"_UPDRAFT_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "updraft gate", "COMP_CWORD": "1"}
+    variables |= {"COMP_WORDS": "updraft gate", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     command = [sys.executable, "-m", "updraft"]
-    done = subprocess.run(command, env={**environment, **asked}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, check=False)
     assert "gateway-key" in done.stdout, done.stderr
     assert "doctor" not in done.stdout
 
@@ -171,7 +171,7 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["ask", "   "], "The question is empty"),
         (["ask", "hi", "--local", "missing.gguf"], "There is no local model 'missing.gguf'"),
@@ -189,10 +189,10 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["eval", "--file", "missing.jsonl"], "Cannot read missing.jsonl"),
     ],
 )
-def test_a_failure_is_one_line(updraft, arguments: list[str], said: str) -> None:
+def test_a_failure_is_one_line(updraft, arguments: list[str], message: str) -> None:
     done = updraft(*arguments)
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
 

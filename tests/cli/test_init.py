@@ -95,7 +95,7 @@ def test_settings_are_not_replaced_silently(updraft, cloud: str, home: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flags", "code", "message"),
     [
         ([], 2, "Name a model"),
         (["--cloud-url", "URL"], 2, "needs --cloud-model"),
@@ -109,13 +109,13 @@ def test_settings_are_not_replaced_silently(updraft, cloud: str, home: Path) -> 
     ],
 )
 def test_nothing_is_written_unless_all_of_it_works(
-    updraft, cloud: str, home: Path, tmp_path: Path, flags: list[str], code: int, said: str
+    updraft, cloud: str, home: Path, tmp_path: Path, flags: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "wrong").write_text("sk-wrong")
     done = updraft("init", "--yes", *[cloud if flag == "URL" else flag for flag in flags], env={"CLOUD_KEY": KEY})
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "sk-wrong" not in done.stderr
     assert not (home / "config.toml").exists()
     assert not (home / "cloud_api_key").exists()

@@ -61,15 +61,15 @@ def test_a_log_without_texts_makes_no_policy(updraft, tmp_path: Path) -> None:
     experience = Experience(file)
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
     for number in range(120):
-        seen = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
-        experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *seen, features, drawn=1))
+        measured = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
+        experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *measured, features, drawn=1))
     experience.close()
     call = ["calibrate", "--from-log", str(file), "--local", "pocket", "--cloud-model"]
     done = updraft(*call, "big")
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert "Of 120 judged answers 120 were sampled at random and graded, and 0 kept their texts" in said
-    assert "experience_text = true" in said
+    printed = " ".join(done.stderr.split())
+    assert "Of 120 judged answers 120 were sampled at random and graded, and 0 kept their texts" in printed
+    assert "experience_text = true" in printed
     other = updraft(*call, "another")
     assert "holds nothing of pocket-small with another. It knows pocket-small with big (120)." in other.stderr
 
@@ -93,8 +93,8 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
     experience = Experience(file)
     for name in ("whole", "cut", "none", "flipped"):
-        seen = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
-        experience.add(Observation(name, "pocket-small with pocket-large", 1.0, *seen, features))
+        measured = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
+        experience.add(Observation(name, "pocket-small with pocket-large", 1.0, *measured, features))
     experience.close()
     with closing(sqlite3.connect(file)) as damaged, damaged:
         damaged.execute("UPDATE observations SET features = substr(features, 1, 10) WHERE id = 'cut'")

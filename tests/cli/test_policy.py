@@ -43,7 +43,9 @@ def made(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
     model = shutil.copy(files["Q8_0"], folder / "model.gguf")
     rng = np.random.default_rng(0)
     words = [" and the ".join(rng.choice(WORDS, 2)) for _ in range(120)]
-    rows = [GradedRow(f"Tell me of the {said}, {i}.", float(rng.random() < 0.6), 1.0) for i, said in enumerate(words)]
+    rows = [
+        GradedRow(f"Tell me of the {message}, {i}.", float(rng.random() < 0.6), 1.0) for i, message in enumerate(words)
+    ]
     config = RouterConfig(local=str(model), cloud_model="big")
     models = {"local": "model", "cloud": "big"}
     recipe = FitRecipe(
@@ -102,8 +104,8 @@ def test_list_and_show(updraft, files: dict[str, Path], home: Path, tmp_path: Pa
     line = next(line for line in listed.stdout.splitlines() if "model--big" in line)
     for word in ("model with big", " 120 ", "quality 0.98: 100% to the cloud, 90% confidence", "2026-01-02", " yes"):
         assert word in line
-    told = json.loads(updraft("policy", "list", "--json", env=settings).stdout)
-    assert [(each["name"], each["rows"], [check["status"] for check in each["checks"]]) for each in told] == [
+    listed = json.loads(updraft("policy", "list", "--json", env=settings).stdout)
+    assert [(each["name"], each["rows"], [check["status"] for check in each["checks"]]) for each in listed] == [
         ("model--big", 120, ["ok", "ok"])
     ]
     shown = updraft("policy", "show", "model--big", env=settings).stdout
@@ -157,9 +159,9 @@ def test_another_engine_is_a_warning(updraft, files: dict[str, Path], home: Path
 
 
 def test_rm(updraft, home: Path) -> None:
-    asked = updraft("policy", "rm", "model--big", input="")
-    assert asked.returncode == 2
-    assert "confirm with --yes" in asked.stderr
+    done = updraft("policy", "rm", "model--big", input="")
+    assert done.returncode == 2
+    assert "confirm with --yes" in done.stderr
     assert home.is_dir()
     for name in ("../policies", "nothing"):
         assert updraft("policy", "rm", name, "--yes").returncode == 1

@@ -50,17 +50,17 @@ def test_a_name_has_one_key(updraft, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["node", "--model", "missing", "--port", "0"], "missing"),
         (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--port", "0"], "--keys"),
         (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"], "key file"),
     ],
 )
-def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said: str) -> None:
+def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], message: str) -> None:
     done = updraft(*arguments)
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -149,9 +149,9 @@ NODE = {
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[process.NodeOptions]:
     """What nodes are started with, none of which really is."""
-    seen: list[process.NodeOptions] = []
-    monkeypatch.setattr(process, "run_node", seen.append)
-    return seen
+    options: list[process.NodeOptions] = []
+    monkeypatch.setattr(process, "run_node", options.append)
+    return options
 
 
 def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +166,10 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "used"), [("cpu", None, 16), ("cuda", None, 64), ("cuda:1", None, 64), ("cuda", 16, 16)]
+    ("device", "block_size", "used"), [("cpu", None, 16), ("cuda", None, 64), ("cuda:1", None, 64), ("cuda", 16, 16)]
 )
-def test_blocks_suit_the_device(device: str, asked: int | None, used: int, started: list[process.NodeOptions]) -> None:
-    servers.node("m", device=device, block_size=asked)
+def test_blocks_suit_the_device(
+    device: str, block_size: int | None, used: int, started: list[process.NodeOptions]
+) -> None:
+    servers.node("m", device=device, block_size=block_size)
     assert started[0].engine.block_size == used

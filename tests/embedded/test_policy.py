@@ -102,12 +102,12 @@ def test_a_limit_on_the_cloud_share_is_kept_and_used(policy: Policy, judged: Cal
 
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_in_a_question_leaves_decisions_as_they_are(policy: Policy, name: str) -> None:
-    asked, rng = [task.prompt for task in make_tasks("test", 500, seed=3)], np.random.default_rng(0)
-    before = np.array([policy.before(PromptView(prompt)) for prompt in asked])
-    after = np.array([policy.before(PromptView(NOISES[name](prompt, rng))) for prompt in asked])
+    prompts, rng = [task.prompt for task in make_tasks("test", 500, seed=3)], np.random.default_rng(0)
+    before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
+    after = np.array([policy.before(PromptView(NOISES[name](prompt, rng))) for prompt in prompts])
     for quality in (0.9, 0.95, TARGET):
-        told = policy.thresholds_for(Target("quality", quality)).before
-        assert np.mean((before > told) == (after > told)) >= 0.95, quality
+        threshold = policy.thresholds_for(Target("quality", quality)).before
+        assert np.mean((before > threshold) == (after > threshold)) >= 0.95, quality
 
 
 def test_gate_one_reads_two_thousand_characters_quickly(policy: Policy) -> None:

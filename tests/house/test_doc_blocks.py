@@ -107,8 +107,8 @@ def test_tables_name_what_there_is() -> None:
     ],
 )
 def test_what_is_not_there_is_found(script: str, wrong: str) -> None:
-    (said,) = [said for command in commands(script) if (said := wrong_in(command))]
-    assert wrong in said
+    (mistake,) = [mistake for command in commands(script) if (mistake := wrong_in(command))]
+    assert wrong in mistake
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"))

@@ -279,20 +279,20 @@ def test_an_abandoned_run_does_not_block_and_can_go_on(engine):
 def test_close_with_runs_in_progress(tiny):
     engine = LocalEngine.load(tiny.gguf)
     run = engine.start_text("the", SamplingParams(max_tokens=200))
-    seen: list[str] = []
+    pieces: list[str] = []
 
     def read() -> None:
         try:
-            seen.extend(token.text for token in run)
+            pieces.extend(token.text for token in run)
         except EngineError as error:
-            seen.append(error.message)
+            pieces.append(error.message)
 
     thread = threading.Thread(target=read)
     next(run)
     thread.start()
     engine.close()
     thread.join(30)
-    assert seen[-1] == "The local engine is closed." or run.finish_reason is not None
+    assert pieces[-1] == "The local engine is closed." or run.finish_reason is not None
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.tokenize("x")

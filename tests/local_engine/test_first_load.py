@@ -52,9 +52,9 @@ def printed(code: str, *arguments: str) -> str:
 
 
 def test_threads_that_load_first_get_one_library(tmp_path):
-    said = printed(AT_ONCE, str(tmp_path / "missing.gguf"))
-    assert said.startswith("1 ")
-    assert "failed to open" in said
+    printed_lines = printed(AT_ONCE, str(tmp_path / "missing.gguf"))
+    assert printed_lines.startswith("1 ")
+    assert "failed to open" in printed_lines
 
 
 def test_the_log_is_never_freed_under_llama_cpp(tmp_path):

@@ -80,11 +80,11 @@ def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
 
 def test_what_was_tuned_gives_way_to_what_it_contradicts(tiny) -> None:
     remember(tiny.gguf, Settings(threads=2, kv_cache_type="q8_0"))
-    asked = LocalOptions(flash_attention=False)
-    found = EngineCandidate.of(tiny.gguf, asked, sound=pocket_small_gguf())
+    options = LocalOptions(flash_attention=False)
+    found = EngineCandidate.of(tiny.gguf, options, sound=pocket_small_gguf())
     assert found.options == LocalOptions(flash_attention=False, threads=2)
     with pytest.raises(InvalidRequestError, match="needs flash attention"):
-        EngineCandidate.of(tiny.gguf, replace(asked, kv_cache_type="q8_0"), sound=pocket_small_gguf())
+        EngineCandidate.of(tiny.gguf, replace(options, kv_cache_type="q8_0"), sound=pocket_small_gguf())
 
 
 @pytest.mark.parametrize(

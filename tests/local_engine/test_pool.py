@@ -203,11 +203,11 @@ def test_the_least_recently_used_go_first_and_no_more_than_needed() -> None:
 
 def test_many_ask_and_one_loads() -> None:
     machine = FakeMachine(delay_s=0.1)
-    pool, seen = machine.pool(), []
+    pool, models = machine.pool(), []
 
     def ask() -> None:
         with pool.use("a") as model:
-            seen.append(model)
+            models.append(model)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -215,7 +215,7 @@ def test_many_ask_and_one_loads() -> None:
     for thread in threads:
         thread.join()
     assert machine.loads == ["a"]
-    assert len(set(map(id, seen))) == 1
+    assert len(set(map(id, models))) == 1
     pool.close()
     assert machine.there == []
 

@@ -196,8 +196,8 @@ def test_an_answer_that_may_call_once_ends_behind_its_call(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """The model is made to write two."""
-    said = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>'
-    script = [*engine.tokenize(said), next(iter(engine.vocabulary().eos_ids))]
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>'
+    script = [*engine.tokenize(text), next(iter(engine.vocabulary().eos_ids))]
 
     def choose(_self: RowSampler, _logits: Any, answer: list[int], _token: Any) -> int:
         return script[len(answer)]
@@ -206,5 +206,5 @@ def test_an_answer_that_may_call_once_ends_behind_its_call(
     tools = ToolUse([Tool("function", Function("now"))], parallel=parallel)
     answer = engine.start(ASK, SamplingParams(max_tokens=200), tools=tools)
     text = "".join(token.text for token in answer)
-    assert text == (said if parallel else said.partition("\n</tool_call>")[0])
+    assert text == (text if parallel else text.partition("\n</tool_call>")[0])
     assert (answer.finish_reason, len(answer.token_ids) < len(script) - 1) == ("stop", not parallel)

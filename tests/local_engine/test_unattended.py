@@ -40,8 +40,8 @@ def ending(run: LocalRun) -> tuple[int, str | None, str | None]:
 
 def test_an_answer_says_how_it_was_sampled(engine: LocalEngine) -> None:
     assert answered(engine).sampling == SamplingDefaults(temperature=0.0)
-    asked = answered(engine, temperature=0.5, top_k=0, repetition_penalty=1.2, seed=1)
-    assert asked.sampling == SamplingDefaults(temperature=0.5, top_k=0, repetition_penalty=1.2)
+    messages = answered(engine, temperature=0.5, top_k=0, repetition_penalty=1.2, seed=1)
+    assert messages.sampling == SamplingDefaults(temperature=0.5, top_k=0, repetition_penalty=1.2)
 
 
 def test_repetition_ends_an_answer(engine: LocalEngine) -> None:
@@ -74,11 +74,11 @@ def test_the_bound_of_an_answer_that_nobody_bounded() -> None:
 @pytest.mark.skipif("UPDRAFT_TEST_SMOLLM2" not in os.environ, reason="UPDRAFT_TEST_SMOLLM2 names no model file")
 def test_a_real_model_answers_in_sentences_and_comes_to_an_end() -> None:
     with LocalEngine.load(Path(os.environ["UPDRAFT_TEST_SMOLLM2"])) as engine:
-        asked = [Message(role="user", content="What is the capital of France?")]
-        greedy = engine.start(asked, SamplingParams(temperature=0.0))
+        messages = [Message(role="user", content="What is the capital of France?")]
+        greedy = engine.start(messages, SamplingParams(temperature=0.0))
         assert "Paris" in "".join(token.text for token in greedy)
         for seed in range(4):
-            run = engine.start(asked, SamplingParams(seed=seed))
+            run = engine.start(messages, SamplingParams(seed=seed))
             text = "".join(token.text for token in run)
             assert run.sampling == SamplingDefaults()
             assert len(run.token_ids) <= 1024 and run.finish_reason is not None

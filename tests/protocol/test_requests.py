@@ -24,11 +24,11 @@ def completion(**fields: Any) -> CompletionRequest:
 @pytest.mark.parametrize("count", [0, -1, 129, 2**31, 2**63 - 1])
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
 def test_too_many_answers_are_refused_before_anything_is_sized_by_them(parse, count: int, param: str) -> None:
-    asked = {"messages": [{"role": "user", "content": "a"}]} if parse is parse_chat else {"prompt": "a"}
+    fields = {"messages": [{"role": "user", "content": "a"}]} if parse is parse_chat else {"prompt": "a"}
     with pytest.raises(
         InvalidRequestError, match=f"{param} must be {'at least 1' if count < 1 else 'at most 128'}, got {count}"
     ) as caught:
-        parse(json.dumps({"model": "m", param: count, **asked}).encode())
+        parse(json.dumps({"model": "m", param: count, **fields}).encode())
     assert caught.value.param == param
 
 
@@ -69,8 +69,8 @@ def test_a_completion_is_told_of_its_own_field(count: int) -> None:
 
 
 def test_an_integral_number_is_an_integer() -> None:
-    asked = {"max_tokens": 8.0, "n": 1.0, "seed": 7.0, "top_k": 5.0, "stop_token_ids": [3.0]}
-    assert chat(**asked) == chat(**{"max_tokens": 8, "n": 1, "seed": 7, "top_k": 5, "stop_token_ids": [3]})
+    fields = {"max_tokens": 8.0, "n": 1.0, "seed": 7.0, "top_k": 5.0, "stop_token_ids": [3.0]}
+    assert chat(**fields) == chat(**{"max_tokens": 8, "n": 1, "seed": 7, "top_k": 5, "stop_token_ids": [3]})
     assert completion(prompt=[3.0, 4.0]).prompts == [[3, 4]]
     assert chat(updraft={"hold_tokens": 4}).updraft is not None
     with pytest.raises(InvalidRequestError, match="max_tokens"):

@@ -57,13 +57,13 @@ def test_other_turns_and_parts_stay_as_they_are() -> None:
 
 
 def test_both_tiers_get_the_trimmed_turn(bench: Any, cloud: FakeCloud) -> None:
-    asked = [{"role": "user", "content": "How many?\n\n"}]
+    messages = [{"role": "user", "content": "How many?\n\n"}]
 
     async def test() -> None:
         async with bench() as b:
-            await b.answer("local", messages=asked)
-            await b.answer("cloud", messages=asked)
-            assert [message.text for message in b.local.seen[-1][0]] == ["How many?"]
+            await b.answer("local", messages=messages)
+            await b.answer("cloud", messages=messages)
+            assert [message.text for message in b.local.calls[-1][0]] == ["How many?"]
             assert cloud.requests[-1]["messages"] == [{"role": "user", "content": "How many?"}]
 
     run(test())

@@ -210,7 +210,7 @@ def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "headers", "raised", "said"),
+    ("answer", "headers", "raised", "message"),
     [
         ((404, b'{"object": "error", "message": "No m."}'), {}, openai.NotFoundError, "No m."),
         (
@@ -232,13 +232,13 @@ def test_a_clouds_errors_keep_their_meaning(
     answer: Any,
     headers: dict[str, str],
     raised: type[openai.APIStatusError],
-    said: str,
+    message: str,
 ) -> None:
     gates._after = True
     cloud.says, cloud.headers = answer, headers
     with updraft.OpenAI(config=replace(config, fallback="never")) as client, pytest.raises(raised) as caught:
         client.chat.completions.create(model=model, messages=USER)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.response.headers.get("retry-after") == headers.get("retry-after")
     assert len(cloud.requests) == 1, "neither the router nor openai's client asks again"
 

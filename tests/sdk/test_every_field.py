@@ -111,7 +111,7 @@ def test_parsed_answers_go_back(connect: Connect, cloud: FullCloud, local: Scrip
         client.chat.completions.create(model="cloud", messages=history)
         here = client.chat.completions.create(model="local", messages=history)
         assert here.choices[0].message.content == LOCAL_TEXT
-        assert [message.text for message in local.seen[-1][0]] == ["hello", '{"city": "Oslo"}', "hello"]
+        assert [message.text for message in local.calls[-1][0]] == ["hello", '{"city": "Oslo"}', "hello"]
 
 
 def test_what_the_app_says_of_itself_reaches_the_cloud_and_no_credential_does(
@@ -181,4 +181,4 @@ def test_values_that_change_nothing_stay_on_the_device(connect: Connect, local: 
         model="auto", messages=[USER], service_tier="auto", store=False, extra_body=nothing
     )
     assert answer.choices[0].message.content == LOCAL_TEXT
-    assert local.seen[0][1].max_tokens == 8
+    assert local.calls[0][1].max_tokens == 8

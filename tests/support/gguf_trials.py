@@ -45,18 +45,18 @@ def _in_fork(path: Path) -> str:
     if child == 0:
         signal.alarm(PATIENCE_S)
         try:
-            said = attempt(path)
+            outcome = attempt(path)
         except Exception as error:  # noqa: BLE001 - what is to be found
-            said = f"untyped: {error!r}"
-        os.write(writer, b"." + said.encode(errors="replace")[:4000])
+            outcome = f"untyped: {error!r}"
+        os.write(writer, b"." + outcome.encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as end:
-        said = end.read().decode()
+        outcome = end.read().decode()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return f"crash: {signal.Signals(os.WTERMSIG(status)).name}"
-    return said[1:] if said else f"crash: code {os.waitstatus_to_exitcode(status)}"
+    return outcome[1:] if outcome else f"crash: code {os.waitstatus_to_exitcode(status)}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def tiny_gguf(size: int = 200_000, licence: str = "mit", seed: int = 0) -> bytes
 
 
 @dataclass
-class Seen:
+class ReceivedRequest:
     """One request: its path and its headers, in small letters."""
 
     path: str
@@ -71,12 +71,16 @@ class Hub:
     gated: bool = False
     licence: str = "apache-2.0"
     url: str = ""
-    seen: list[Seen] = field(default_factory=list)
+    received: list[ReceivedRequest] = field(default_factory=list)
 
     @property
-    def bodies(self) -> list[Seen]:
+    def bodies(self) -> list[ReceivedRequest]:
         """Requests for files, without first looks."""
-        return [seen for seen in self.seen if "/api/" not in seen.path and seen.headers.get("range") != "bytes=0-0"]
+        return [
+            received
+            for received in self.received
+            if "/api/" not in received.path and received.headers.get("range") != "bytes=0-0"
+        ]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub = self.hub
         path = unquote(self.path.partition("?")[0])
-        hub.seen.append(Seen(self.path, {key.lower(): value for key, value in self.headers.items()}))
+        hub.received.append(ReceivedRequest(self.path, {key.lower(): value for key, value in self.headers.items()}))
         parts = path.strip("/").split("/")
         if hub.statuses:
             self.reply(hub.statuses.pop(0))
@@ -121,16 +125,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def file(self, data: bytes) -> None:
         hub = self.hub
-        asked = self.headers.get("Range")
+        requested = self.headers.get("Range")
         headers = {"ETag": hub.etag} if hub.etag else {}
         sent = data[:-1] + bytes([data[-1] ^ 1]) if hub.corrupt else data
         status = 200
-        if asked and not hub.no_ranges and self.headers.get("If-Range", hub.etag) == hub.etag:
-            first, _, last = asked.removeprefix("bytes=").partition("-")
+        if requested and not hub.no_ranges and self.headers.get("If-Range", hub.etag) == hub.etag:
+            first, _, last = requested.removeprefix("bytes=").partition("-")
             start, end = int(first), int(last or len(data) - 1)
             status, sent = 206, sent[start : end + 1]
             headers["Content-Range"] = f"bytes {start + hub.wrong_range}-{end}/{len(data)}"
-        if asked == "bytes=0-0" and status == 206:
+        if requested == "bytes=0-0" and status == 206:
             return self.reply(status, sent, headers)
         self.send_response(status)
         for key, value in headers.items():
@@ -139,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(sent)))
         self.send_header("Connection", "close")
         self.end_headers()
-        return self.body(sent + hub.tail, cut=asked != "bytes=0-0")
+        return self.body(sent + hub.tail, cut=requested != "bytes=0-0")
 
     def body(self, sent: bytes, *, cut: bool) -> None:
         hub = self.hub

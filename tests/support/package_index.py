@@ -41,7 +41,7 @@ class Index:
     url: str = ""
     # Where it is set, a file is begun and never ended before it is set.
     ending: Event | None = None
-    seen: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ def running(index: Index) -> Iterator[Index]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            index.seen.append(self.path)
+            index.received.append(self.path)
             kind, _, name = self.path.strip("/").partition("/")
             if kind == "simple" and name in index.wheels:
                 links = (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.protocol.noise import WORD, noise_key
-from updraft.protocol.sampling import LEAST_TEMPERATURE, ResolvedParams
+from updraft.protocol.sampling import MIN_TEMPERATURE, ResolvedParams
 from updraft.text.logit_edits import LogitEdits
 
 
@@ -55,10 +55,10 @@ def plain_sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     if any(row.edits for row in rows):
         logits = _edited(logits, rows)
     chosen = logits.argmax(dim=-1)
-    random = [index for index, row in enumerate(rows) if row.params.temperature >= LEAST_TEMPERATURE]
+    random = [index for index, row in enumerate(rows) if row.params.temperature >= MIN_TEMPERATURE]
     if random:
-        drawn = _draw(logits[random], [rows[index] for index in random])
-        chosen[torch.tensor(random, device=logits.device)] = drawn
+        sampled = _draw(logits[random], [rows[index] for index in random])
+        chosen[torch.tensor(random, device=logits.device)] = sampled
     return chosen.tolist()
 
 

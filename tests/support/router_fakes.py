@@ -98,7 +98,7 @@ class ScriptedLocal:
         self.finished = 0
         self.running = 0
         self.closed = False
-        self.seen: list[tuple[list[Any], Any, bool]] = []
+        self.calls: list[tuple[list[Any], Any, bool]] = []
         self.options: list[dict[str, Any]] = []  # the tools and the constraint of each
 
     async def start(
@@ -106,7 +106,7 @@ class ScriptedLocal:
     ) -> FakeGeneration:
         if self.too_long:
             raise ContextLengthError("The prompt has 9000 tokens, the context window 512.")
-        self.seen.append((list(messages), params, continue_final_message))
+        self.calls.append((list(messages), params, continue_final_message))
         self.options.append(options)
         text = self.text
         if continue_final_message:

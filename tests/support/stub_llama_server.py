@@ -17,10 +17,10 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(503 if loading else 200, {"data": []})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert self.path == "/v1/completions"
-        assert set(asked) == {"prompt", "max_tokens", "temperature", "logprobs"}
-        self.reply(200, {"usage": {"completion_tokens": asked["max_tokens"]}})
+        assert set(body) == {"prompt", "max_tokens", "temperature", "logprobs"}
+        self.reply(200, {"usage": {"completion_tokens": body["max_tokens"]}})
 
     def reply(self, status: int, body: object) -> None:
         content = json.dumps(body).encode()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_MOST_WAIT_S = 60
+_MAX_WAIT_S = 60
 
 
 def at_terminal(
@@ -26,7 +26,7 @@ def at_terminal(
         os.close(theirs)
         shown, looked, left = b"", 0, list(answers)
         try:
-            while select.select([ours], [], [], _MOST_WAIT_S)[0]:
+            while select.select([ours], [], [], _MAX_WAIT_S)[0]:
                 shown += os.read(ours, 4096)
                 if left and (found := shown.find(left[0][0].encode(), looked)) >= 0:
                     looked = found + len(left[0][0])

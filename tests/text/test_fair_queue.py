@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from updraft.protocol.errors import OverloadedError
-from updraft.text.fair_queue import Turns
+from updraft.text.fair_queue import FairQueue
 
 
-def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], Turns], Awaitable[None]]) -> str:
+def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], FairQueue], Awaitable[None]]) -> str:
     """Tenants, one letter each, arrive in this order while one is served; who was served, in order."""
     order: list[str] = []
 
-    async def one(turns: Turns, tenant: str) -> None:
+    async def one(turns: FairQueue, tenant: str) -> None:
         async with turns.turn(tenant):
             order.append(tenant)
             await asyncio.sleep(0)
 
     async def run() -> None:
-        turns = Turns("tests", max_waiting=4, timeout_s=0.5)
+        turns = FairQueue("tests", max_waiting=4, timeout_s=0.5)
         async with turns.turn("first"):
             tasks = [asyncio.create_task(one(turns, tenant)) for tenant in arrivals]
             await asyncio.sleep(0.01)
@@ -33,7 +33,7 @@ def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], Turns], Awai
     return "".join(order)
 
 
-async def nothing(_tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+async def nothing(_tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
     pass
 
 
@@ -52,7 +52,7 @@ def test_tenants_take_turns_and_share_the_room(arrivals: str, expected: str) -> 
 
 
 def test_who_is_sent_away_learns_it() -> None:
-    async def test(tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+    async def test(tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         assert [task.done() for task in tasks] == [False, False, False, True, False]
         assert isinstance(tasks[3].exception(), OverloadedError)
 
@@ -60,7 +60,7 @@ def test_who_is_sent_away_learns_it() -> None:
 
 
 def test_waiting_ends() -> None:
-    async def test(tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+    async def test(tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         await asyncio.sleep(0.6)
         assert all(isinstance(task.exception(), OverloadedError) for task in tasks)
 
@@ -68,7 +68,7 @@ def test_waiting_ends() -> None:
 
 
 def test_who_leaves_as_it_is_given_the_turn_passes_it_on() -> None:
-    async def test(tasks: list[asyncio.Task[None]], turns: Turns) -> None:
+    async def test(tasks: list[asyncio.Task[None]], turns: FairQueue) -> None:
         turns._pass_on()
         tasks[0].cancel()
         await asyncio.sleep(0.01)

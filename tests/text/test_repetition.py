@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.text.repetition import FEWEST, INTERVAL, LONGEST_PERIOD, SPAN, next_check, repeats
+from updraft.text.repetition import INTERVAL, MAX_PERIOD, MIN_REPEATS, SPAN, next_check, repeats
 
 
 def ends_at(tokens: list[int]) -> int | None:
@@ -19,13 +19,13 @@ def varied(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(40_000), k=count)
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 64, 100, LONGEST_PERIOD])
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 64, 100, MAX_PERIOD])
 @pytest.mark.parametrize("before", [0, 1, 50, 333])
 def test_a_loop_is_ended_soon_after_it_is_one(period: int, before: int) -> None:
     loop = varied(period, 1)
     end = ends_at(varied(before) + loop * (1200 // period))
     assert end is not None
-    assert max(SPAN, FEWEST * period) <= end < before + max(SPAN, FEWEST * period) + INTERVAL
+    assert max(SPAN, MIN_REPEATS * period) <= end < before + max(SPAN, MIN_REPEATS * period) + INTERVAL
 
 
 @pytest.mark.parametrize(

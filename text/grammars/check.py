@@ -21,7 +21,7 @@ from ...protocol.safety.python_process import python_command
 from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
 from .. import child as child_process
-from ..fair_queue import Turns
+from ..fair_queue import FairQueue
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
 CPU_SECONDS = 0.5  # schemas of 100 kB take a fifth
@@ -48,7 +48,7 @@ class GrammarCheck:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
         self._vocabulary = vocabulary
-        self._turns = Turns("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
+        self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
         self._known: OrderedDict[bytes, tuple[_Reply, float]] = OrderedDict()  # by digest; until when
 
@@ -60,7 +60,7 @@ class GrammarCheck:
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         reply = self._recalled(digest)  # what is known does not wait behind others' bad ones
         if reply is None:
-            async with self._turns.turn(tenant):
+            async with self._queue.turn(tenant):
                 reply = self._recalled(digest)
                 if reply is None:
                     reply = await self._ask(constraint)

@@ -129,7 +129,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """What a matcher takes for the end. A vocabulary without an end gets a made-up id behind its last token."""
+    """The ids that a matcher takes for the end. A vocabulary without an end gets a made-up id behind its last token."""
     return sorted(eos_ids) or [vocab_size]
 
 
@@ -150,7 +150,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """What llguidance asks of a tokenizer. Text that a grammar forces is allowed only as this tokenizes it."""
+    """The tokenizer interface of llguidance. Text forced by a grammar is allowed only as this tokenizes it."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

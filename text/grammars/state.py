@@ -80,7 +80,7 @@ class GrammarState:
         return twin
 
     def mask(self, drafts: Sequence[int]) -> Mask | None:
-        """What may follow `drafts`; None where nothing can: the grammar refuses one of them, or ends with them."""
+        """The tokens that may follow `drafts`; None where the grammar refuses one of them, or ends with them."""
         return self._mask_behind(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
 
     def num_allowed(self, drafts: Sequence[int]) -> int:

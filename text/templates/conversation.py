@@ -35,7 +35,7 @@ class Fit:
     tools_as_text: bool = False
     # Contents are lists of parts instead of strings.
     lists: bool = False
-    # What is done to the turns: `developer` becomes `system`, calls and words stand apart, neighbours of one role are
+    # Changes of the turns: `developer` becomes `system`, calls and words stand apart, neighbours of one role are
     # joined, the system speaks once at the front, or never, a user's empty turn comes before the assistant's first.
     # Each level does what those before it do, too.
     level: Level = "developer"
@@ -49,7 +49,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is to render."""
+    """The input of a chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
@@ -237,7 +237,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """What the system says goes to the front of the next user's turn; with `keeps_first`, all but its first words."""
+    """Move the system's text to the front of the next user's turn; with `keeps_first`, all but its first words."""
     folded: list[Message] = []
     waiting: Message | None = None
     for message in messages:

@@ -23,7 +23,7 @@ from ...protocol.safety.system import limit_memory, limit_time
 from .. import child as child_process
 from .renderer import Rendered, RenderLimits, encoded
 
-_MOST_OF_AN_ERROR = 2000  # characters
+_MAX_OF_AN_ERROR = 2000  # characters
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:
-    """What becomes of each context; one failure of a template that is not valid. Raises MemoryError."""
+    """The outcome of each context; one failure of a template that is not valid. Raises MemoryError."""
     if failed := _outcome(lambda: program.compile(len(message))):
         return failed
     return [_outcome(lambda context=context: program.text(context)) or {} for context in json.loads(message)]
@@ -61,9 +61,9 @@ def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
     except MemoryError:
         raise
     except jinja2.TemplateError as error:
-        return asdict(Rendered(failure="refused", why=str(error)[:_MOST_OF_AN_ERROR]))
+        return asdict(Rendered(failure="refused", why=str(error)[:_MAX_OF_AN_ERROR]))
     except Exception as error:  # noqa: BLE001 - a program may raise what it likes
-        return asdict(Rendered(failure="failed", why=repr(error)[:_MOST_OF_AN_ERROR]))
+        return asdict(Rendered(failure="failed", why=repr(error)[:_MAX_OF_AN_ERROR]))
 
 
 class _Program:

@@ -22,13 +22,13 @@ from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
-_MOST_SOURCE = 2**18  # characters; the longest real ones have 30,000
+_MAX_SOURCE = 2**18  # characters; the longest real ones have 30,000
 _GRACE_SECONDS = 5.0  # for a child that closed its output to end, too
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one request may take of the child process."""
+    """The limits of one request to the child process."""
 
     cpu_seconds: float = 1.0  # for all its renderings, or for compiling; real templates take milliseconds
     wall_seconds: float = 30.0  # a machine may be busy; CPU time is what counts
@@ -38,7 +38,7 @@ class RenderLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What became of one context, or of the whole message. `failure`: why there is no text."""
+    """The outcome of one context, or of the whole message. `failure`: why there is no text."""
 
     text: str = ""
     failure: Literal["refused", "failed", "stopped"] | None = None
@@ -46,7 +46,7 @@ class Rendered:
 
     @property
     def error(self) -> InvalidRequestError:
-        """What to tell the client of a failure."""
+        """The error for the client."""
         how = {"refused": "refused the messages", "failed": "failed on these messages"}.get(self.failure or "")
         why = f"The model's chat template {how or 'was stopped'}: {self.why}"
         return InvalidRequestError(why, param="messages", code=None if how else LIMIT_CODE)
@@ -57,9 +57,9 @@ class Renderer:
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
         """Raises ModelLoadError for one that is longer than any template is."""
-        if len(source) > _MOST_SOURCE:
+        if len(source) > _MAX_SOURCE:
             raise ModelLoadError(
-                f"The model's chat template has {len(source):,} characters; at most {_MOST_SOURCE:,} are read. "
+                f"The model's chat template has {len(source):,} characters; at most {_MAX_SOURCE:,} are read. "
                 "Give another one with --chat-template."
             )
         self._limits = limits
@@ -83,7 +83,7 @@ class Renderer:
         return [attempt.text for attempt in attempts]
 
     def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[Rendered]:
-        """What becomes of each context, in one round trip.
+        """The outcome of each context, in one round trip.
 
         Raises InvalidRequestError where the template exceeds its limits for all of them together, and as `compile`
         does.

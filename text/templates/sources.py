@@ -34,7 +34,7 @@ class TemplateSources:
 
     @staticmethod
     def of(model: str, own: TemplateSources | None, given: str | None) -> TemplateSources:
-        """What the user gives (`chatml`, or the path of a Jinja file), else what the model has, else ChatML.
+        """The template that the user gives (`chatml`, or the path of a Jinja file), else the model's, else ChatML.
 
         Raises ConfigurationError for a file that cannot be read.
         """

@@ -27,7 +27,7 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """What a turn has beyond role, content and name: calls of tools, or the id of the call it answers.
+    """The parts of a turn beyond role, content and name: calls of tools, or the id of the call it answers.
 
     `raw_arguments`: they stay text, for templates that want them so.
     """

@@ -34,7 +34,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """What steps without prompts can be like: sequences, rows of one (a token and its drafts), blocks of one."""
+    """The size of a step without prompts: sequences, rows of one (a token and its drafts), blocks of one."""
 
     sequences: int
     queries: int
@@ -60,7 +60,7 @@ class Recorder(Protocol):
     """Keeps work on tensors, to be done again on whatever is in them then."""
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """What does again what `compute` does."""
+        """A callable that repeats what `compute` does."""
         ...
 
 

@@ -20,15 +20,14 @@ from .host_device_copy import HostCopy, to_device
 
 @dataclass(slots=True)  # one is made in every step, and frozen ones take longer
 class LaunchedStep:
-    """`sampled` (rows,) int64 for the rows of `batch`, which may not be computed yet.
-
-    `logits` (rows, vocab) float32: until the next launch; None of a step that was launched ahead. `rows`: how they are
-    sampled.
-    """
+    """A step whose results may not be computed yet."""
 
     batch: Sequence[ScheduledRequest]
+    # (rows,) int64: a token for each row of `batch`.
     sampled: Tensor
+    # How the rows are sampled.
     rows: Sequence[SamplingRow]
+    # (rows, vocab) float32, until the next launch; None of a step that was launched ahead.
     logits: Tensor | None
     _copy: HostCopy = field(init=False)
 

@@ -37,15 +37,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`.
-
-    `pool` takes in the hidden states of all of them.
-    """
+    """Consecutive tokens of one sequence."""
 
     token_ids: Sequence[int]
+    # The position of the first.
     start: int
     block_table: Sequence[int]
+    # Logits are wanted of so many of the last tokens.
     num_logits: int
+    # Takes in the hidden states of all tokens.
     pool: MeanPool | None = None
 
 

@@ -25,7 +25,7 @@ from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import FlatEdits, Sampling, Truncation
 from ....protocol.noise import WORD
-from ....protocol.sampling import LEAST_TEMPERATURE
+from ....protocol.sampling import MIN_TEMPERATURE
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
 from ..types.sampling_row import SamplingRow
@@ -33,7 +33,7 @@ from .host_device_copy import HostCopy, to_device
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """What `sample_on_device` says, which is waited for."""
+    """The result of `sample_on_device`, waited for."""
     return sample_on_device(logits, rows).tolist()
 
 
@@ -46,7 +46,7 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     if edits:  # of tokens that a mask forbids they change nothing: it may come after them
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
-    if not logits.is_cuda and all(row.params.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
+    if not logits.is_cuda and all(row.params.temperature < MIN_TEMPERATURE and row.mask is None for row in rows):
         return logits.argmax(dim=-1)
     return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device))
 

@@ -1,4 +1,4 @@
-"""What steps on a GPU will need is compiled and captured before the first request comes, and told of.
+"""Compile and capture what steps on a GPU need before the first request, and report it.
 
 Triton compiles a kernel when it is first launched, for seconds in which everybody would wait. What it compiled is kept
 on disk, so that the next start is short.
@@ -25,8 +25,8 @@ from .model_runner import Chunk, Runner
 from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
-_MOST_ROWS = 512  # to sample: with more, what is left are two sizes that compile in a moment
-_MOST_QUERIES = 128  # of a sequence: with more, attention is launched as with so many
+_MAX_ROWS = 512  # to sample: with more, what is left are two sizes that compile in a moment
+_MAX_QUERIES = 128  # of a sequence: with more, attention is launched as with so many
 _REPORTED = (0, 20)  # likeliest tokens beside the chosen one
 
 
@@ -51,13 +51,13 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
 
 def prompt_lengths(most: int) -> list[int]:
     """Tokens of a prompt for each way to launch attention: powers of two, as far as there are tiles of their own."""
-    return [1 << power for power in range(_MOST_QUERIES.bit_length()) if 1 << power <= most]
+    return [1 << power for power in range(_MAX_QUERIES.bit_length()) if 1 << power <= most]
 
 
 def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
     """Of up to `most` rows to sample, one number for each size of kernel that a row's programs are put together by."""
     found: dict[int, int] = {}
-    for rows in range(1, min(most, _MOST_ROWS) + 1):
+    for rows in range(1, min(most, _MAX_ROWS) + 1):
         found.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)
     return list(found.values())
 

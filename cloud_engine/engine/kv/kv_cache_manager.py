@@ -14,12 +14,11 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back a model looks that has a sliding window in every layer.
+    """How far back a model looks that has a sliding window in every layer."""
 
-    `num_tokens`: the widest window, the query's own token included. `max_chunk`: the most tokens that a step computes.
-    """
-
+    # The widest window, the query's own token included.
     num_tokens: int
+    # The most tokens that a step computes.
     max_chunk: int
 
 

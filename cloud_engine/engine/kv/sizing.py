@@ -21,13 +21,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`context_length`: tokens of prompt and answer together, which `num_blocks` hold at least once.
+    """The size of a KV cache."""
 
-    `window`: of all models that share the block tables; None if one of them looks back to the start.
-    """
-
+    # Tokens of prompt and answer together.
     context_length: int
+    # Enough for at least one full context.
     num_blocks: int
+    # The widest of all models that share the block tables; None if one of them looks back to the start.
     window: Window | None
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What becomes of sampled tokens: answers grow, branch off and end."""
+"""Processing of sampled tokens: answers grow, branch off and end."""

@@ -1,4 +1,4 @@
-"""What becomes of what a step sampled: answers grow by it, branch off, and end.
+"""Processing of a step's sampled tokens: answers grow by them, branch off, and end.
 
 No torch here: what takes logits is asked of `Samples`, so that all of this can be tested on integers.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """What a step brought: a token for each of its rows, and what else can be had of their logits."""
+    """The results of a step: a token for each of its rows, and data about their logits."""
 
     @property
     def tokens(self) -> list[int]: ...

@@ -37,7 +37,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> UpdraftError | None:
-        """What a request would be refused with now; None while they are served."""
+        """The error that refuses requests now; None while they are served."""
         return None if self._refusal is None else _again(self._refusal)
 
     async def start(self) -> None:

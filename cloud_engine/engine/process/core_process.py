@@ -30,7 +30,7 @@ HUNG_S = 10.0
 _POLL_MS = 100
 _STOP_S = 2.0
 _LAST_LINES = 3
-_MOST_OUTPUT = 500  # characters
+_MAX_OUTPUT = 500  # characters
 
 
 class CoreProcess:
@@ -73,7 +73,7 @@ class CoreProcess:
                 self._commands.send(data)
 
     def reports(self) -> Iterator[Report]:
-        """What the core reports, up to its end. The last is always a `Down`, whatever the core died of."""
+        """The core's reports, up to its end. The last is always a `Down`, whatever the core died of."""
         silent_s = 0.0
         while True:
             dead = self._process.poll() is not None
@@ -127,6 +127,6 @@ class CoreProcess:
         if code == -KILL:
             return "its process was killed by SIGKILL, as the system does when memory runs out"
         self._echo.join(_POLL_MS / 1000)  # its last lines may still be on their way
-        printed = " / ".join(filter(None, self._printed))[:_MOST_OUTPUT]
+        printed = " / ".join(filter(None, self._printed))[:_MAX_OUTPUT]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
         return f"its process {how}" + (f" and said: {printed}" if printed else "")

@@ -12,7 +12,7 @@ from ..types.request import GenerationRequest
 
 
 class Preparation(Future[GrammarState | None]):
-    """What comes of preparing one request: its grammar, or why there is none."""
+    """The result of preparing one request: its grammar, or why there is none."""
 
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Preparations:
         self._queue.put(preparation)
 
     def cancel(self, request_id: str) -> None:
-        """What has not begun never will; what has comes to nothing. One that is not here (any more) is no error."""
+        """Stop a preparation, begun or not. One that is not here (any more) is no error."""
         if preparation := self._open.pop(request_id, None):
             preparation.cancel()
 

@@ -1,4 +1,4 @@
-"""What the server of an engine and its core say to each other: typed structs, as msgpack where they cross a process.
+"""Messages between the server of an engine and its core: typed structs, as msgpack where they cross a process.
 
 Requests, outputs and counters are the engine's own dataclasses, encoded as they are: a new field needs nothing here.
 Nothing is ever unpickled.
@@ -67,7 +67,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
-    """What the steps since the last one brought, and the counters after them."""
+    """The outputs of the steps since the last report, and the counters after them."""
 
     outputs: list[StepOutputs]
     stats: EngineStats

@@ -1,4 +1,4 @@
-"""What the scheduler asks of speculation: whom to grant drafts with what is left of a step."""
+"""The interface between scheduler and speculation: whom to grant drafts with what is left of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may ask of an engine, told before it is queued."""
+"""The limits of a request to an engine, checked before it is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Those of a model (`vocab_size`, `eos_ids`) and of the server (`context_length`, `num_blocks`, `config`)."""
+    """The limits that a model and its server set for requests."""
 
     vocab_size: int
     context_length: int

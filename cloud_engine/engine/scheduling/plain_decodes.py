@@ -119,7 +119,7 @@ class PlainDecodes:
 
 
 class _Columns:
-    """What is needed of plain decodes in every step, one entry each, in the order of the running requests."""
+    """The columns of plain decodes that every step needs, one entry each, in the order of the running requests."""
 
     def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
         """`items`: in that order."""

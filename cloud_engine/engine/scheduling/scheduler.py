@@ -106,13 +106,13 @@ class Scheduler:
         self._admit_ahead()
         preemptions = self.counters.preemptions
         budget = self._config.token_budget - len(self.running)
-        for_prompts = self._step_budget.most_prompt_tokens(budget)
+        for_prompts = self._step_budget.max_prompt_tokens(budget)
         decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(others, left)
         self._prompt_tokens = for_prompts - left
         # Drafts use budget, time and blocks nobody else wants: they never delay or preempt a request.
-        for_drafts = self._step_budget.most_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
         for item in self._speculator.grant(decodes, others, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *others]
@@ -202,7 +202,7 @@ class Scheduler:
         if not lesser or self._has_room_without([]) or not self._has_room_without(lesser):
             return
         missing = sum(_missing(state) for state in self.running if state.order < head.order)
-        if missing >= self._step_budget.most_prompt_tokens(self._config.token_budget - len(self.running)):
+        if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._has_room_without([]):
             self._preempt_last()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..types.recent import Recent
 
-_LEAST_TOKENS = 64  # also while nothing is known; fewer would be slow where a step takes long whatever is in it
+_MIN_TOKENS = 64  # also while nothing is known; fewer would be slow where a step takes long whatever is in it
 
 
 class StepBudget:
@@ -18,19 +18,19 @@ class StepBudget:
 
     def __init__(self, limit_s: float | None, least: int = 1) -> None:
         self._limit_s = limit_s
-        self._least = max(least, _LEAST_TOKENS)
+        self._least = max(least, _MIN_TOKENS)
         self._prompt_s, self._draft_s = Recent(), Recent()  # per token
 
-    def most_prompt_tokens(self, budget: int) -> int:
+    def max_prompt_tokens(self, budget: int) -> int:
         """Of `budget` that there are."""
         return budget if self._limit_s is None else min(budget, self._fitting_prompts(self._limit_s))
 
-    def most_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
+    def max_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
         """Of `budget` that there are, in a step with as many tokens of prompts."""
         if self._limit_s is None:
             return budget
         left = 1 - prompt_tokens / self._fitting_prompts(self._limit_s)
-        return min(budget, int(left * max(_LEAST_TOKENS, _fitting(self._limit_s, self._draft_s))))
+        return min(budget, int(left * max(_MIN_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
         """A step of `step_s`, most of it prompts or drafts: what it took for everything else counts as theirs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 _FIRST = 3.0  # before anything is earned
 _SHARE = 0.01  # earned with every step
-_MOST = 64.0  # that is kept for later
+_MAX_CREDIT = 64.0  # that is kept for later
 _OVERDRAFT = 3.0  # from here on there are no drafts, until it is made up for
 
 
@@ -30,7 +30,7 @@ class DraftCredit:
     def settle(self, sequences: int, loss: float = 0.0) -> None:
         """A step has passed, which drafts have made so much longer, for each token that came out of it."""
         size = sequences.bit_length()
-        credit = self._credit[size] = min(self.of(sequences) + _SHARE - loss, _MOST)
+        credit = self._credit[size] = min(self.of(sequences) + _SHARE - loss, _MAX_CREDIT)
         if credit < -_OVERDRAFT:
             self._overdrawn.add(size)
         elif credit >= 0:

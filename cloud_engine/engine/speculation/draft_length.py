@@ -17,13 +17,13 @@ from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
-_MOST_CHARGED = 2.0  # for a token in verification, in steps without drafts
+_MAX_CHARGED = 2.0  # for a token in verification, in steps without drafts
 _UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
 _TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
 _REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
 _LEARNED_OF_REST = 2  # its last steps, and the one behind it
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
-_LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
+_MIN_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,15 @@ class DraftCandidate:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """`tokens` expected from a step of `seconds`, which need `upfront_s` once, before the first such step."""
+    """A way to do the next step."""
 
+    # Drafts of each candidate.
     lengths: list[int]
+    # Expected from the step.
     tokens: float
+    # Expected for the step.
     seconds: float
+    # Needed once, before the first such step.
     upfront_s: float = 0.0
 
     @property
@@ -117,7 +121,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
-        """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
+        """The charge is capped: a step that takes longer than it ever should was held up by something else."""
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
@@ -128,10 +132,10 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             if target_s is None or step.prefill_tokens > 0:  # what prompts took of it is a guess
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
-                verify_s = min(target_s - plain_s, _MOST_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
+                verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
-            lost_s += min(target_s - plain_s, _MOST_CHARGED * plain_s)  # it finds the caches full of what drafts need
+            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # it finds the caches full of what drafts need
         return lost_s
 
     def pass_by(self, sequences: int, step_s: float) -> None:
@@ -164,7 +168,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._trial_left = 0
         drafts = self._best_drafts(candidates, sequences, plain)
         is_known = self._costs.longest(sequences) > 0
-        pays = is_known and drafts is not None and drafts.rate > _LEAST_GAIN * plain.rate
+        pays = is_known and drafts is not None and drafts.rate > _MIN_GAIN * plain.rate
         pays = pays and not self._credit.is_overdrawn(sequences)
         if drafts is not None and pays:
             best, other = drafts, plain
@@ -256,7 +260,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """What that may take at most."""
+        """The plan with drafts of at most `length`, at its highest cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

@@ -1,4 +1,4 @@
-"""What every drafter can do: guess the next tokens of a request, for the target to verify in one pass.
+"""The interface of drafters: guess the next tokens of a request, for the target to verify in one pass.
 
 Whatever a drafter says, the answer stays the same (see `sampler`): a bad one only costs time. So drafters may be added
 freely, and `speculation` finds out by measuring which of them pay.
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """What a draft model did in a step: `passes` for `drafting` sequences, in the first of which, of `first_pass_s`, it
-    also computed `lag` tokens that the target had computed and it had not."""
+    """The work of a draft model in a step."""
 
+    # Tokens that the target had computed and it had not; the first pass computed them, too.
     lag: int = 0
     first_pass_s: float = 0.0
     drafting: int = 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DrafterRecord:
-    """What one drafter proposed, what of it the target accepted, and how likely that is by now."""
+    """One drafter's counts of proposed and accepted tokens, and its acceptance rate by now."""
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0

@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps themselves.
+"""The costs of a step, learned from the steps themselves.
 
 No torch here, and no clock: whoever measures reports, so the same steps always give the same estimates.
 """
@@ -71,7 +71,7 @@ class StepCosts:
         return once[(len(once) - 1) // 2] if len(once) > 1 else None
 
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
-        """What verifying `draft_tokens` adds to a step of `plain_s`.
+        """The time that verifying `draft_tokens` adds to a step of `plain_s`.
 
         Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
         similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
@@ -94,7 +94,7 @@ class StepCosts:
         return share * plain_s
 
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
-        """What one more draft token adds, the `length`-th of a sequence, where others are verified anyway.
+        """The time that one more draft token adds, the `length`-th of a sequence, where others are verified anyway.
 
         As much as with every further token on average, but no more than it takes to go so far at all: that long drafts
         were slow when they were tried says nothing against short ones.
@@ -144,11 +144,11 @@ class StepCosts:
 
     @property
     def prompt_token_s(self) -> float | None:
-        """What a token of a prompt adds to a step; None where it is not known."""
+        """The time that a prompt token adds to a step; None where it is not known."""
         return self._prefill.median if self._prefill.is_reliable else None
 
     def catch_up_s(self, lag: int) -> float:
-        """What the draft model needs for `lag` tokens that the target has computed and it has not."""
+        """The draft model's time for `lag` tokens that the target has computed and it has not."""
         return self._catch_up.median * lag
 
     def observe(self, step: StepReport) -> float | None:

@@ -1,4 +1,4 @@
-"""What comes out of the engine: tokens with their log-probabilities, and what a request cost."""
+"""The outputs of the engine: tokens with their log-probabilities, and the statistics of a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PromptLogprob(TokenLogprob):
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a finished request cost."""
+    """The statistics of a finished request."""
 
     prompt_tokens: int
     # Of the prompt, found in the prefix cache.

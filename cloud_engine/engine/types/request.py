@@ -1,4 +1,4 @@
-"""What is asked of the engine: tokens in, and how to go on from them."""
+"""The requests to the engine: tokens in, and how to go on from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GenerationRequest:
     cache_salt: str = ""
     # Beam search instead of sampling. It takes no drafts, and its answers come out together at its end.
     beam: BeamParams | None = None
-    # What every answer must look like.
+    # The constraint on every answer.
     constraint: Constraint | None = None
     # Generate nothing: the prompt's embedding is wanted.
     embed: bool = False

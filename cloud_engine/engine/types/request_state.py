@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DraftRecord:
-    """What drafting for one answer has come to."""
+    """The record of drafting for one answer."""
 
     # Tokens.
     proposed: int = 0

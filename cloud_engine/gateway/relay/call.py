@@ -14,7 +14,7 @@ from ....protocol.decoding import refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
-from ....protocol.safety.names import MOST_NAME
+from ....protocol.safety.names import MAX_NAME
 from ..balancing.nodes import Node
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
@@ -28,7 +28,7 @@ _RELAYED_HEADERS = frozenset(
 class _Peek(msgspec.Struct):
     """What the gateway must know of a request; everything else is the node's business."""
 
-    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
+    model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     stream: bool | None = False
     stream_options: UsageOptions | None = None
 

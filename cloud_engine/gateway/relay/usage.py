@@ -12,10 +12,10 @@ import msgspec
 
 from ....protocol.errors import UpstreamError
 from ....protocol.http.foreign import error_in, json_of
-from ....protocol.responses import MOST_TOKENS
+from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')

@@ -1,4 +1,4 @@
-"""What a page of `families/` says about a model family: how its configuration reads and how its tensors are called."""
+"""The description of a model family: how its configuration reads and how its tensors are called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLIT = {
 }
 
 
-_MOST_HEAD_DIM = 2**16  # frequencies are worked out before the shapes of weights are known
+_MAX_HEAD_DIM = 2**16  # frequencies are worked out before the shapes of weights are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, co
     if "original_max_position_embeddings" in fields.values:  # Phi-3 keeps it beside the rope parameters
         merged["original_max_position_embeddings"] = fields.integer("original_max_position_embeddings")
     rotary_dim = int(head_dim * Fields(merged, fields.where).number("partial_rotary_factor", 1.0))
-    if not 0 < rotary_dim <= head_dim <= _MOST_HEAD_DIM:
+    if not 0 < rotary_dim <= head_dim <= _MAX_HEAD_DIM:
         raise ModelLoadError(f"{fields.where}: {rotary_dim} of {head_dim} dimensions of a head cannot be rotated.")
     try:
         return RotaryConfig.from_parameters(merged, rotary_dim=rotary_dim, context_length=context_length)

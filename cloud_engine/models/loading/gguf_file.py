@@ -161,7 +161,7 @@ class GgufFile:
         return {key: value for key, value in parameters.items() if value is not None}
 
     def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What llama.cpp knows of Gemma 3 without being told: attention is scaled by the head size but in the 27B."""
+        """llama.cpp's built-in knowledge of Gemma 3: attention is scaled by the head size but in the 27B."""
         sizes = Fields(config, self.where)
         is_27b = config["num_hidden_layers"] == 62
         return {

@@ -54,7 +54,7 @@ def find_model(name: str) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """What a model is called in answers: its folder's name, or owner/repo where the hub's cache holds it."""
+    """The name of a model in answers: its folder's name, or owner/repo where the hub's cache holds it."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TokenSource(Protocol):
-    """What a node needs of an engine: the part of `EngineClient` that it calls."""
+    """The interface that a node needs of an engine: the part of `EngineClient` that it calls."""
 
     @property
     def failure(self) -> UpdraftError | None: ...
@@ -45,7 +45,7 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """What one engine step added to one of the answers, the `index`-th, to the `prompt`-th of the request's prompts."""
+    """The addition of one engine step to the `index`-th answer to the `prompt`-th of the request's prompts."""
 
     text: str = ""
     # Of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.

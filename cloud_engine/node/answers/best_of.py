@@ -36,7 +36,7 @@ class BestOf:
         for number, group in groupby(answers, key=lambda answer: answer.index // self.best_of):
             ranked = sorted(group, key=_logprob_per_token, reverse=True)[: self.n]
             chosen += [replace(answer, index=number * self.n + rank) for rank, answer in enumerate(ranked)]
-        # What is said of a prompt comes with the first of its answers, chosen or not.
+        # The report on a prompt comes with the first of its answers, chosen or not.
         for answer in answers:
             if answer.prompt_scores:
                 chosen[answer.index // self.best_of * self.n].prompt_scores = answer.prompt_scores

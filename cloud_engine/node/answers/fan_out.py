@@ -18,7 +18,7 @@ PAUSE_S = 0.05
 
 
 async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[tuple[int, T]]:
-    """What the streams that `starts` begin yield, as it comes, each with the number of its stream.
+    """The items of all streams that `starts` begin, as they come, each with the number of its stream.
 
     The first failure ends them all, except that the first streams to be taken up decide for all: those that find the
     queue full later are begun again until they find a place.

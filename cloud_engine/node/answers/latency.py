@@ -1,4 +1,4 @@
-"""What users see of answers: how long they take to begin, go on and end, and what ends them."""
+"""Latencies as users see them: how long answers take to begin, go on and end, and what ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer says about its own prompt: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
+"""Reports on the prompt of an answer: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ class ReportedPrompt:
 
 @dataclass(slots=True)
 class PromptReport:
-    """The answers of `answers`, with what they are to say about their `prompts`; there are `n` answers to each.
-
-    `logprobs`: how many alternatives `prompt_logprobs` is to show; None if it is not asked for.
-    """
+    """Answers together with reports on their prompts."""
 
     answers: AnswerFormat
     tokenizer: Tokenizer
     prompts: list[ReportedPrompt]
+    # Answers to each prompt.
     n: int
+    # Alternatives that `prompt_logprobs` shows; None if it is not asked for.
     logprobs: int | None
     _scores: dict[int, list[PromptLogprob]] = field(default_factory=dict[int, "list[PromptLogprob]"])
     _begun: set[int] = field(default_factory=set[int])

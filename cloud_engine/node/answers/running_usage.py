@@ -1,4 +1,4 @@
-"""What a request has cost so far, for who pays for answers that break off: on each chunk of a stream, or when asked."""
+"""The usage of a request so far, for who pays for answers that break off: on each chunk of a stream, or when asked."""
 
 from __future__ import annotations
 

@@ -48,14 +48,16 @@ from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """`context_length`: tokens of prompt and answer together. `tool_parser`: how the model writes tool calls, a
-    `ToolFormat`'s name; "auto" asks the chat template. `sampling`: the model's own."""
+    """An engine as a node serves it."""
 
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
+    # Tokens of prompt and answer together.
     context_length: int
+    # The name of a `ToolFormat`; "auto" asks the chat template.
     tool_parser: str = "auto"
+    # The model's own defaults.
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
@@ -226,7 +228,7 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
 
 @contextmanager
 def _naming_the_prompt(field: str) -> Generator[None]:
-    """What the engine says about the prompt is said about the field that clients have it in."""
+    """Name the client's field in the engine's errors about the prompt."""
     try:
         yield
     except InvalidRequestError as error:

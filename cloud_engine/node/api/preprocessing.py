@@ -26,16 +26,17 @@ from ..answers.running_usage import RunningUsage, TokenCounter
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request: what to generate, for each of its prompts, and how to show it.
+    """A checked request."""
 
-    `prompt_field`: what clients call the prompt. `tools`: those that the answers may call.
-    """
-
+    # One for each prompt.
     generations: list[GenerationRequest]
+    # How the answers are shown.
     format: AnswerFormat
     stream: bool
     include_usage: bool
+    # The name of the prompt for clients.
     prompt_field: str
+    # Those that the answers may call.
     tools: OfferedTools | None = None
 
 
@@ -121,7 +122,7 @@ class JobMaker:
     def _shape(
         self, request: ChatRequest | CompletionRequest
     ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
-        """What every format begins with."""
+        """The arguments that all formats share."""
         params = request.sampling().resolved(self._sampling)
         sampling = UNSET if request.use_beam_search else params.stated
         logprobs = params.logprobs is not None

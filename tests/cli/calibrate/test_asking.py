@@ -33,18 +33,18 @@ def configured(cloud: FakeCloud, tmp_path: Path, **settings: object) -> RouterCo
     return RouterConfig(local="pocket", cloud_url=cloud.url, cloud_model="pocket-large", ledger=ledger, **settings)  # type: ignore[arg-type]
 
 
-def ask(config: RouterConfig, kept: KeptAnswers, said: Sequence[Prompt], budget: float | None = None) -> LiveRows:
+def ask(config: RouterConfig, kept: KeptAnswers, texts: Sequence[Prompt], budget: float | None = None) -> LiveRows:
     async def run() -> LiveRows:
         spending = Spending(config.prices, budget, ["pocket-large"], spent=kept.spent, on_spent=kept.spend)
         async with cloud_model(config, spending) as model:
-            return await BothTiers(engine, model, PairGrader(), kept).rows(said, concurrency=1)
+            return await BothTiers(engine, model, PairGrader(), kept).rows(texts, concurrency=1)
 
     with open_local(config) as engine:
         return asyncio.run(run())
 
 
-def prompts(*said: str) -> list[Prompt]:
-    return [Prompt(f"p{number}", "file", text) for number, text in enumerate(said)]
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(f"p{number}", "file", text) for number, text in enumerate(texts)]
 
 
 def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_wrong_key_ends_it_at_once(cloud: FakeCloud, tmp_path: Path) -> None:
 
 
 def test_a_conversation_is_asked_whole(cloud: FakeCloud, tmp_path: Path) -> None:
-    said = (
+    texts = (
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "4"},
         {"role": "user", "content": "And 3 more?"},
     )
-    talk = Prompt("t", "file", "And 3 more?", None, said)
+    talk = Prompt("t", "file", "And 3 more?", None, texts)
     live = ask(configured(cloud, tmp_path), KeptAnswers(tmp_path / "kept.jsonl"), [talk])
-    assert [body["messages"] for body in cloud.requests] == [list(said)]
+    assert [body["messages"] for body in cloud.requests] == [list(texts)]
     assert [(row.prompt, row.messages) for row in live.rows] == [("And 3 more?", tuple(talk.messages))]
 
 

@@ -43,8 +43,8 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     graded = [question.grade(row.answer or "") for question, row in zip(QUESTIONS[1:], rows, strict=True)]
     agreed = sum(right == (row.weak == 1) for right, row in zip(graded, rows, strict=True))
     assert agreed >= 0.9 * len(rows), "agreement with the right answer is nearly being right"
-    asked = updraft("ask", QUESTIONS[1].prompt, "--json", *pair)
-    assert json.loads(asked.stdout)["updraft"]["reason"].startswith("P(gain)"), asked.stdout
+    done = updraft("ask", QUESTIONS[1].prompt, "--json", *pair)
+    assert json.loads(done.stdout)["updraft"]["reason"].startswith("P(gain)"), done.stdout
 
 
 def test_a_graded_file(updraft, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def server() -> Iterator[tuple[Server, str]]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, told = state.reply(body, self.headers.get("authorization"))
-            data = json.dumps(told).encode()
+            status, reply = state.reply(body, self.headers.get("authorization"))
+            data = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
@@ -138,11 +138,11 @@ def test_killed_and_resumed(
     before = len(kept_in(tmp_path))
     assert 20 <= before < N
     state.delay_s = 0.0
-    asked = len(state.cloud)
+    sent = len(state.cloud)
     done = updraft(*call(url, tmp_path, "--json", "out.json"), env=PRICES)
     assert done.returncode == 0, done.stderr
     assert f"{before} of {N} prompts were answered before, and are not asked again." in " ".join(done.stderr.split())
-    assert len(state.cloud) - asked == N - before
+    assert len(state.cloud) - sent == N - before
     assert not kept_in(tmp_path), "the policy is made: nothing is kept"
     figures = json.loads((tmp_path / "out.json").read_text())["metrics"]
     assert figures["rows"] == N
@@ -152,10 +152,10 @@ def test_killed_and_resumed(
     assert 0 < figures["gain_rate"] < 1, "a tie is as good as a win"
     policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--big")
     assert "by the judge judge, both orders of each pair" in policy.card.grading
-    said = " ".join(done.stdout.split())
-    assert "The judge judge compared" in said
-    assert "Without the judge shared words would grade: they say the same on" in said
-    assert re.search(r"cost \$0\.\d{4}", said)
+    printed = " ".join(done.stdout.split())
+    assert "The judge judge compared" in printed
+    assert "Without the judge shared words would grade: they say the same on" in printed
+    assert re.search(r"cost \$0\.\d{4}", printed)
 
 
 def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str], tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str
     down = updraft(*call(url, tmp_path), env=PRICES)
     assert down.returncode == 2
     assert "A policy needs at least 100 graded prompts" in down.stderr
-    asked = len(state.cloud)
-    assert len(kept_in(tmp_path)) == N == asked, "both answers are there: only the verdicts are missing"
+    sent = len(state.cloud)
+    assert len(kept_in(tmp_path)) == N == sent, "both answers are there: only the verdicts are missing"
     state.broken = False
     again = updraft(*call(url, tmp_path), env=PRICES)
     assert again.returncode == 0, again.stderr
-    assert len(state.cloud) == asked
+    assert len(state.cloud) == sent
 
 
 def test_a_budget_for_cloud_and_judge(updraft: Any, server: tuple[Server, str], tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_a_budget_for_cloud_and_judge(updraft: Any, server: tuple[Server, str], 
     state, url = server
     done = updraft(*call(url, tmp_path, "--budget", "0.1"), env=PRICES)
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert "the budget of $0.1" in said
-    assert "Raise --budget, and the same command goes on" in said
+    printed = " ".join(done.stderr.split())
+    assert "the budget of $0.1" in printed
+    assert "Raise --budget, and the same command goes on" in printed
     assert (len(state.cloud) + state.judged) * 0.0003 <= 0.1
     assert 0 < len(kept_in(tmp_path)) < N
     unpriced = updraft(*call(url, tmp_path, "--budget", "1"), env={"JUDGE_KEY": "of-the-judge"})

@@ -40,14 +40,14 @@ def ledger(tmp_path: Path) -> Path:
 
 def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
     for call in (["why", "chatcmpl-1"], ["why"]):
-        said = CliRunner().invoke(app, [*call, "--ledger", str(ledger)], env={"COLUMNS": "200"}).output
-        assert "by the cloud" in said
-        assert "not good [enough]" in said
-        assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.500]" in said
-        assert ": going well" not in said, "of a gate that looks again and again, the last word"
-        assert "device 250 ms, cloud 500 ms" in said
-        assert "2 of 6 tokens kept" in said
-        assert "$0.000012" in said
+        printed = CliRunner().invoke(app, [*call, "--ledger", str(ledger)], env={"COLUMNS": "200"}).output
+        assert "by the cloud" in printed
+        assert "not good [enough]" in printed
+        assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.500]" in printed
+        assert ": going well" not in printed, "of a gate that looks again and again, the last word"
+        assert "device 250 ms, cloud 500 ms" in printed
+        assert "2 of 6 tokens kept" in printed
+        assert "$0.000012" in printed
     row = json.loads(CliRunner().invoke(app, ["why", "--json", "--ledger", str(ledger)]).output)
     assert [each["gate"] for each in row["decisions"]] == [0, 2, 3]
 
@@ -61,10 +61,10 @@ def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
     row = next(iter(written.rows()))
     written.close()
     assert (len(row.model), len(row.reason), len(row.decisions) < 1000) == (100, 500, True)
-    said = CliRunner().invoke(app, ["why", "--ledger", str(path)], env={"COLUMNS": "2000"}).output
-    assert "\ufffd[2J\ufffd]0;mine\ufffdevil\ufffdmmm" in said
-    assert "unknown \ufffd2J`\ufffdanswered  by the device" in said
-    assert all(character.isprintable() for character in said.replace("\n", ""))
+    printed = CliRunner().invoke(app, ["why", "--ledger", str(path)], env={"COLUMNS": "2000"}).output
+    assert "\ufffd[2J\ufffd]0;mine\ufffdevil\ufffdmmm" in printed
+    assert "unknown \ufffd2J`\ufffdanswered  by the device" in printed
+    assert all(character.isprintable() for character in printed.replace("\n", ""))
 
 
 def test_what_is_not_there(ledger: Path, tmp_path: Path) -> None:

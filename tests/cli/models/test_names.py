@@ -43,15 +43,15 @@ def test_a_hubs_model_is_pulled_once(hub: Hub, monkeypatch, capsys) -> None:
     path = resolve("hf:owner/repo:Q8_0")
     assert Path(path) == Library().path("m-Q8_0")
     assert Path(path).read_bytes() == tiny_gguf()
-    said = capsys.readouterr().err
-    assert all(word in said for word in ("apache-2.0", "0.2 MB", "sha256", "free"))
+    printed = capsys.readouterr().err
+    assert all(word in printed for word in ("apache-2.0", "0.2 MB", "sha256", "free"))
     monkeypatch.setenv("UPDRAFT_OFFLINE", "1")
-    asked = len(hub.seen)
+    requests = len(hub.received)
     for name in ("hf:owner/repo:Q8_0", "hf:owner/repo/m-Q8_0.gguf", "hf:owner/repo:m-Q8_0.gguf", "hf:owner/repo"):
         assert resolve(name) == path
     with pytest.raises(OfflineError):
         resolve("hf:owner/repo:Q4_0")
-    assert len(hub.seen) == asked
+    assert len(hub.received) == requests
 
 
 def test_no_network(updraft) -> None:

@@ -82,7 +82,7 @@ def test_a_pulled_model_answers(updraft) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "said"),
+    ("arguments", "env", "printed"),
     [
         (["pull", "hf:owner/repo"], {}, "m-Q4_0.gguf"),
         (["pull", "hf:owner/repo:Q2_K"], {}, "holds no Q2_K"),
@@ -96,10 +96,10 @@ def test_a_pulled_model_answers(updraft) -> None:
         (["ask", "hi", "--local", "absent"], {}, "There is no local model 'absent'"),
     ],
 )
-def test_refusals(hub: Hub, updraft, arguments: list[str], env: dict[str, str], said: str) -> None:
+def test_refusals(hub: Hub, updraft, arguments: list[str], env: dict[str, str], printed: str) -> None:
     done = updraft(*arguments, env=env)
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert printed in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -111,7 +111,7 @@ def test_the_token_is_shown_to_nobody(hub: Hub, updraft) -> None:
         done = updraft("pull", NAME, env={"HF_TOKEN": "hf_verysecret", "UPDRAFT_DEBUG": "1", "HF_DEBUG": "1"})
     assert done.returncode == 0, done.stderr
     assert hub.bodies[0].headers["authorization"] == "Bearer hf_verysecret"
-    assert "authorization" not in storage.seen[0].headers
+    assert "authorization" not in storage.received[0].headers
     assert "hf_verysecret" not in done.stdout + done.stderr
 
 
@@ -125,10 +125,10 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, printed = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "The same command goes on" in said
-    assert "Traceback" not in said
+    assert "The same command goes on" in printed
+    assert "Traceback" not in printed
     (entry,) = json.loads(updraft("models", "--json").stdout)
     assert (entry["state"], entry["size"]) == ("partial", part.stat().st_size)
     hub.pause_s = 0.0
@@ -143,15 +143,15 @@ def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "updraft", "pull", "pypi:a-model"]
         settings = {**environment, **index.settings}
         process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-        while not any(path.startswith("/files/") for path in index.seen):
+        while not any(path.startswith("/files/") for path in index.received):
             assert process.poll() is None
             time.sleep(0.01)
         (pip,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, printed = process.communicate(timeout=20)
         index.ending.set()
     assert process.returncode == 130
-    assert "The same command begins again" in said
+    assert "The same command begins again" in printed
     assert not pip.is_running()
     assert not list((tmp_path / "home" / "models").rglob("*.wheel"))
 

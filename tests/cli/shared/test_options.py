@@ -12,8 +12,8 @@ from updraft.router.config import RouterConfig
 def test_without_torch_the_local_model_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
-    said: list[str] = []
-    with with_cloud(RouterConfig(local="pocket"), said.append) as running:
+    lines: list[str] = []
+    with with_cloud(RouterConfig(local="pocket"), lines.append) as running:
         assert running.cloud_url is None
-    assert len(said) == 1
-    assert "pip install '.[cloud]'" in said[0]
+    assert len(lines) == 1
+    assert "pip install '.[cloud]'" in lines[0]

@@ -68,13 +68,13 @@ def test_a_child_that_dies_at_once_says_why(folder: Path, children: list[Child])
 
 def test_a_long_start_is_told_of(folder: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.cli.shared.processes.QUIET_S", 0.2)
-    told: list[str] = []
+    lines: list[str] = []
     child = start(children, folder, "--silent")
     child.log.write_text("loading weights\n")
     with pytest.raises(ChildError):
-        child.wait_ready(1, told.append)
-    assert told
-    assert all(re.fullmatch(r"standin has been starting for \d s: loading weights", line) for line in told)
+        child.wait_ready(1, lines.append)
+    assert lines
+    assert all(re.fullmatch(r"standin has been starting for \d s: loading weights", line) for line in lines)
 
 
 def test_a_child_that_is_never_ready_is_given_up(folder: Path, children: list[Child]) -> None:

@@ -52,9 +52,9 @@ def test_a_step_is_taken_away_on_a_terminal() -> None:
 
 
 def test_a_first_use_is_told_and_nothing_after_it() -> None:
-    told: list[str] = []
+    lines: list[str] = []
     log = logging.getLogger("updraft.local.first_use")
-    with first_uses_reported(told.append):
+    with first_uses_reported(lines.append):
         log.info("Trying %s", "a model")
     log.info("Trying another")
-    assert told == ["Trying a model"]
+    assert lines == ["Trying a model"]

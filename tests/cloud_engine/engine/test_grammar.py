@@ -124,13 +124,13 @@ def test_drafts_and_predictions_change_nothing(engine_of: Any, tokenizer: Tokeni
     ]
 
     def answers(engine: Engine, drafts: Sequence[Sequence[int]]) -> list[Any]:
-        asked = [
+        pending = [
             request(
                 f"r{i}", constraints[i % 4], seed=i, draft=drafts[i % len(drafts)], temperature=[1.0, 0.0][i // 4 % 2]
             )
             for i in range(16)
         ]
-        return [(result.token_ids, result.finish_reason) for result in run(engine, asked)]
+        return [(result.token_ids, result.finish_reason) for result in run(engine, pending)]
 
     plain = answers(engine_of(), [[]])
     assert answers(engine_of(drafts=True), [[]]) == plain
@@ -200,14 +200,14 @@ def test_penalties_and_truncation_choose_among_what_is_allowed(engine_of: Any, t
     letters = tuple((tokenizer.encode(letter)[0], -100.0) for letter in "ab")
     options = [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9}, {"typical_p": 1e-6}, {"logit_bias": letters}]
     options += [{"frequency_penalty": 2.0, "repetition_penalty": 2.0}]
-    asked = [request(f"r{i}", regex("[ab]{5}"), **option) for i, option in enumerate(options)]
-    assert all(len(text) == 5 and set(text) <= {"a", "b"} for text in texts(run(engine_of(), asked), tokenizer))
+    pending = [request(f"r{i}", regex("[ab]{5}"), **option) for i, option in enumerate(options)]
+    assert all(len(text) == 5 and set(text) <= {"a", "b"} for text in texts(run(engine_of(), pending), tokenizer))
 
 
 def outputs(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[TokenOutput]]:
-    found: dict[str, list[TokenOutput]] = {asked.request_id: [] for asked in requests}
-    for asked in requests:
-        engine.add_request(asked)
+    found: dict[str, list[TokenOutput]] = {pending.request_id: [] for pending in requests}
+    for pending in requests:
+        engine.add_request(pending)
     while engine.has_work:
         for output in engine.step():
             found[output.request_id].append(output)
@@ -218,14 +218,14 @@ def outputs(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, 
 def test_a_dead_end_is_an_error_of_its_request_alone(engine_of: Any, tokenizer: Tokenizer, drafts: bool) -> None:
     """Every way on is forbidden by another option; and a grammar that becomes too dear on the way."""
     only = tuple(tokenizer.encode("a"))
-    asked = [
+    pending = [
         request("dead", regex("a{9}"), stop_token_ids=only, min_tokens=5),
         request("dear", regex("[b-d]{9}(?:a?){5000}a{5000}")),
         request("good", regex("[a-c]{30}")),
         request("free", None),
     ]
     engine = engine_of(drafts=drafts)
-    found = outputs(engine, asked)
+    found = outputs(engine, pending)
     last = found["dead"][-1]
     assert (last.finish_reason, last.token_ids) == ("error", [])
     assert "leave no token" in (last.error or "")

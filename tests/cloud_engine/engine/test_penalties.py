@@ -18,7 +18,7 @@ def test_edits_are_those_of_the_tokens_before(
     make_engine: Any, make_prompts: Any, ask: Any, run: Any, draft: Any, monkeypatch: Any, config: Any, temperature: Any
 ) -> None:
     """With drafts of a model, by repetition and of predictions, forks, and (where it is tight) preemptions."""
-    seen: list[tuple[int, int]] = []
+    edited: list[tuple[int, int]] = []
     plain = Engine._sampling_row
 
     def checked(self: Engine, item: Any, index: int) -> Any:
@@ -28,7 +28,7 @@ def test_edits_are_those_of_the_tokens_before(
         assert row.edits is not None and wanted is not None
         logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)
         np.testing.assert_array_equal(row.edits.applied(logits), wanted.applied(logits))
-        seen.append((state.index, index))
+        edited.append((state.index, index))
         return row
 
     monkeypatch.setattr(Engine, "_sampling_row", checked)
@@ -37,6 +37,6 @@ def test_edits_are_those_of_the_tokens_before(
     drafts = [[*prompt, *prompt][:20] for prompt in prompts]
     requests = ask(prompts, drafts=drafts, n=2, temperature=temperature, seed=4, ignore_eos=False, **PENALTIES)
     assert all(result.finish_reason for result in run(engine, requests))
-    assert {index for index, _ in seen} == {0, 1}
-    assert max(behind for _, behind in seen) > 1
+    assert {index for index, _ in edited} == {0, 1}
+    assert max(behind for _, behind in edited) > 1
     assert bool(engine.stats().preemptions) == bool(config)

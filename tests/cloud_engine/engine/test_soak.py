@@ -28,7 +28,7 @@ class Load:
         self.random = random.Random(seed)
         self.prefixes = [[self.random.randrange(VOCABULARY) for _ in range(64)] for _ in range(6)]
         self.open: dict[str, tuple[int, int]] = {}  # id -> (answers to come, step it was asked in)
-        self.steps = self.asked = self.finished = self.aborted = self.refused = 0
+        self.steps = self.requested = self.finished = self.aborted = self.refused = 0
 
     def step(self) -> None:
         self.steps += 1
@@ -47,8 +47,8 @@ class Load:
         assert all(self.steps - since < MOST_STEPS for _, since in self.open.values()), "a request is stuck"
 
     def ask(self) -> None:
-        self.asked += 1
-        request = self.request(f"r{self.asked}")
+        self.requested += 1
+        request = self.request(f"r{self.requested}")
         try:
             self.engine.add_request(request)
             self.open[request.request_id] = request.n, self.steps
@@ -128,6 +128,6 @@ def test_a_short_soak(make_soaked: Callable[[], Engine]) -> None:
 def test_half_an_hour_of_random_load(make_soaked: Callable[[], Engine]) -> None:
     load = soak(make_soaked(), 1800.0, seed=1)
     print(
-        f"{load.steps:,} steps, {load.asked:,} asked, {load.finished:,} finished, {load.aborted:,} aborted, "
+        f"{load.steps:,} steps, {load.requested:,} asked, {load.finished:,} finished, {load.aborted:,} aborted, "
         f"{load.refused:,} refused; {load.engine.stats()}"
     )

@@ -144,7 +144,7 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     vocabulary = runner.model.config.vocab_size
     row, span = rows_of([0])[0], QuerySpan(0, 2, [0])
     typical = SamplingRow(1, 1, ResolvedParams(typical_p=0.5))
-    asked: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
+    cases: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
         ([vocabulary], [span], [row], "tokens below"),
         ([-1], [span], [row], "tokens below"),
         ([1, 2], [span], [row], "1 tokens"),
@@ -154,7 +154,7 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ([1], [QuerySpan(0, 0, [0])], [row], "must not become longer"),
         ([], [], [], "must not become longer"),
     ]
-    for first, spans, rows, problem in asked:
+    for first, spans, rows, problem in cases:
         with pytest.raises(ConfigurationError, match=problem):
             runner.extend(first, spans, rows)
 

@@ -49,8 +49,8 @@ def test_embeddings_match_transformers(client: openai.OpenAI, url: str, referenc
     with torch.inference_mode():
         hidden = [reference.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0] for tokens in ids]
     expected = torch.stack([torch.nn.functional.normalize(rows.mean(0), dim=0) for rows in hidden])
-    asked: list[Any] = [{"input": texts}, {"input": ids}, {"input": texts, "encoding_format": None}]
-    for request in asked:
+    bodies: list[Any] = [{"input": texts}, {"input": ids}, {"input": texts, "encoding_format": None}]
+    for request in bodies:
         found = client.embeddings.create(model="tiny", **request)
         assert [item.index for item in found.data] == [0, 1, 2]
         torch.testing.assert_close(torch.tensor([item.embedding for item in found.data]), expected, atol=1e-4, rtol=0)

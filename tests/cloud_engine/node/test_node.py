@@ -225,10 +225,10 @@ def test_tokens_of_prompts_and_chats_and_back(fake_node: Any) -> None:
     chat = post(fake_node, "/tokenize", model="echo", messages=say("hi")).json()
     shown = post(fake_node, "/detokenize", tokens=chat["tokens"]).json()["prompt"]
     assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    asked = httpx.post(
+    answer = httpx.post(
         f"{fake_node.url}/v1/chat/completions", json={"model": "echo", "messages": say("hi")}, timeout=60
     )
-    assert asked.json()["usage"]["prompt_tokens"] == chat["count"]
+    assert answer.json()["usage"]["prompt_tokens"] == chat["count"]
 
 
 @pytest.mark.parametrize(

@@ -102,17 +102,17 @@ def test_an_answer_says_how_it_was_sampled_and_why_it_ended(nodes: list[str]) ->
     """The folder says that its model is greedy; whole, streamed, and as text."""
     own = {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0, "repetition_penalty": 1.0}
     with openai.OpenAI(base_url=f"{nodes[0]}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
-        whole = client.chat.completions.create(**asked)
+        fields: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "seed": 1}
+        whole = client.chat.completions.create(**fields)
         assert whole.model_extra is not None and whole.model_extra["sampling"] == own
         assert whole.choices[0].finish_reason == "length"
         assert (whole.choices[0].model_extra or {})["stop_reason"] == "default_max_tokens"
-        *begun, last = client.chat.completions.create(**asked, stream=True, temperature=0.5, extra_body={"top_k": 5})
+        *begun, last = client.chat.completions.create(**fields, stream=True, temperature=0.5, extra_body={"top_k": 5})
         assert (last.model_extra or {})["sampling"] == {**own, "temperature": 0.5, "top_k": 5}
         assert not any("sampling" in (chunk.model_extra or {}) for chunk in begun)
-        limited = client.chat.completions.create(**asked, max_tokens=3)
+        limited = client.chat.completions.create(**fields, max_tokens=3)
         assert "stop_reason" not in (limited.choices[0].model_extra or {})
         text = client.completions.create(model="tiny", prompt="Hi", max_tokens=3, top_p=0.5)
         assert (text.model_extra or {})["sampling"] == {**own, "top_p": 0.5}
-        beams = client.chat.completions.create(**asked, max_tokens=3, extra_body={"use_beam_search": True}, n=2)
+        beams = client.chat.completions.create(**fields, max_tokens=3, extra_body={"use_beam_search": True}, n=2)
         assert "sampling" not in (beams.model_extra or {})

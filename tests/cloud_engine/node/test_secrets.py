@@ -29,22 +29,24 @@ def test_keys_and_prompts_are_shown_nowhere(tmp_path: Path) -> None:
                 model = client.get(f"{url}/v1/models").json()["data"][0]["id"]
                 body = {"model": model, "prompt": PROMPT, "max_tokens": 2}
                 chat = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
-                asked = [
+                answers = [
                     client.post(f"{url}/v1/completions", json={**body, **more})
                     for more in (
                         {}, {"stream": True}, {"n": 99}, {"structured_outputs": {"regex": f"({PROMPT}"}},
                         {"prompt": PROMPT * 1000}, {"model": "x"}, {"stop": 5}, {"user": PROMPT * 200},
                     )
                 ]  # fmt: skip
-                asked += [client.post(f"{url}/v1/chat/completions", json=chat)]
-                asked += [client.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}x"})]
+                answers += [client.post(f"{url}/v1/chat/completions", json=chat)]
+                answers += [
+                    client.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}x"})
+                ]
                 shown = [client.get(f"{url}{path}").text for path in ("/metrics", "/health", "/v1/models", "/spent/x")]
                 processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
                 shown += [word for process in processes for word in process.cmdline()]
             finally:
                 node.terminate()
-    assert {answer.status_code for answer in asked} >= {200, 400, 401, 404}
-    errors = [answer.text for answer in asked if answer.status_code != 200]
+    assert {answer.status_code for answer in answers} >= {200, 400, 401, 404}
+    errors = [answer.text for answer in answers if answer.status_code != 200]
     assert not [text for text in (*shown, *errors, (tmp_path / "log").read_text()) if KEY in text]
     assert not [text for text in (*shown, (tmp_path / "log").read_text()) if PROMPT in text]
     assert all(len(text) < 5000 for text in errors)

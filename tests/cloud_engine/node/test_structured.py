@@ -144,13 +144,13 @@ def test_strict_tools_hold_a_free_answer_to_their_schema(client: openai.OpenAI) 
 
 def test_a_model_that_writes_a_call_of_its_own_accord(spawn_fake_node: Any) -> None:
     """The scripted engine says what it was told: text, two calls, one of them no JSON."""
-    said = (
+    text = (
         'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "now", "arguments": {oops}}\n</tool_call>'
     )
     node = spawn_fake_node("--tool-parser", "hermes")
     with openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        question: Any = {"model": "echo", "messages": [{"role": "user", "content": said}], "tools": TOOLS}
+        question: Any = {"model": "echo", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
         choice = client.chat.completions.create(**question).choices[0]
         assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
         assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city": "Bern"}', "{oops}"]
@@ -165,9 +165,9 @@ def test_a_model_that_writes_a_call_of_its_own_accord(spawn_fake_node: Any) -> N
         assert "".join(call.arguments or "" for call in calls) == '{"city": "Bern"}'
         assert "".join(delta.content or "" for delta in deltas) == "Let me see."
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
-        assert counted.usage.completion_tokens == len(said.partition("\n</tool_call>")[0]), "the engine was stopped"
+        assert counted.usage.completion_tokens == len(text.partition("\n</tool_call>")[0]), "the engine was stopped"
         plain = client.chat.completions.create(**{**question, "tool_choice": "none"}).choices[0]
-        assert (plain.message.content, plain.message.tool_calls) == (said, None)
+        assert (plain.message.content, plain.message.tool_calls) == (text, None)
 
 
 def test_a_node_without_a_format_says_so(fake_node: Any) -> None:

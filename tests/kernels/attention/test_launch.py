@@ -129,20 +129,20 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
     shape = AttentionShape(6, 2, head_dim=64, block_size=16)
     spans = [QuerySpan(700, 3, range(100, 150)), QuerySpan(0, 0, []), QuerySpan(5, 90, range(200, 206))]
     plan = plan_attention(spans, 100, shape, attention_launch(shape, 90), multiprocessors)
-    seen = np.zeros((100, 703), dtype=np.int64)
+    visits = np.zeros((100, 703), dtype=np.int64)
     partial = np.zeros(plan.partial_rows, dtype=np.int64)
     for table, row, rows, position, first, end, place, _ in plan.work.tolist():
-        seen[row : row + rows, first:end] += 1
+        visits[row : row + rows, first:end] += 1
         if place >= 0:
             partial[place : place + rows] += 1
         if end:
             assert plan.blocks[table] == (100 if row < 3 else 200)
             assert position == (700 + row if row < 3 else 5 + row - 3)
     assert (partial == 1).all()
-    assert (seen[:3] == 1).all()
+    assert (visits[:3] == 1).all()
     for row in range(3, 93):
-        assert seen[row, : 5 + row - 2].min() == seen[row].max() == 1
-    assert not seen[93:].any()
+        assert visits[row, : 5 + row - 2].min() == visits[row].max() == 1
+    assert not visits[93:].any()
     assert plan.slots.tolist() == [
         *range(143 * 16 + 12, 143 * 16 + 15),
         *range(200 * 16 + 5, 200 * 16 + 95),

@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
 
     def needed(tokens: int, kind: KvCacheType | None) -> int:
         """By the engine that is asked for so."""
-        asked = replace(options, context_length=tokens, kv_cache_type=kind)
-        return estimate(header, plan_of(header, asked)).total
+        changed = replace(options, context_length=tokens, kv_cache_type=kind)
+        return estimate(header, plan_of(header, changed)).total
 
     for tokens, kind in ((smaller, None), (quantized, "q8_0")):
         assert needed(tokens, kind) <= room

@@ -17,7 +17,7 @@ LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
 
 
 @pytest.mark.parametrize(
-    ("attention", "tensors", "asked", "expected"),
+    ("attention", "tensors", "ubatch", "expected"),
     [
         (True, LARGE, None, 128),
         (True, LARGE, 64, 64),
@@ -26,10 +26,10 @@ LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
     ],
     ids=["ours", "asked for", "llama.cpp's", "small"],
 )
-def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, asked, expected) -> None:
+def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, ubatch, expected) -> None:
     monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), attention))
     header = replace(read_header(pocket_small_gguf()), tensors=tensors)
-    assert settled(header, LocalOptions(ubatch=asked)).ubatch == expected
+    assert settled(header, LocalOptions(ubatch=ubatch)).ubatch == expected
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options:
 def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperparameters: dict[str, object]) -> None:
     monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
-    said = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}
-    assert settled(replace(header, metadata={**header.metadata, **said}), LocalOptions()).ubatch is None
+    metadata = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}
+    assert settled(replace(header, metadata={**header.metadata, **metadata}), LocalOptions()).ubatch is None
 
 
 def test_what_was_asked_for_stays(monkeypatch) -> None:

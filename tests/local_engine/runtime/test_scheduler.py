@@ -224,8 +224,8 @@ def make(rows: int = 64, running: int = 4, cells: int = 1000) -> tuple[LocalSche
 
 def test_first_come_first_served():
     scheduler, memory, _ = make(running=2)
-    asked = [Sequence([i, i + 1], limit=60) for i in range(5)]
-    for sequence in asked:
+    sequences = [Sequence([i, i + 1], limit=60) for i in range(5)]
+    for sequence in sequences:
         scheduler.add(sequence)
     begun = []
     for _ in range(20):
@@ -235,7 +235,7 @@ def test_first_come_first_served():
             scheduler.remove(scheduler.running[0])
         if len(begun) == 5:
             break
-    assert begun == asked
+    assert begun == sequences
 
 
 def test_a_long_prompt_comes_in_chunks_beside_the_others():
@@ -503,9 +503,9 @@ def test_eight_that_ask_at_once_are_served_almost_as_if_together():
     """Costs of a step by its rows as measured on two cores: the first reader must not hold up seven prompts."""
     rows, milliseconds = zip((0, 0), (1, 19), (2, 35), (4, 50), (8, 80), (16, 120), (64, 370), (512, 2900), strict=True)
     scheduler, memory, budget = make(rows=512, running=8, cells=2000)
-    asked = [Sequence([100 * i + j for j in range(64)], limit=128) for i in range(8)]
-    late, spent = asked[1:], 0.0
-    scheduler.add(asked[0])
+    sequences = [Sequence([100 * i + j for j in range(64)], limit=128) for i in range(8)]
+    late, spent = sequences[1:], 0.0
+    scheduler.add(sequences[0])
     while scheduler.has_work:
         step = served(scheduler, memory)
         seconds = float(np.interp(step.cells, rows, milliseconds)) / 1000
@@ -537,13 +537,13 @@ def test_probes_let_every_second_step_take_prompts():
 
 def test_the_last_that_came_is_the_first_to_give_way():
     scheduler, memory, _ = make(rows=64, running=3, cells=60)
-    asked = [Sequence([i] * 10, limit=55) for i in range(3)]
-    for sequence in asked:
+    sequences = [Sequence([i] * 10, limit=55) for i in range(3)]
+    for sequence in sequences:
         scheduler.add(sequence)
     while not scheduler.preemptions:
         served(scheduler, memory)
-    assert scheduler.running == asked[:1]
-    assert list(scheduler.waiting) == asked[1:], "in the order they came"
+    assert scheduler.running == sequences[:1]
+    assert list(scheduler.waiting) == sequences[1:], "in the order they came"
 
 
 def test_without_room_each_gives_way_once_until_one_is_alone():
@@ -578,12 +578,12 @@ def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
     scheduler.plan()
     curious.computed = curious.branch.length = 3
     curious.pending_hidden, scheduler._chunks_waited = [2], waited
-    asked = []
-    monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(asked.append(cells) or asked[1:]))
+    wanted = []
+    monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(wanted.append(cells) or wanted[1:]))
     monkeypatch.setattr(scheduler, "_probe", lambda sequence: sequence)
     monkeypatch.setattr(scheduler, "_drop_scratch", lambda step: None)
     step = scheduler.plan()
-    assert len(asked) == 2
+    assert len(wanted) == 2
     assert bool(step.probes) is not waited
     assert bool(step.chunks) is waited
 

@@ -118,11 +118,11 @@ def test_the_largest_in_order(values: list[int], count: int) -> None:
 
 
 def test_the_token_that_fills_top_p_is_the_last_one_in() -> None:
-    drawn = {
+    sampled = {
         RowSampler(ResolvedParams(top_p=0.5, seed=seed), [], ()).choose(np.zeros(8, np.float32), [])
         for seed in range(300)
     }
-    assert drawn == {0, 1, 2, 3}
+    assert sampled == {0, 1, 2, 3}
 
 
 def test_frequencies_are_those_of_the_softmax() -> None:
@@ -136,16 +136,16 @@ def test_frequencies_are_those_of_the_softmax() -> None:
 def test_the_models_own_values_and_a_seed_by_chance() -> None:
     logits = np.array([0.0, 0.1, 0.0], np.float32)
 
-    def drawn(own: SamplingDefaults, **options: Any) -> set[int]:
+    def sampled(own: SamplingDefaults, **options: Any) -> set[int]:
         params = SamplingParams(**options).resolved(own)
         return {RowSampler(params, [], ()).choose(logits, []) for _ in range(50)}
 
-    assert drawn(replace(PLAIN_SAMPLING, temperature=0.0)) == {1}
-    assert len(drawn(PLAIN_SAMPLING)) == 3
-    assert len(drawn(PLAIN_SAMPLING, seed=4)) == 1
-    assert drawn(PLAIN_SAMPLING, temperature=0.0) == {1}
-    assert drawn(replace(PLAIN_SAMPLING, top_k=1)) == {1}
-    assert len(drawn(replace(PLAIN_SAMPLING, top_k=1), top_k=0)) == 3
+    assert sampled(replace(PLAIN_SAMPLING, temperature=0.0)) == {1}
+    assert len(sampled(PLAIN_SAMPLING)) == 3
+    assert len(sampled(PLAIN_SAMPLING, seed=4)) == 1
+    assert sampled(PLAIN_SAMPLING, temperature=0.0) == {1}
+    assert sampled(replace(PLAIN_SAMPLING, top_k=1)) == {1}
+    assert len(sampled(replace(PLAIN_SAMPLING, top_k=1), top_k=0)) == 3
 
 
 def test_a_penalty_needs_no_second_look_at_the_prompt() -> None:

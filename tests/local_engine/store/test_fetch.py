@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from model_hub import Hub, Seen, running, tiny_gguf
+from model_hub import Hub, ReceivedRequest, running, tiny_gguf
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
@@ -72,11 +72,11 @@ def test_a_second_pull_fetches_nothing(kind: str, hub: Hub, library: Library, re
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_connections_are_continued(kind: str, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.cuts = 3
-    said: list[str] = []
-    manifest = get(wanted(kind, hub), library, retry_policy, ProgressReport(say=said.append))
+    lines: list[str] = []
+    manifest = get(wanted(kind, hub), library, retry_policy, ProgressReport(say=lines.append))
     assert library.path(manifest.name).read_bytes() == MODEL
-    assert [seen.start for seen in hub.bodies] == [0, 50_000, 100_000, 150_000]
-    assert len(said) == 3
+    assert [received.start for received in hub.bodies] == [0, 50_000, 100_000, 150_000]
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def test_a_wrong_range_is_not_taken(hub: Hub, library: Library, retry_policy: Re
     hub.cuts, hub.wrong_range = 1, True
     manifest = get(NAME, library, retry_policy)
     assert library.path(manifest.name).read_bytes() == MODEL
-    assert [seen.start for seen in hub.bodies] == [0, 50_000, 0]
+    assert [received.start for received in hub.bodies] == [0, 50_000, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,7 +156,7 @@ def test_a_refusal_is_final(
     hub.statuses = [status] * 9
     with pytest.raises(error, match=str(status)):
         get(f"{hub.url}/files/tiny.gguf", library, retry_policy)
-    assert len(hub.seen) == 1
+    assert len(hub.received) == 1
 
 
 def test_a_silent_server_is_given_up(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
@@ -190,26 +190,26 @@ class TestSecrets:
     def test_the_token_stays_with_the_hub(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
         with running(Hub(files=hub.files, etag='"storage"'), "127.0.0.2") as storage:
             hub.other, storage.cuts = storage.url, 1
-            said: list[str] = []
-            manifest = get(NAME, library, retry_policy, ProgressReport(say=said.append))
+            lines: list[str] = []
+            manifest = get(NAME, library, retry_policy, ProgressReport(say=lines.append))
         assert manifest.sha256 == SHA256
-        assert {with_token(seen) for seen in hub.seen} == {True}
-        assert len(hub.bodies) == len(storage.seen) == 2
-        assert not any(self.TOKEN in value for seen in storage.seen for value in seen.headers.values())
+        assert {with_token(received) for received in hub.received} == {True}
+        assert len(hub.bodies) == len(storage.received) == 2
+        assert not any(self.TOKEN in value for received in storage.received for value in received.headers.values())
         kept = "".join(path.read_text() for path in library.folder.rglob("*.json"))
-        assert self.TOKEN not in "".join(said) + kept + repr(find(NAME, retry_policy=retry_policy))
+        assert self.TOKEN not in "".join(lines) + kept + repr(find(NAME, retry_policy=retry_policy))
 
     def test_nor_does_who_answers_for_the_hub_get_it(self, hub: Hub, retry_policy: RetryPolicy) -> None:
         with running(Hub(files=hub.files), "127.0.0.2") as other:
             hub.facts_at = other.url
             assert find(NAME, retry_policy=retry_policy).sha256 == SHA256
-        assert with_token(hub.seen[0])
-        assert not any(with_token(seen) for seen in other.seen)
+        assert with_token(hub.received[0])
+        assert not any(with_token(received) for received in other.received)
 
     def test_no_web_server_gets_it(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
         with running(Hub(web=hub.web), "127.0.0.2") as other:
             get(f"{other.url}/files/tiny.gguf", library, retry_policy)
-        assert not any(with_token(seen) for seen in other.seen)
+        assert not any(with_token(received) for received in other.received)
 
     def test_it_is_in_no_error(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
         hub.cuts = 1000
@@ -223,13 +223,13 @@ class TestSecrets:
     def test_a_query_is_kept_nowhere(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
         """Signed addresses carry their secret there."""
         get(f"{hub.url}/files/tiny.gguf?signature=secret", library, retry_policy)
-        assert "signature=secret" in hub.seen[-1].path
+        assert "signature=secret" in hub.received[-1].path
         for path in library.folder.rglob("*"):
             assert path.is_dir() or b"signature" not in path.read_bytes()
 
 
-def with_token(seen: Seen) -> bool:
-    return "authorization" in seen.headers
+def with_token(received: ReceivedRequest) -> bool:
+    return "authorization" in received.headers
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_headers_drop_by_drop_are_a_failure(retry_policy: RetryPolicy) -> None:
             while True:
                 threading.Thread(target=drip, args=(server.accept()[0],), daemon=True).start()
 
-    hurry, said = replace(retry_policy, connect_s=0.2, read_s=0.3, tries=2), []
+    hurry, lines = replace(retry_policy, connect_s=0.2, read_s=0.3, tries=2), []
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, daemon=True).start()
         began = time.monotonic()
@@ -411,7 +411,7 @@ def test_headers_drop_by_drop_are_a_failure(retry_policy: RetryPolicy) -> None:
             find(
                 f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf",
                 retry_policy=hurry,
-                report=ProgressReport(say=said.append),
+                report=ProgressReport(say=lines.append),
             )
         done.set()
     assert time.monotonic() - began < 5

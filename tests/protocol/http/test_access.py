@@ -115,8 +115,8 @@ def test_refused_requests_reach_no_route_and_are_told_what_to_set() -> None:
     assert not reached
     page = {"origin": "https://app.example"}
     assert client.get("/admin/usage", headers=page).headers["access-control-allow-origin"] == page["origin"]
-    asked = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    assert client.options("/admin/usage", headers=asked).status_code == 200
+    preflight = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert client.options("/admin/usage", headers=preflight).status_code == 200
     assert reached == ["GET"]
 
 

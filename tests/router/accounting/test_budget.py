@@ -216,8 +216,8 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     assert asyncio.run(month.exceeded(Caller(), ONE)) is None
     with ledger.transaction() as connection:
         month.settle(connection, Caller(), reserved, ONE)
-        told = connection.execute("SELECT cloud_tokens FROM spending WHERE period = 'month' ORDER BY day").fetchall()
-    assert told == [(160,), (0,)], "settled with the month that it was reserved in"
+        totals = connection.execute("SELECT cloud_tokens FROM spending WHERE period = 'month' ORDER BY day").fetchall()
+    assert totals == [(160,), (0,)], "settled with the month that it was reserved in"
     ledger.close()
 
 

@@ -710,12 +710,12 @@ def test_json_that_only_looks_like_a_call_stays_an_answer(bench: Any, stream: bo
         async with bench(ScriptedGates()) as b:
             b.local.tool_format = ToolFormat.named("llama3", NoTokens())
             b.local.text = '{"name": "Alice", "age": 30}'
-            asked: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False}
+            fields: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False}
             if stream:
-                _, events, _ = await b.stream("local", **asked)
+                _, events, _ = await b.stream("local", **fields)
                 assert text_of(events) == b.local.text
             else:
-                answer = await b.answer("local", **asked)
+                answer = await b.answer("local", **fields)
                 assert answer["choices"][0]["message"]["content"] == b.local.text
             assert b.local.options[0]["tools"].parallel is False
 

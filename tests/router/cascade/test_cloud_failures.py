@@ -82,11 +82,11 @@ def test_a_busy_cloud_is_asked_again_and_answers(bench: Any, cloud: FakeCloud, s
     async def test() -> None:
         cloud.mode, cloud.headers = "429", {"retry-after": "0.3"}
         async with bench(ScriptedGates(before=True)) as b:
-            asked = asyncio.create_task(b.stream() if stream else b.answer())
+            pending = asyncio.create_task(b.stream() if stream else b.answer())
             while not cloud.requests:  # noqa: ASYNC110 - the server is another thread
                 await asyncio.sleep(0.01)
             cloud.mode = "healthy"
-            answer = await asked
+            answer = await pending
             text = text_of(answer[1]) if stream else answer["choices"][0]["message"]["content"]
             assert text == CLOUD_TEXT
         assert len(cloud.requests) == 2
@@ -116,7 +116,7 @@ def test_a_cloud_that_is_down_costs_the_next_requests_nothing(bench: Any, cloud:
         async with bench(ScriptedGates(after=True), **settings) as b:
             for _ in range(3):
                 assert (await b.answer())["updraft"]["route"] == "fallback"
-            asked, began = len(cloud.requests), time.monotonic()
+            sent, began = len(cloud.requests), time.monotonic()
             for _ in range(20):
                 info = (await b.answer())["updraft"]
                 assert info["route"] == "fallback"
@@ -124,7 +124,7 @@ def test_a_cloud_that_is_down_costs_the_next_requests_nothing(bench: Any, cloud:
             error = (await b.answer("cloud"))["error"]
             assert (error["type"], error["code"]) == ("upstream_error", "cloud_unreachable")
             assert time.monotonic() - began < 20 * 0.4, "not one wait each"
-            assert len(cloud.requests) == asked
+            assert len(cloud.requests) == sent
 
     run(test())
 
@@ -212,14 +212,14 @@ def test_a_stream_with_other_line_ends_is_relayed(bench: Any, cloud: FakeCloud, 
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"ALL_PROXY": "ftp://me:secret@127.0.0.1:9"}, "ftp://127.0.0.1:9"),
         ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "SSL_CERT_FILE=/nowhere/ca.pem"),
     ],
 )
 def test_what_keeps_the_cloud_from_starting_leaves_the_device_alone(
-    bench: Any, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    bench: Any, variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -235,7 +235,7 @@ def test_what_keeps_the_cloud_from_starting_leaves_the_device_alone(
                 response = await b.ask(model)
                 error = json.loads(response.body)["error"]  # type: ignore[arg-type]
                 assert (response.status, error["type"]) == (500, "configuration_error")
-                assert said in error["message"]
+                assert message in error["message"]
                 assert "secret" not in error["message"]
 
     run(test())

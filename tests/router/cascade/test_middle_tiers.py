@@ -70,11 +70,11 @@ def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, strea
 
 def test_what_looks_too_hard_skips_the_middle(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
-        for skip_above, asked in ((0.95, medium), (0.5, cloud)):
+        for skip_above, server in ((0.95, medium), (0.5, cloud)):
             async with bench(ScriptedGates(before=True), **settings(medium, skip_above=skip_above)) as b:
-                before = len(asked.requests)
+                before = len(server.requests)
                 await b.answer()
-                assert len(asked.requests) == before + 1, "P(gain) is 0.9"
+                assert len(server.requests) == before + 1, "P(gain) is 0.9"
 
     run(test())
 
@@ -106,9 +106,9 @@ def test_a_live_answer_is_handed_over_to_the_lowest_that_works(bench: Any, cloud
     run(test())
 
 
-@pytest.mark.parametrize(("mode", "route", "told"), [("healthy", "escalated", 15), ("500", "fallback", 0)])
+@pytest.mark.parametrize(("mode", "route", "expected"), [("healthy", "escalated", 15), ("500", "fallback", 0)])
 def test_every_cloud_that_may_have_charged_is_counted(
-    bench: Any, cloud: FakeCloud, medium: FakeCloud, mode: str, route: str, told: int
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, mode: str, route: str, expected: int
 ) -> None:
     async def test() -> None:
         medium.mode, cloud.mode = "slow", mode
@@ -117,7 +117,7 @@ def test_every_cloud_that_may_have_charged_is_counted(
             assert (await b.answer(max_tokens=1000))["updraft"]["route"] == route
         cloud_requests, tokens, _ = spent(b.ledger)
         assert (cloud_requests, len(cloud.requests)) == (1, 1)
-        assert 1000 + told < tokens < 1500 + told, "what the middle tier was sent stays reserved"
+        assert 1000 + expected < tokens < 1500 + expected, "what the middle tier was sent stays reserved"
 
     run(test())
 

@@ -199,7 +199,7 @@ def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeClou
             assert done
             assert text_of(events) == "one two three four five", "max_tokens holds over both local runs"
             assert updraft_of(events)["route"] == "fallback"
-            messages, params, continues = b.local.seen[-1]
+            messages, params, continues = b.local.calls[-1]
             assert (messages[-1].text, params.max_tokens, continues) == ("one two three four", 1, True)
 
     run(test())

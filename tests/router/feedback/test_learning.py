@@ -27,7 +27,7 @@ from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings, Middle, RouterConfig
 from updraft.router.factory import load_learning_gates
-from updraft.router.feedback.collector import MOST_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
+from updraft.router.feedback.collector import MAX_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import GateDecision
 from updraft.router.router import Router
@@ -175,14 +175,14 @@ def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path / "experience.sqlite3")
     learner = ExperienceCollector(disk, PAIR, explored=1.0)
     try:
-        for _ in range(MOST_WAITING + 3):
+        for _ in range(MAX_WAITING + 3):
             learner.observe(judged())
-        assert learner.counts == LearningCounts(waiting=MOST_WAITING, dropped=3)
+        assert learner.counts == LearningCounts(waiting=MAX_WAITING, dropped=3)
     finally:
         disk.spins.set()
         asyncio.run(learner.close())
-    assert learner.counts == LearningCounts(kept=MOST_WAITING, dropped=3)
-    assert len(kept(tmp_path)) == MOST_WAITING
+    assert learner.counts == LearningCounts(kept=MAX_WAITING, dropped=3)
+    assert len(kept(tmp_path)) == MAX_WAITING
 
 
 @pytest.mark.parametrize(("held_s", "counts"), [(30, LearningCounts(failed=12)), (0.3, LearningCounts(kept=12))])
@@ -286,8 +286,12 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
     path.write_bytes(b"garbage-garbage" * 100)
     found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
     assert [info["tier"] for info in found] == ["cloud"] * 3
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
-    assert told.startswith("this router learns nothing from use") and str(path) in told and "move it away" in told
+    (warnings,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
+    assert (
+        warnings.startswith("this router learns nothing from use")
+        and str(path) in warnings
+        and "move it away" in warnings
+    )
     assert path.read_bytes() == b"garbage-garbage" * 100
 
 
@@ -306,10 +310,10 @@ def test_what_goes_up_at_once_or_stops_early_teaches_nothing(cloud: FakeCloud, t
 
 def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(3))
-    coins = random.Random(3)
+    rng = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
     explored = [info for info in found if info["tier"] == "cloud"]
-    assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
+    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
     assert 4 <= len(explored) <= 18
     assert all(info["reason"] == "exploration: would answer locally, gate 3" for info in explored)
     rows = kept(tmp_path)
@@ -329,13 +333,13 @@ def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -
 @pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
 def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
     gates = ExplorationGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
-    coins = random.Random(3)
+    rng = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    drawn = [info for info in found if info["reason"] == "exploration: would escalate, gate 3"]
-    assert [info in drawn for info in found] == [coins.random() < 0.25 for _ in found]
+    explored = [info for info in found if info["reason"] == "exploration: would escalate, gate 3"]
+    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
     assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
     rows = kept(tmp_path)
-    assert {row.id for row in rows} == {info["request_id"] for info in drawn}
+    assert {row.id for row in rows} == {info["request_id"] for info in explored}
     assert {(row.local, row.cloud, row.propensity, row.explored, row.drawn) for row in rows} == {(0, 1, 0.25, 0.25, 1)}
 
 
@@ -343,9 +347,9 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
     """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    coins = random.Random(3)
+    rng = random.Random(3)
     rows = sorted(kept(tmp_path), key=lambda row: row.at)
-    assert [row.drawn == 1 for row in rows] == [coins.random() < 0.25 for _ in range(40)]
+    assert [row.drawn == 1 for row in rows] == [rng.random() < 0.25 for _ in range(40)]
     assert {row.propensity for row in rows} == {1}
 
 
@@ -362,9 +366,9 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     settings = {**unlearned, **({"middle": (Middle(cloud.url, "medium"),)} if "middle" in unlearned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
-    coins = random.Random(3)
+    rng = random.Random(3)
     rows = [row for row in kept(tmp_path) if row.grades is not None]
-    assert len(rows) == sum(coins.random() < 0.25 for _ in range(40)) > 3
+    assert len(rows) == sum(rng.random() < 0.25 for _ in range(40)) > 3
     assert {(row.drawn, row.propensity) for row in rows} == {(1, 0.25)}
 
 
@@ -398,9 +402,9 @@ def test_nothing_is_explored_where_nothing_is_kept(
     found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings)
     assert [info["reason"] for info in found] == ["gate 3"] * 2
     assert cloud.requests == []
-    told = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
-    assert told[-1].startswith("exploration is off: what it would teach is kept nowhere")
-    assert len(told) == 1 + damaged
+    warnings = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
+    assert warnings[-1].startswith("exploration is off: what it would teach is kept nowhere")
+    assert len(warnings) == 1 + damaged
     (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), shadow=True), shadow=True, **settings)
     shadowed = ("cloud", "shadow: would answer locally, gate 3")
     assert (info["tier"], info["reason"]) == shadowed, "a shadow looks on all the same"
@@ -451,8 +455,8 @@ def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None
     assert gates.before(ASKED, None).reason == "gate 1"
     for p_gain in rng.beta(6, 2, 300):
         monitor.observe(float(p_gain))
-    told = gates.before(ASKED, None)
-    assert told.reason.startswith("cautious, requests are unlike those of the calibration (distance 0.")
+    decision = gates.before(ASKED, None)
+    assert decision.reason.startswith("cautious, requests are unlike those of the calibration (distance 0.")
     gates.before(ASKED, 0.8)
     assert inner.asked_for == [None, pytest.approx(0.95), pytest.approx(0.9)]
     assert gates.after(ASKED, LocalAnswer(), None).reason.startswith("cautious")
@@ -522,7 +526,7 @@ def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: Fak
 
     streamed = asyncio.run(run(ExplorationGates(ScriptedGates())))
     assert b'"tier":"local"' in streamed
-    drawn = asyncio.run(run(ExplorationGates(ScriptedGates(during_at=1), exploration=1.0)))
-    assert b'"tier":"cloud"' in drawn and b"exploration: would escalate, gate 3" in drawn
-    assert b'"content":"one"' in streamed and b'"content":"one"' not in drawn
+    explored = asyncio.run(run(ExplorationGates(ScriptedGates(during_at=1), exploration=1.0)))
+    assert b'"tier":"cloud"' in explored and b"exploration: would escalate, gate 3" in explored
+    assert b'"content":"one"' in streamed and b'"content":"one"' not in explored
     assert cloud.requests[-1]["prediction"]["content"] == LOCAL_TEXT

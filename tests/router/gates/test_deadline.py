@@ -68,8 +68,8 @@ def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_pat
         gates = ExplorationGates(ScriptedGates(before=True), exploration=1.0)
         async with bench(gates, experience=tmp_path / "experience.sqlite3") as b:
             b.local.delay_s, cloud.delay_s = 0.1, 0.4
-            drawn = (await b.answer(timeout_s=30.0))["updraft"]
-            assert (drawn["route"], drawn["reason"]) == ("escalated", "exploration: would escalate, gate 3")
+            explored = (await b.answer(timeout_s=30.0))["updraft"]
+            assert (explored["route"], explored["reason"]) == ("escalated", "exploration: would escalate, gate 3")
             info = (await b.answer(timeout_s=0.9))["updraft"]
             assert (info["route"], info["gate"], b.local.started) == ("cloud", 1, 1), "the device was not asked"
             assert info["reason"].startswith("gate 1; deadline")

@@ -37,7 +37,7 @@ class ScriptedPolicy:
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
         self._answers = before, during, after
         self.views: list[Any] = []
-        self.aims: list[Target] = []
+        self.targets: list[Target] = []
 
     def before(self, prompt: Any) -> float:
         self.views.append(prompt)
@@ -58,7 +58,7 @@ class ScriptedPolicy:
         return self._answers[2]
 
     def thresholds_for(self, target: Target) -> Any:
-        self.aims.append(target)
+        self.targets.append(target)
         if target.name == "quality" and target.value > 0.99:
             raise ConfigurationError("calibrated up to 0.99")
         return SimpleNamespace(before=0.5, during=0.25, after=0.4)
@@ -124,7 +124,7 @@ def test_the_target_of_the_router_and_that_of_a_request() -> None:
     gates.before(MESSAGES, None)
     gates.before(MESSAGES, 0.9)
     gates.before(MESSAGES, None)
-    assert policy.aims == [Target("cloud_share", 0.2), Target("quality", 0.9)]
+    assert policy.targets == [Target("cloud_share", 0.2), Target("quality", 0.9)]
 
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +149,10 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         gates(str(tmp_path), other)
     without = gates("auto", other)
     assert isinstance(without, NoPolicyGates)
-    told = without.before(MESSAGES, None)
-    assert told.escalate
-    assert "no policy is calibrated for this pair" in told.reason
-    assert "updraft calibrate" in told.reason
+    decision = without.before(MESSAGES, None)
+    assert decision.escalate
+    assert "no policy is calibrated for this pair" in decision.reason
+    assert "updraft calibrate" in decision.reason
     with pytest.raises(InvalidRequestError, match="updraft calibrate"):
         check_quality(without, 0.9)
 
@@ -184,12 +184,12 @@ def test_a_target_of_a_request_is_computed_once_and_never_beside_others() -> Non
     gates = PolicyGates(policy, Target("quality", 0.95))
     for number in range(1, 500):
         gates.check(number / 1000)
-    computed = len(policy.aims)
+    computed = len(policy.targets)
     assert computed == 499
     for number in range(1, 500):
         gates.before(MESSAGES, number / 1000)
         gates.check(number / 1000 - 1e-9)
-    assert len(policy.aims) == computed
+    assert len(policy.targets) == computed
 
 
 def test_targets_of_requests_are_bounded_in_number_and_never_laxer() -> None:
@@ -197,10 +197,10 @@ def test_targets_of_requests_are_bounded_in_number_and_never_laxer() -> None:
     gates = PolicyGates(policy, Target("quality", 0.95))
     for number in range(20_000):
         gates.check(0.5 + number / 10**7)
-    assert len(policy.aims) <= 21
-    assert all(later.value >= 0.5 for later in policy.aims)
+    assert len(policy.targets) <= 21
+    assert all(later.value >= 0.5 for later in policy.targets)
     gates.check(0.98765)
-    assert policy.aims[-1].value == pytest.approx(0.9877)
+    assert policy.targets[-1].value == pytest.approx(0.9877)
 
 
 def test_the_stricter_target_of_an_alarm_is_computed_beforehand() -> None:
@@ -208,10 +208,10 @@ def test_the_stricter_target_of_an_alarm_is_computed_beforehand() -> None:
     monitor: Any = SimpleNamespace(alarm=None, observe=lambda _: None)
     gates = ExplorationGates(PolicyGates(policy, Target("quality", 0.95)), monitor=monitor)
     gates.check(0.9)
-    computed = len(policy.aims)
+    computed = len(policy.targets)
     monitor.alarm = "the requests have changed"
     gates.before(MESSAGES, 0.9)
-    assert len(policy.aims) == computed
+    assert len(policy.targets) == computed
 
 
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
@@ -222,7 +222,7 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
         decision.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
     )
     gates.before(MESSAGES, 0.9)
-    assert policy.aims == [Target("cloud_share", 0.3, promise="mean"), Target("quality", 0.9, promise="mean")]
+    assert policy.targets == [Target("cloud_share", 0.3, promise="mean"), Target("quality", 0.9, promise="mean")]
     assert "on average" not in PolicyGates(policy, Target("quality", 0.9)).before(MESSAGES, None).reason
 
 
@@ -232,6 +232,10 @@ def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, (0.5, 1.5), promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
-        told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
-        assert [decision.reason.endswith("on average") for decision in told] == [promised] * 3
+        decisions = (
+            gates.before(MESSAGES, None),
+            gates.during(MESSAGES, answer, None),
+            gates.after(MESSAGES, answer, None),
+        )
+        assert [decision.reason.endswith("on average") for decision in decisions] == [promised] * 3
     assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"

@@ -41,8 +41,8 @@ async def main() -> int:
 
     async def ask(router: Router, path: str, content: Any, **fields: Any) -> int:
         key = "input" if path.endswith("embeddings") else "messages"
-        said = content if key == "input" else [{"role": "user", "content": content}]
-        body = json.dumps({"model": "auto", key: said, **({} if key == "input" else {"max_tokens": 4}), **fields})
+        value = content if key == "input" else [{"role": "user", "content": content}]
+        body = json.dumps({"model": "auto", key: value, **({} if key == "input" else {"max_tokens": 4}), **fields})
         response = await router.handle(WireRequest("POST", path, {}, body.encode()))
         if not isinstance(response.body, bytes):
             async for _ in response.body:

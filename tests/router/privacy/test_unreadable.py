@@ -128,7 +128,7 @@ def test_layer_on_layer_of_escapes_is_private() -> None:
 
 def test_the_work_of_reading_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Escapes, JSON in JSON and what Unicode makes of a character all count as read."""
-    monkeypatch.setattr(module, "MOST_READ", 1000)
+    monkeypatch.setattr(module, "MAX_READ", 1000)
     rules = PrivacyRules(ONE)
     assert asyncio.run(rules.match(message("a" * 900))) is None
     for text in ("a" * 1001, "%41" * 300, json.dumps("a" * 600), "\ufdfa" * 60):

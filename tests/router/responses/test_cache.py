@@ -28,10 +28,10 @@ def test_the_second_time_costs_nothing_whole_or_streamed(
     async def test() -> None:
         async with bench(ScriptedGates(before=gate == 1, after=gate == 3), cache=ON) as b:
             first = updraft_of((await b.stream(**SAME))[1]) if first_streams else (await b.answer(**SAME))["updraft"]
-            asked, started = len(cloud.requests), b.local.started
+            sent, started = len(cloud.requests), b.local.started
             again = await b.answer(**SAME)
             _, events, done = await b.stream(**SAME, stream_options={"include_usage": True})
-            assert (len(cloud.requests), b.local.started) == (asked, started), "nobody was asked again"
+            assert (len(cloud.requests), b.local.started) == (sent, started), "nobody was asked again"
         text = LOCAL_TEXT if gate is None else CLOUD_TEXT
         assert again["choices"][0]["message"]["content"] == text_of(events) == text
         assert again["choices"][0]["finish_reason"] == "stop"

@@ -100,16 +100,16 @@ def test_keys_and_prompts_are_shown_nowhere(tmp_path: Path, environment: dict[st
             try:
                 assert daemon.stdout is not None
                 url = daemon.stdout.readline().split()[1]
-                asked = [
+                answers = [
                     _ask(url, key, **more)
                     for more in (
                         {}, {}, {"stream": False}, {"stream": True}, {"model": PROMPT[:6]}, {"temperature": 9},
                         {"updraft": {"private": True}}, {"messages": [{"role": "user", "content": [{"type": "x"}]}]},
                     )
                 ]  # fmt: skip
-                asked.append(httpx.post(f"{url}/v1/chat/completions", content=f'{{"{PROMPT}', headers=key))
-                asked.append(_ask(url, {"authorization": f"Bearer {APP_KEY}x"}))
-                asked += [
+                answers.append(httpx.post(f"{url}/v1/chat/completions", content=f'{{"{PROMPT}', headers=key))
+                answers.append(_ask(url, {"authorization": f"Bearer {APP_KEY}x"}))
+                answers += [
                     httpx.get(f"{url}{path}", headers=key) for path in ("/metrics", "/health", "/v1/models", "/x")
                 ]
                 words = [word for each in (psutil.Process(daemon.pid), *psutil.Process(daemon.pid).children(True))
@@ -117,7 +117,7 @@ def test_keys_and_prompts_are_shown_nowhere(tmp_path: Path, environment: dict[st
             finally:
                 daemon.terminate()
         commands = [["log"], ["usage"], ["why"], ["doctor"], ["models"]]
-        told = [
+        runs = [
             subprocess.run(
                 [sys.executable, "-m", "updraft", *words, *extra], env=environment, capture_output=True, text=True,
                 check=False, timeout=240,
@@ -125,9 +125,9 @@ def test_keys_and_prompts_are_shown_nowhere(tmp_path: Path, environment: dict[st
             for words in commands
             for extra in ([], ["--json"])
         ]  # fmt: skip
-    assert {answer.status_code for answer in asked} >= {200, 400, 401, 404}
-    assert any(done.returncode == 0 and "big" in done.stdout for done in told), [done.stderr for done in told]
-    shown = [f"{answer.text} {answer.headers}" for answer in asked] + words
-    shown += [(tmp_path / "log").read_text(), *(done.stdout + done.stderr for done in told)]
+    assert {answer.status_code for answer in answers} >= {200, 400, 401, 404}
+    assert any(done.returncode == 0 and "big" in done.stdout for done in runs), [done.stderr for done in runs]
+    shown = [f"{answer.text} {answer.headers}" for answer in answers] + words
+    shown += [(tmp_path / "log").read_text(), *(done.stdout + done.stderr for done in runs)]
     shown += [path.read_bytes().decode("latin-1") for path in (tmp_path / "home").iterdir() if path.is_file()]
     assert [(secret, text) for text in shown for secret in SECRETS if secret in text] == []

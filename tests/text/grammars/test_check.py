@@ -155,11 +155,11 @@ def test_who_waits_too_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_refusals_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Constraint] = []
+    constraints: list[Constraint] = []
     ask = GrammarCheck._ask
 
     async def counted(self: GrammarCheck, constraint: Constraint) -> object:
-        asked.append(constraint)
+        constraints.append(constraint)
         return await ask(self, constraint)
 
     monkeypatch.setattr(GrammarCheck, "_ask", counted)
@@ -172,11 +172,11 @@ def test_refusals_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
 
         await refused()
         await refused()
-        assert len(asked) == 1
+        assert len(constraints) == 1
         now = time.monotonic()
         monkeypatch.setattr("updraft.text.grammars.check.time.monotonic", lambda: now + 61)
         await refused()
-        assert len(asked) == 2
+        assert len(constraints) == 2
 
     checking(test)
 

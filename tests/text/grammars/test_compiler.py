@@ -104,10 +104,10 @@ def test_forced_text_is_tokenized_as_the_model_is_used_to(compiler: GrammarCompi
 @pytest.mark.parametrize("words", ["a", "The quick brown fox jumps. ", "日本語のテキスト、"])
 def test_of_forced_text_only_the_beginning_is_tokenized(tokenizer: Tokenizer, words: str) -> None:
     """Else a long literal costs its length in every token, for all whose answers share the step."""
-    asked: list[str] = []
+    texts: list[str] = []
 
     def encode(text: str) -> list[int]:
-        asked.append(text)
+        texts.append(text)
         return tokenizer.encode(text)
 
     literal = (words * MAX_CONSTRAINT_CHARS)[: MAX_CONSTRAINT_CHARS - 100]
@@ -117,8 +117,8 @@ def test_of_forced_text_only_the_beginning_is_tokenized(tokenizer: Tokenizer, wo
     expected = tokenizer.encode(literal[:1000])[:50]
     for token in expected:
         assert state.advance([token]) == 1
-    assert asked and max(map(len, asked)) < 1000
-    assert all(literal.find(text) >= 0 for text in asked)  # no character is cut
+    assert texts and max(map(len, texts)) < 1000
+    assert all(literal.find(text) >= 0 for text in texts)  # no character is cut
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,14 @@ def conversations() -> Iterator[list[Message]]:
         for content in shapes("Words of mine"):
             yield [*(Message(roles[role], f"{role}-{i}") for i, role in enumerate(before)), Message("user", content)]
             yield [*(Message(roles[role], content) for role in before), Message("user", "What?")]
-    for said in [None, *shapes("Let me see")]:
-        yield [Message("user", "Where?"), Message("assistant", said, tool_calls=[CALL]), RESULT]
-        yield [Message("user", "?"), Message("assistant", said, tool_calls=[CALL]), RESULT, Message("assistant", "So.")]
+    for content in [None, *shapes("Let me see")]:
+        yield [Message("user", "Where?"), Message("assistant", content, tool_calls=[CALL]), RESULT]
+        yield [
+            Message("user", "?"),
+            Message("assistant", content, tool_calls=[CALL]),
+            RESULT,
+            Message("assistant", "So."),
+        ]
     yield [Message("assistant", "I begin."), Message("user", "Go on.")]
 
 

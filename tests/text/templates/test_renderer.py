@@ -267,9 +267,9 @@ def test_it_sees_neither_our_environment_nor_the_working_directory(
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret")
     monkeypatch.setenv("TZ", "Pacific/Auckland")
     template = Template("x")
-    seen = child_of(template).environ()
-    assert "a-secret" not in seen.values()
-    assert seen["TZ"] == "Pacific/Auckland"
+    variables = child_of(template).environ()
+    assert "a-secret" not in variables.values()
+    assert variables["TZ"] == "Pacific/Auckland"
 
 
 def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,13 +41,13 @@ def test_a_step_is_read_as_often_as_it_says(params, most, reads, make_engine, ma
 def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_prompts, ask, run, draft, monkeypatch):
     """Looked up together, whatever the others asked for, verified drafts among them; a branch has its own."""
     prompts = make_prompts(5, seed=21)
-    asked = [
+    requests = [
         ask([prompt], max_tokens=6, n=1 + (number == 2), temperature=0.9, seed=number, **wanted)[0]
         for number, (prompt, wanted) in enumerate(
             zip(prompts, [{"logprobs": 2}, {}, {"logprobs": 0}, {"logprobs": 5}, {}], strict=True)
         )
     ]
-    asked = [replace(request, request_id=f"r{number}") for number, request in enumerate(asked)]
+    requests = [replace(request, request_id=f"r{number}") for number, request in enumerate(requests)]
     looked_up: list[int] = []
 
     def counted(logits, chosen, num_top):
@@ -55,10 +55,10 @@ def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_pro
         return log_probabilities(logits, chosen, num_top)
 
     monkeypatch.setattr(sampled, "log_probabilities", counted)
-    together = run(make_engine(draft=draft, draft_length="fixed"), asked)
+    together = run(make_engine(draft=draft, draft_length="fixed"), requests)
     steps_with_more = sum(rows > 1 for rows in looked_up)
     assert steps_with_more > 0
-    by_itself = [replace(request, n=1) for request in asked]
+    by_itself = [replace(request, n=1) for request in requests]
     other_branch = replace(by_itself[2], params=replace(by_itself[2].params, seed=3))  # whose seed is one more
     alone = [run(make_engine(), [request])[0] for request in (*by_itself[:3], other_branch, *by_itself[3:])]
     for result, other in zip(together, alone, strict=True):

@@ -21,23 +21,23 @@ from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 @pytest.fixture
 def ahead(monkeypatch):
     """Switches it on, and notes the batches that were launched ahead, and those that were launched in their turn."""
-    seen = Launches()
+    launches = Launches()
     in_turn, before = Engine._launch, Engine._launch_ahead
 
     def launch(self, batch):
-        seen.in_turn += bool(batch)
+        launches.in_turn += bool(batch)
         return in_turn(self, batch)
 
     def launch_ahead(self, launched):
         step = before(self, launched)
         if step is not None:
-            seen.append(len(step.batch))
+            launches.append(len(step.batch))
         return step
 
     monkeypatch.setattr(Runner, "runs_ahead", True)
     monkeypatch.setattr(Engine, "_launch", launch)
     monkeypatch.setattr(Engine, "_launch_ahead", launch_ahead)
-    return seen
+    return launches
 
 
 class Launches(list[int]):

@@ -67,7 +67,7 @@ def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     runner = Runner(target, 4, 16)
     passes: list[int] = []
-    run, sampled, told, captured = runner.run, warm_up.sample, warm_up.log_probabilities, []
+    run, sampled, log_probabilities, captured = runner.run, warm_up.sample, warm_up.log_probabilities, []
 
     def counted(chunks):
         passes.extend(len(chunk.token_ids) for chunk in chunks)
@@ -77,8 +77,12 @@ def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None
     rows, reported = [], []
     monkeypatch.setattr(runner, "run", counted)
     monkeypatch.setattr(runner, "capture", captured.append)
-    monkeypatch.setattr(warm_up, "sample", lambda logits, asked: rows.extend(asked) or sampled(logits, asked))
-    monkeypatch.setattr(warm_up, "log_probabilities", lambda *asked: reported.append(asked[2]) or told(*asked))
+    monkeypatch.setattr(
+        warm_up, "sample", lambda logits, arguments: rows.extend(arguments) or sampled(logits, arguments)
+    )
+    monkeypatch.setattr(
+        warm_up, "log_probabilities", lambda *arguments: reported.append(arguments[2]) or log_probabilities(*arguments)
+    )
     with caplog.at_level(logging.INFO):
         make_ready(runner, limits := GraphLimits(2, 1, 4), 512)
     assert passes == [1, 2, 4, 8, 16, 32, 64]  # as long as there are blocks

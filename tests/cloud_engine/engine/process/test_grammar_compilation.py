@@ -62,11 +62,11 @@ class Compiler:
     """Stands for `Engine.prepare`: takes until it is let go, and notes what it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.compiled: list[str] = []
         self.begun, self.go = threading.Event(), threading.Event()
 
     def __call__(self, request: GenerationRequest) -> None:
-        self.asked.append(request.request_id)
+        self.compiled.append(request.request_id)
         self.begun.set()
         assert self.go.wait(20)
 
@@ -100,13 +100,13 @@ def test_requests_being_prepared_wait_in_the_queue(make_engine, compiler):
 def test_an_abort_takes_back_what_was_not_begun(make_engine, compiler):
     async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(answer(engine, constrained(name))) for name in ("begun", "queued", "kept")]
-        await until(lambda: compiler.asked == ["begun"] and engine.stats().waiting == 3)
+        await until(lambda: compiler.compiled == ["begun"] and engine.stats().waiting == 3)
         for task in tasks[:2]:
             task.cancel()
         await until(lambda: engine.stats().waiting == 1)
         compiler.go.set()
         assert len(await tasks[2]) == 4
-        assert set(compiler.asked) == {"begun", "kept"}
+        assert set(compiler.compiled) == {"begun", "kept"}
         assert engine.stats().finished_requests == 1
 
     serve(make_engine(), scenario)

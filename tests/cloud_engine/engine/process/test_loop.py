@@ -23,7 +23,7 @@ class Script(CoreTransport):
     """Hands out commands, each at its step, and keeps what is reported, with the step that it came after."""
 
     def __init__(self, engine: Engine, commands: Sequence[tuple[int, Command]]) -> None:
-        self.told: list[tuple[int, Stepped]] = []
+        self.reports: list[tuple[int, Stepped]] = []
         self._engine = engine
         self._commands = deque(commands)
 
@@ -34,14 +34,14 @@ class Script(CoreTransport):
 
     def report(self, what: Report) -> None:
         assert isinstance(what, Stepped)
-        self.told.append((self._engine.stats().steps, what))
+        self.reports.append((self._engine.stats().steps, what))
 
     def send_back(self, command: Command) -> None:
         raise AssertionError("nothing is prepared here")
 
     def outputs(self) -> list[tuple[int, list[TokenOutput]]]:
         """What was told, where that was anything."""
-        found = [(step, list(chain.from_iterable(told.outputs))) for step, told in self.told]
+        found = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
         return [(step, outputs) for step, outputs in found if outputs]
 
 
@@ -113,5 +113,5 @@ def test_nobody_waits_for_a_step_with_prompts_to_hear_of_the_one_before(run) -> 
 def test_an_engine_at_rest_has_told_everything(run) -> None:
     """Also of a request that was given up, and counters without any outputs."""
     script = run(0.0, (0, asked("a", streamed=False)), (30, Abort("a")))
-    step, last = script.told[-1]
+    step, last = script.reports[-1]
     assert (step, last.stats.running, last.stats.aborted_requests) == (30, 0, 1)

@@ -144,7 +144,7 @@ class Simulation(RuleBasedStateMachine):
         speculator = Speculator([Sometimes()] if self.drafts else [], config)
         self.scheduler = Scheduler(config, self.cache, speculator)
         self.answers = OutputProcessor(self.scheduler, self.cache, speculator)
-        self.said: dict[tuple[str, int], list[int]] = {}
+        self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
@@ -253,12 +253,12 @@ class Simulation(RuleBasedStateMachine):
             item.state.num_draft_computed_tokens = len(item.state.token_ids) + item.num_drafts - 1
 
     def hear(self, output: TokenOutput) -> None:
-        said = self.said.setdefault((output.request_id, output.index), [])
-        said += output.token_ids
+        generated = self.generated.setdefault((output.request_id, output.index), [])
+        generated += output.token_ids
         if output.stats is not None:
             longest = self.longest[output.request_id]
-            assert output.stats.completion_tokens == len(said) <= min(longest)
-            assert output.finish_reason == "stop" or len(said) == longest[0]
+            assert output.stats.completion_tokens == len(generated) <= min(longest)
+            assert output.finish_reason == "stop" or len(generated) == longest[0]
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -288,7 +288,7 @@ class Simulation(RuleBasedStateMachine):
     def what_came_out_is_what_is_known(self) -> None:
         for state in self.scheduler.requests():
             generated = state.token_ids[state.num_prompt_tokens :]
-            assert state.request.beam or generated == self.said.get((state.request_id, state.index), [])
+            assert state.request.beam or generated == self.generated.get((state.request_id, state.index), [])
             assert state.num_remaining_tokens > 0
             assert state.end_ids.isdisjoint(generated)
             assert not (state.grammar and state.grammar.complete)
@@ -485,11 +485,11 @@ def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
 
 def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
     assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
-    pace = StepBudget(0.001, least=80)  # as many beams may have to run together
+    budget = StepBudget(0.001, least=80)  # as many beams may have to run together
     for _ in range(2):
-        assert pace.most_prompt_tokens(512) >= 80
-        pace.observe(64, 0, 1, 99.0)
-        pace.observe(64, 0, 1, 99.0)
+        assert budget.max_prompt_tokens(512) >= 80
+        budget.observe(64, 0, 1, 99.0)
+        budget.observe(64, 0, 1, 99.0)
 
 
 @pytest.mark.parametrize("head", [1.0, 1.4], ids=["alike", "verifying takes longer"])

@@ -54,7 +54,7 @@ class Asker:
     acceptance: float
     left: int
     lag: int = 30
-    seen: Acceptance = field(default_factory=Acceptance)
+    observed: Acceptance = field(default_factory=Acceptance)
 
 
 class Run:
@@ -94,7 +94,7 @@ class Run:
         return Asker(self._acceptance, self._random.randint(1, 80))
 
     def _candidate(self, asker: Asker) -> DraftCandidate:
-        chance = asker.seen.estimate(self._all.estimate())
+        chance = asker.observed.estimate(self._all.estimate())
         return DraftCandidate(chance, min(MOST, asker.left - 1), True, asker.lag, asker.left)
 
     def _step(self, machine: Machine, askers: list[Asker], lengths: list[int]) -> StepReport:
@@ -114,7 +114,7 @@ class Run:
         while accepted < length and self._random.random() < asker.acceptance:
             accepted += 1
         if length:
-            asker.seen.add(accepted, length)
+            asker.observed.add(accepted, length)
             self._all.add(accepted, length)
         asker.lag = 1 if length else asker.lag + 1
         asker.left -= accepted + 1

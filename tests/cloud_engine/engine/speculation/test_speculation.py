@@ -417,10 +417,10 @@ def test_plain_requests_and_others_are_drafted_for_together(plain, target, make_
     prompts, _ = plain
     others = {"presence_penalty": 0.7, "temperature": 0.8, "seed": 3, "max_tokens": LENGTH}
     kinds = [{"max_tokens": LENGTH}, others, {"temperature": 0.8, "seed": 3, "top_p": 0.9, "max_tokens": LENGTH}]
-    asked = [(prompt, kinds[index % 3]) for index, prompt in enumerate(prompts[:9])]
+    cases = [(prompt, kinds[index % 3]) for index, prompt in enumerate(prompts[:9])]
 
     def answers(engine):
-        requests = [ask([prompt], **options)[0] for prompt, options in asked]
+        requests = [ask([prompt], **options)[0] for prompt, options in cases]
         requests = [replace(request, request_id=str(index)) for index, request in enumerate(requests)]
         return [result.token_ids for result in run(engine, requests)]
 

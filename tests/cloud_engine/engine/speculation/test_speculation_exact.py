@@ -50,7 +50,7 @@ def p_value(counts: Counter[Pair], expected: dict[Pair, float]) -> float:
     observed = [counts[pair] for pair in frequent]
     rest = SAMPLES - sum(frequent.values())
     classes = list(zip([*observed, SAMPLES - sum(observed)], [*frequent.values(), rest], strict=True))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in classes if expected > 1e-9)
+    statistic = sum((count - expected) ** 2 / expected for count, expected in classes if expected > 1e-9)
     return float(chi2.sf(statistic, len(classes) - 1))
 
 

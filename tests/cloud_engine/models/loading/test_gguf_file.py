@@ -129,19 +129,19 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("said", HOSTILE, ids=str)
-def test_wrong_metadata_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("keys", HOSTILE, ids=str)
+def test_wrong_metadata_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
     """Before there is memory for what it says."""
     write_gguf(reference_model(), tmp_path / "model.gguf")
-    say_of_arch(monkeypatch, **said)
+    say_of_arch(monkeypatch, **keys)
     with pytest.raises(ModelLoadError):
         load_model(tmp_path / "model.gguf")
 
 
-def say_of_arch(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
+def say_of_arch(monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
     """Let files hold other values under these keys of their architecture."""
     read = GgufFile._of_arch
-    monkeypatch.setattr(GgufFile, "_of_arch", lambda file, key: said.get(key) if key in said else read(file, key))
+    monkeypatch.setattr(GgufFile, "_of_arch", lambda file, key: keys.get(key) if key in keys else read(file, key))
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0"])

@@ -58,20 +58,20 @@ def test_the_cache_is_the_one_of_the_hubs_library(hub: Hub, cache: Path) -> None
     assert Path(found) == folder / "model.safetensors"
     (cached,) = huggingface_hub.scan_cache_dir(cache).repos
     assert (cached.repo_id, {revision.commit_hash for revision in cached.revisions}) == ("owner/model", {COMMIT})
-    asked = len(hub.bodies)
+    before = len(hub.bodies)
     assert find_model("owner/model") == folder
-    assert len(hub.bodies) == asked
+    assert len(hub.bodies) == before
     theirs = cache / "models--owner--one" / "blobs" / hashlib.sha256(WEIGHTS).hexdigest()
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(WEIGHTS)
     assert find_model("hf:owner/one/sub/file.gguf").read_bytes() == WEIGHTS
-    assert len(hub.bodies) == asked
+    assert len(hub.bodies) == before
 
 
 def test_a_broken_download_resumes_and_a_second_use_needs_no_network(hub: Hub, monkeypatch) -> None:
     hub.cuts = 1
     path = find_model("hf:owner/one/sub/file.gguf")
-    assert [seen.start for seen in hub.bodies] == [0, hub.cut_after]
+    assert [received.start for received in hub.bodies] == [0, hub.cut_after]
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     assert find_model("hf:owner/one/sub/file.gguf") == path
     assert path.read_bytes() == WEIGHTS
@@ -101,7 +101,7 @@ def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch) -> None:
         hub.other = storage.url
         find_model("hf:owner/one/sub/file.gguf")
     assert hub.bodies[0].headers["authorization"] == "Bearer hf_secret"
-    assert all("authorization" not in seen.headers for seen in storage.seen)
+    assert all("authorization" not in received.headers for received in storage.received)
 
 
 def test_a_full_disk(hub: Hub, monkeypatch) -> None:

@@ -44,12 +44,12 @@ def test_bfloat16_weights_are_upcast_and_both_rope_notations_load(folder: Path, 
 def test_shards_load_like_one_file(folder: Path, tmp_path: Path) -> None:
     reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    seen: list[tuple[int, int]] = []
-    model = load_model(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    received: list[tuple[int, int]] = []
+    model = load_model(tmp_path, progress=lambda done, total: received.append((done, total)))
     whole = load_model(folder).state_dict()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (sum(p.nbytes for p in model.parameters()),) * 2
+    assert [done for done, _ in received] == sorted(done for done, _ in received)
+    assert received[-1] == (sum(p.nbytes for p in model.parameters()),) * 2
 
 
 @pytest.mark.parametrize("harm", ["unlink", "truncate", "outside"])

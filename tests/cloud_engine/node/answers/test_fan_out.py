@@ -40,11 +40,11 @@ class Streams:
 def test_every_stream_comes_out_whole_and_in_its_order(counts: list[int]) -> None:
     async def main() -> None:
         streams = Streams()
-        seen: list[list[int]] = [[] for _ in counts]
+        received: list[list[int]] = [[] for _ in counts]
         async with asyncio.timeout(60):
             async for number, item in fan_out([partial(streams.of, count) for count in counts]):
-                seen[number].append(item)
-        assert seen == [list(range(count)) for count in counts]
+                received[number].append(item)
+        assert received == [list(range(count)) for count in counts]
         assert streams.open == 0
         assert streams.most_open <= AT_ONCE
 
@@ -83,12 +83,12 @@ class Places:
 
     def __init__(self, most: int, *, taken: bool = False, closes: bool = False) -> None:
         self.free = 0 if taken else most
-        self.asked = 0
+        self.requested = 0
         self._most, self._closes = most, closes
 
     async def stream(self) -> AsyncGenerator[int]:
-        self.asked += 1
-        turn = self.asked
+        self.requested += 1
+        turn = self.requested
         await asyncio.sleep(0)
         if self._closes and turn > self._most:
             raise OverloadedError("It is shutting down.", code="draining")
@@ -122,7 +122,7 @@ def test_a_job_for_which_there_is_no_place_at_all_is_refused() -> None:
     places = Places(1, taken=True)
     with pytest.raises(OverloadedError, match="queue is full"):
         outputs_of(places, AT_ONCE + 20)
-    assert places.asked == AT_ONCE
+    assert places.requested == AT_ONCE
 
 
 def test_no_job_waits_for_a_server_that_shuts_down() -> None:

@@ -95,6 +95,6 @@ def test_tools_are_part_of_the_prompt() -> None:
     tokenizer = Tokenizer(
         (POCKET / "tokenizer.json").read_text(), eos_ids=loaded.eos_ids, chat_template=ChatTemplate(template)
     )
-    asked = parse_tokenize(json.dumps({"messages": [SAYS], "tools": [TOOL]}).encode())
-    assert tokenizer.decode(tokenized(tokenizer, asked, 4096).tokens) == "look_up;a"
-    assert sum(map(len, asked.texts)) >= len("look_up;a") - 1
+    request = parse_tokenize(json.dumps({"messages": [SAYS], "tools": [TOOL]}).encode())
+    assert tokenizer.decode(tokenized(tokenizer, request, 4096).tokens) == "look_up;a"
+    assert sum(map(len, request.texts)) >= len("look_up;a") - 1
