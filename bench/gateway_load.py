@@ -87,9 +87,12 @@ def request_for(url: str, key: str, *, stream: bool) -> bytes:
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def drive(url: str, key: str, concurrency: int, seconds: float, *, stream: bool = False) -> Load:
-    """`concurrency` connections for `seconds`; each finishes the request that it began."""
-    loop, load, request = asyncio.get_running_loop(), Load(), request_for(url, key, stream=stream)
+async def drive(  # noqa: PLR0913
+    url: str, key: str, concurrency: int, seconds: float, *, stream: bool = False, load: Load | None = None
+) -> Load:
+    """`concurrency` connections for `seconds`; each finishes the request that it began. `load` grows meanwhile."""
+    loop, request = asyncio.get_running_loop(), request_for(url, key, stream=stream)
+    load = Load() if load is None else load
     address, began = urlsplit(url), time.perf_counter()
     ends: list[asyncio.Future[None]] = []
     for _ in range(concurrency):
