@@ -41,6 +41,8 @@ _GATEWAY = {
     "/v1/chat/completions": "relayed to a node that has the model",
     "/v1/completions": "relayed",
     "/v1/embeddings": "relayed",
+    "/v1/rerank": "relayed to nodes that have it; others answer 404",
+    "/v1/moderations": "the same",
     "/v1/models": "the models of all nodes that are up, with the least `max_model_len` of their nodes",
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",
@@ -117,9 +119,7 @@ def _gateway_app() -> FastAPI:
         meter = Meter(Path(folder) / "usage.sqlite3")
         upstream = Upstream(None)
         app = create_gateway_app(
-            Relay(
-                Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream), KeyStore(()), meter, Counters(), 1.0
-            )
+            Relay(Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream), KeyStore(()), meter, Counters())
         )
         meter.close()
     return app
