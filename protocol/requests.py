@@ -118,7 +118,8 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of requests may ask.
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
-    (alternatives per token of the prompt), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
+    (alternatives per token of the prompt), `return_token_ids` (vLLM's: each chunk of a stream has its tokens),
+    `answer_token_ids` (ours: the first tokens of the answer are given, and it goes on behind them), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
     beams as `best_of` or `n` says, ranked by log-probability / length ** `length_penalty`.
     """
 
@@ -143,6 +144,8 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     use_beam_search: bool = False
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    answer_token_ids: list[int] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -293,6 +296,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
             f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
         )
     _check_candidates(request)
+    _check_given_answer(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
@@ -350,6 +354,22 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     for param, wrong, why in faults:
         if wrong:
             raise InvalidRequestError(f"{param}: {why}.", param=param, code="invalid_value")
+
+
+def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
+    """One answer can be given in part, if nothing else says what it begins with."""
+    if request.answer_token_ids is None:
+        return
+    several = request.num_candidates > 1 or (isinstance(request, CompletionRequest) and len(request.prompts) > 1)
+    faults = [
+        (several, "one answer can be continued, not several"),
+        (request.constraint() is not None, "an answer with a format of its own is not continued"),
+        (isinstance(request, CompletionRequest) and request.echo, "leave out echo"),
+        (isinstance(request, ChatRequest) and request.tool_use is not None, "leave out tools"),
+    ]
+    for wrong, why in faults:
+        if wrong:
+            raise InvalidRequestError(f"answer_token_ids: {why}.", param="answer_token_ids", code="invalid_value")
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:

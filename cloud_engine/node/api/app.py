@@ -185,8 +185,11 @@ class _Node:
 
         started = time.perf_counter()  # whatever it takes until each has a place
 
+        def answer(asked: GenerationRequest) -> AsyncGenerator[Piece]:
+            return pieces(self._engine, self._tokenizer, asked, job.tools, token_ids=job.token_ids)
+
         def of(asked: GenerationRequest) -> AsyncGenerator[Piece]:
-            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools), started)
+            return self._latencies.watch(answer(asked), started)
 
         first = job.generations[0]
         if len(job.generations) == 1:
