@@ -119,8 +119,9 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
     (alternatives per token of the prompt), `return_token_ids` (vLLM's: each chunk of a stream has its tokens),
-    `answer_token_ids` (ours: the first tokens of the answer are given, and it goes on behind them), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
-    beams as `best_of` or `n` says, ranked by log-probability / length ** `length_penalty`.
+    `answer_token_ids` (ours: the first tokens of the answer are given, and it goes on behind them), `best_of` (answers
+    to choose `n` from), and `use_beam_search`, with as many beams as `best_of` or `n` says, ranked by
+    log-probability / length ** `length_penalty`.
     """
 
     model: str

@@ -44,7 +44,8 @@ class _Models(msgspec.Struct):
 class Node:
     """One OpenAI-compatible server. `in_flight` counts this gateway's requests on it.
 
-    `tells_usage`: whether it can be asked to put the usage so far on every chunk of a stream.
+    `tells_tokens`: whether it reports the tokens of a stream, and goes on behind those of another node. `tells_usage`:
+    whether it can be asked to put the usage so far on every chunk of a stream.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,6 +55,7 @@ class Node:
         self.models: tuple[str, ...] = ()
         self.cards: tuple[Model, ...] = ()
         self.tells_usage = False
+        self.tells_tokens = False
         self.healthy = False
         self.reason = "not probed yet"
         self.in_flight = 0
@@ -65,6 +67,7 @@ class Node:
         self.models = tuple(model.id for model in models)
         self.cards = tuple(models)
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
+        self.tells_tokens = all(model.owned_by == "updraft" for model in models)
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes."""

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import aclosing
 
 import msgspec
 
 from ....protocol.errors import UpstreamError
-from ....protocol.http import sse
 from ....protocol.http.foreign import error_in
+from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response, UpstreamFailure, body_of
 from .call import Call
 from .stream import FINISH, events_of
 from .usage import StreamMeter, whole_answer
 
+_ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 WithoutKey = Callable[[bytes], bytes]
+
+
+class EngineFailure(UpstreamFailure):
+    """The engine behind a node failed in mid-stream, and the node said so in `event`."""
+
+    def __init__(self, event: bytes) -> None:
+        super().__init__("its engine failed")
+        self.event = event
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
@@ -32,29 +42,46 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
     await call.emit(body, more=False)
 
 
-async def relay_stream(call: Call, response: Response, meter: StreamMeter, without_key: WithoutKey) -> None:
-    """Whole events only, so that an error event can follow wherever the node breaks off."""
-    ended = finished = False
+async def relay_stream(
+    call: Call, response: Response, meter: StreamMeter, without_key: WithoutKey, *, may_break: bool
+) -> None:
+    """Whole events only, so that another node, or an error event, can follow wherever this one breaks off.
+
+    `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
+    """
+    begun, ended = call.begun, False
     try:
         async with aclosing(events_of(response)) as events:
             async for event in events:
-                finished = finished or FINISH.search(event) is not None
-                shown = None if ended else meter.shown(event)
+                begun.is_finished = begun.is_finished or FINISH.search(event) is not None
+                read = None if ended else begun.read(event)
+                shown = None if read is None else meter.shown(read)
                 if shown is None:
                     continue  # once ended: reading to the end keeps the connection usable
                 if not call.answered:
                     await call.start(response, None)
                 if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                    if may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
+                        raise EngineFailure(without_key(shown))
                     call.row.status = UpstreamError.status
                     ended, shown = True, without_key(shown)
                 ended = ended or event.startswith(b"data: [DONE]")
                 await call.emit(shown, more=not ended)
+    except UpstreamFailure:
+        if not begun.is_finished:
+            raise
     finally:
         meter.settle()
-    if finished and not ended:  # some leave the end mark out
-        await call.emit(sse.DONE, more=False)
-    elif not ended:
+    if ended:
+        return
+    if not begun.is_finished:
         raise UpstreamFailure("the stream ended without [DONE]")
+    wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
+    await call.emit(begun.ending(_usage(call) if wants_usage else None), more=False)
+
+
+def _usage(call: Call) -> Usage:
+    return Usage.of(call.row.prompt_tokens, call.row.completion_tokens)
 
 
 def _odd_status(response: Response) -> str:

@@ -18,6 +18,7 @@ from ....protocol.safety.names import MOST_NAME
 from ..balancing.nodes import Node
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
+from .continuation import BegunAnswer
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -63,6 +64,11 @@ class Call:
     answered: bool = False
     # The nodes that were tried, the current one last.
     tried: list[Node] = field(default_factory=list[Node])
+    # What the client has got of a stream.
+    begun: BegunAnswer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = BegunAnswer(self.path, self.body)
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
