@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 
@@ -12,7 +13,8 @@ from ....protocol.errors import UpstreamError
 from ....protocol.http.foreign import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
-from ..upstream.client import Response, UpstreamFailure, body_of
+from ..upstream.client import Response
+from ..upstream.failures import UpstreamFailure
 from .call import Call
 from .stream import FINISH, events_of
 from .usage import StreamMeter, whole_answer
@@ -31,7 +33,7 @@ class EngineFailure(UpstreamFailure):
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it."""
-    body, status = b"".join([chunk async for chunk in body_of(response)]), response.status
+    body, status = await response.read_whole(), response.status
     if status == 200:
         body = whole_answer(body, call.row)
     elif 400 <= status < 600:
@@ -49,35 +51,60 @@ async def relay_stream(
 
     `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
     """
-    begun, ended = call.begun, False
+    reader = _EventReader(call, meter, without_key, may_break)
     try:
-        async with aclosing(events_of(response)) as events:
-            async for event in events:
-                begun.is_finished = begun.is_finished or FINISH.search(event) is not None
-                read = None if ended else begun.read(event)
-                shown = None if read is None else meter.shown(read)
-                if shown is None:
-                    continue  # once ended: reading to the end keeps the connection usable
-                if not call.answered:
-                    await call.start(response, None)
-                if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
-                    if may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
-                        raise EngineFailure(without_key(shown))
-                    call.row.status = UpstreamError.status
-                    ended, shown = True, without_key(shown)
-                ended = ended or event.startswith(b"data: [DONE]")
-                await call.emit(shown, more=not ended)
+        async with aclosing(events_of(response)) as batches:
+            async for events in batches:
+                if shown := reader.read(events):
+                    if not call.answered:
+                        await call.start(response, None)
+                    await call.emit(shown, more=not reader.ended)
+                if reader.failure is not None:
+                    raise reader.failure
     except UpstreamFailure:
-        if not begun.is_finished:
+        if not call.begun.is_finished:
             raise
     finally:
         meter.settle()
-    if ended:
+    if reader.ended:
         return
-    if not begun.is_finished:
+    if not call.begun.is_finished:
         raise UpstreamFailure("the stream ended without [DONE]")
     wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
-    await call.emit(begun.ending(_usage(call) if wants_usage else None), more=False)
+    await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+
+
+@dataclass(slots=True)
+class _EventReader:
+    """What the client is to see of a node's events. Behind an end, the rest is read for the connection's sake."""
+
+    call: Call
+    meter: StreamMeter
+    without_key: WithoutKey
+    may_break: bool
+    ended: bool = False
+    failure: EngineFailure | None = None
+
+    def read(self, events: Iterable[bytes]) -> bytes:
+        out: list[bytes] = []
+        begun = self.call.begun
+        for event in events:
+            if self.ended or self.failure is not None:
+                break
+            begun.is_finished = begun.is_finished or FINISH.search(event) is not None
+            read = begun.read(event)
+            shown = None if read is None else self.meter.shown(read)
+            if shown is None:
+                continue
+            if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                shown = self.without_key(shown)
+                if self.may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
+                    self.failure = EngineFailure(shown)
+                    break
+                self.call.row.status, self.ended = UpstreamError.status, True
+            self.ended = self.ended or event.startswith(b"data: [DONE]")
+            out.append(shown)
+        return b"".join(out)
 
 
 def _usage(call: Call) -> Usage:

@@ -9,7 +9,8 @@ from hashlib import blake2b
 from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ..balancing.nodes import Node, NodeRegistry
-from ..upstream.client import Headers, Upstream, UpstreamFailure
+from ..upstream.client import Headers, Upstream, UpstreamRequest
+from ..upstream.failures import UpstreamFailure
 from .answer import EngineFailure, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
@@ -56,7 +57,7 @@ class Dispatch:
             return False
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
-                sent = self.upstream.open("POST", node.target, call.path, body, _headers(call))
+                sent = self.upstream.open(node.target, UpstreamRequest(b"POST", call.path, body, _headers(call)))
                 response = await stack.enter_async_context(sent)
             if response.status in _TRY_ELSEWHERE and not is_last:
                 return False

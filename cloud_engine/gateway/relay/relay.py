@@ -18,7 +18,7 @@ from ....protocol.http import sse
 from ....protocol.http.shell import read_body, request_id, while_connected
 from ..access.keys import KeyStore
 from ..ledger.metering import Meter, UsageRow
-from ..upstream.client import UpstreamFailure
+from ..upstream.failures import UpstreamFailure
 from .answer import EngineFailure
 from .call import Call, read_call
 from .counters import Counters
