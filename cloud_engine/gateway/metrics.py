@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...protocol.http.prometheus import Metric
-from .balancing.nodes import Node
+from .balancing.node import Node
 from .relay.counters import Counters
 
 

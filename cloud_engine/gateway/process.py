@@ -40,7 +40,8 @@ class GatewayOptions:
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
     from .app import create_gateway_app
-    from .balancing.nodes import NodeRegistry
+    from .balancing.node import NodeAddress
+    from .balancing.registry import NodeRegistry
     from .ledger.metering import Meter
     from .relay.counters import Counters
     from .relay.dispatch import Dispatch
@@ -54,7 +55,7 @@ def run_gateway(options: GatewayOptions) -> None:
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key)
-    registry = NodeRegistry(options.nodes, upstream)
+    registry = NodeRegistry([NodeAddress(url) for url in options.nodes], upstream)
     with bind_socket(options.host, options.port) as sock:
         relay = Relay(Dispatch(registry, upstream), keys, Meter(options.db), Counters(), options.timeout_s)
         serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)

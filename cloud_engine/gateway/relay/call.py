@@ -15,7 +15,8 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MOST_NAME
-from ..balancing.nodes import Node
+from ..balancing.node import Node
+from ..balancing.waiting import Priority
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
 from .continuation import BegunAnswer
@@ -32,6 +33,7 @@ class _Peek(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
     stream: bool | None = False
     stream_options: UsageOptions | None = None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +66,10 @@ class Call:
     answered: bool = False
     # The nodes that were tried, the current one last.
     tried: list[Node] = field(default_factory=list[Node])
+    # The conversation, as the client names it (`prompt_cache_key`).
+    session: str = ""
+    # Who goes first where requests wait.
+    priority: Priority = "interactive"
     # What the client has got of a stream.
     begun: BegunAnswer = field(init=False)
 
@@ -98,4 +104,5 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(request.url.path).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    return Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send)
+    about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
+    return Call(*about, session=peek.prompt_cache_key or "")

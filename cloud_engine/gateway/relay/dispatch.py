@@ -1,16 +1,17 @@
-"""One call to the nodes: choose, attempt, fail over until the first byte is out."""
+"""One call to the nodes: choose, attempt, fail over, and go on with a stream that broke off."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
-from ..balancing.nodes import Node, NodeRegistry
+from ..balancing.node import Node
+from ..balancing.registry import NodeRegistry
 from ..upstream.client import Headers, Upstream, UpstreamRequest
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 from .answer import EngineFailure, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
@@ -31,47 +32,90 @@ class Dispatch:
 
         Raises UpdraftError if no node answers, UpstreamFailure once bytes are out.
         """
-        failure: UpstreamFailure | None = None
-        while True:
-            node = self.registry.choose(call.model, call.tried)
-            if node is None:
-                raise self._refusal(call) if failure is None or not call.answered else failure
-            call.row.node, call.row.retries = node.url, len(call.tried)
-            call.tried.append(node)
-            is_last = not self.registry.has_another(call.model, call.tried)
-            try:
-                with self.registry.load(node):
-                    if await self._attempt(call, node, is_last=is_last):
-                        return
-            except EngineFailure as broken:
-                failure = broken
-            except UpstreamFailure as broken:
-                node.failed(str(broken))
-                failure = broken
+        registry, course = self.registry, _Course()
+        registry.suspects.check(*_identity(call))
+        registry.retries.requested()
+        placement = registry.placement(call.row.key_name, call.model, call.body, call.session)
+        try:
+            while not course.is_over:
+                if call.tried:
+                    self._check_retry(call, course)
+                async with registry.place(placement, call.tried, call.priority) as node:
+                    call.row.node, call.row.retries = node.url, len(call.tried)
+                    call.tried.append(node)
+                    await self._try(call, node, course)
+        except UpdraftError:
+            if call.answered and course.failure is not None:
+                raise course.failure from None  # the client gets it as an event
+            raise
 
-    async def _attempt(self, call: Call, node: Node, *, is_last: bool) -> bool:
-        """One attempt. False: the node answered that it cannot, and another may."""
-        goes_on, tells_usage = call.answered, node.tells_usage
-        body = self._body(call, node)
+    def _check_retry(self, call: Call, course: _Course) -> None:
+        """Raises UpdraftError where no other node is to be asked."""
+        self.registry.suspects.check(*_identity(call))
+        if not self.registry.has_another(call.model, call.tried):
+            refusal = self.registry.refusal(call.model)
+            if isinstance(refusal, ModelNotFoundError):
+                refusal = OverloadedError("Every node that has this model failed on this request: try again.")
+            raise refusal
+        if course.failure is not None and not call.answered and not self.registry.retries.take():
+            raise OverloadedError("Too many requests fail and are retried: try again in a moment.")
+
+    async def _try(self, call: Call, node: Node, course: _Course) -> None:
+        """One attempt, and what it says about the node and the request."""
+        try:
+            course.is_over = await self._attempt(call, node, course)
+        except EngineFailure as failure:
+            course.failure, course.engine_failures = failure, course.engine_failures + 1
+            course.erred.append(node)
+        except UpstreamTimeout as failure:  # of this request; whether the node hangs is seen by its probes
+            course.failure = failure
+            course.erred.append(node)
+        except UpstreamFailure as failure:
+            course.failure = failure
+            node.failed(str(failure))
+            if not isinstance(failure, UnreachableError):
+                self.registry.suspects.failed((node.url, node.breaker.trips), *_identity(call))
+        if course.is_over and call.row.status < 500:
+            node.breaker.answered()
+            self.registry.suspects.answered(*_identity(call))
+            for other in course.erred:
+                if other.breaker.erred():
+                    other.failed("it fails on requests that other nodes answer")
+
+    async def _attempt(self, call: Call, node: Node, course: _Course) -> bool:
+        """False: the node answered that it cannot, and another may."""
+        goes_on, body = call.answered, self._body(call, node)
         if body is None:
             return False
+        may_move = self.registry.has_another(call.model, call.tried)
         async with AsyncExitStack() as stack:
-            async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
+            async with node.unless_it_hangs():
                 sent = self.upstream.open(node.target, UpstreamRequest(b"POST", call.path, body, _headers(call)))
                 response = await stack.enter_async_context(sent)
-            if response.status in _TRY_ELSEWHERE and not is_last:
-                return False
             if goes_on and response.status != 200:
                 return False  # the client has the status of the first answer
+            if response.status in _TRY_ELSEWHERE and may_move and self._moves(response.status, course):
+                course.erred.append(node)
+                return False
             call.row.status = response.status
             without_key = self.upstream.key_remover(node.target)
             if call.stream and response.status == 200:
                 begun = call.begun.num_tokens
-                meter = StreamMeter(call.row, call.usage_options, running=tells_usage, begun=begun)
-                await relay_stream(call, response, meter, without_key, may_break=not is_last)
+                meter = StreamMeter(call.row, call.usage_options, running=node.tells_usage, begun=begun)
+                may_break = may_move and not course.engine_failures
+                with node.giving_up(lambda: response.give_up(node.reason)):
+                    await relay_stream(call, response, meter, without_key, may_break=may_break)
             else:
                 await relay_whole(call, response, without_key)
         return True
+
+    def _moves(self, status: int, course: _Course) -> bool:
+        """Whether an error is tried elsewhere: an engine's failure once, a want of room as often as there are nodes."""
+        if status != OverloadedError.status:
+            if course.engine_failures:
+                return False
+            course.engine_failures += 1
+        return self.registry.retries.take()
 
     def _body(self, call: Call, node: Node) -> bytes | None:
         """What the node is asked: all of the answer, or what is missing of it. None: it could not go on."""
@@ -85,11 +129,22 @@ class Dispatch:
             return body
         return asking_for_usage(body, running=node.tells_usage, tokens=node.tells_tokens)
 
-    def _refusal(self, call: Call) -> UpdraftError:
-        refusal = self.registry.refusal(call.model)
-        if call.tried and isinstance(refusal, ModelNotFoundError):
-            return OverloadedError("Every node that has this model failed on this request: try again.")
-        return refusal
+
+@dataclass(slots=True)
+class _Course:
+    """How a call fares."""
+
+    is_over: bool = False
+    # Why the last node did not end its answer.
+    failure: UpstreamFailure | None = None
+    # Nodes that failed at it and went on living.
+    erred: list[Node] = field(default_factory=list[Node])
+    engine_failures: int = 0
+
+
+def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
+    """What makes a request the same one."""
+    return call.row.key_name.encode(), call.path, call.body
 
 
 def _headers(call: Call) -> Headers:
