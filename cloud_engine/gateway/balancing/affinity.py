@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _BLOCK = 1024  # bytes of JSON, some 250 tokens
-_FINE_BLOCKS = 32  # behind them blocks are longer: whoever shares that much shares more
-_LONG_BLOCK = 16 * _BLOCK
-_MOST_BLOCKS = 64
+_READ = 4 * _BLOCK  # of a longer block
+_MOST_BYTES = 2**20
+
+
+def _ends() -> tuple[int, ...]:
+    """Where blocks end: behind the first ones each is an eighth of all before it, so that few cover a long prompt."""
+    ends = [_BLOCK]
+    while ends[-1] < _MOST_BYTES:
+        ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
+    return tuple(ends)
+
+
+_ENDS = _ends()
 _BYTES_PER_TOKEN = 4
 _USUAL_ANSWER = 256  # tokens
 _STARTS = (b'"messages"', b'"prompt"', b'"input"')
@@ -23,6 +33,8 @@ class Placement:
     model: str
     # Hashes of the prompt's blocks, each of all before it too.
     blocks: Sequence[int] = ()
+    # Of the prompt.
+    num_bytes: int = 1
     # The hash of the conversation's name, where the client gave it one.
     session: int | None = None
     # What it keeps a node busy with, estimated.
@@ -34,20 +46,20 @@ class Placement:
         scope = hash((key_name, model))
         start = max(0, next((at for name in _STARTS if (at := body.find(name)) >= 0), 0))
         name = hash((scope, session)) if session else None
-        return cls(model, prompt_blocks(scope, body, start), name, _USUAL_ANSWER + len(body) // _BYTES_PER_TOKEN)
+        tokens = _USUAL_ANSWER + len(body) // _BYTES_PER_TOKEN
+        return cls(model, prompt_blocks(scope, body, start), len(body) - start, name, tokens)
 
 
 def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
     """A prompt that begins as another one has the same first blocks. Less than a block has none."""
     blocks: list[int] = []
-    value, view = scope, memoryview(body)
-    while len(blocks) < _MOST_BLOCKS:
-        end = start + (_BLOCK if len(blocks) < _FINE_BLOCKS else _LONG_BLOCK)
-        if end > len(body):
+    value, begin, size = scope, start, len(body) - start
+    for end in _ENDS:
+        if end > size:
             break
-        value = hash((value, hash(view[start:end])))
+        value = hash((value, body[begin : min(start + end, begin + _READ)]))
         blocks.append(value)
-        start = end
+        begin = start + end
     return blocks
 
 
@@ -61,11 +73,12 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def num_matching(self, placement: Placement) -> int:
-        """The first blocks that it has seen; a known session is worth all of them, and one more."""
+    def share_of(self, placement: Placement) -> float:
+        """Of a prompt, what the node has seen of its beginning; of a session that it knows, more than all."""
         if placement.session in self._seen:
-            return len(placement.blocks) + 1
-        return bisect_left(placement.blocks, True, key=lambda block: block not in self._seen)
+            return 2.0
+        known = bisect_left(placement.blocks, True, key=lambda block: block not in self._seen)
+        return _ENDS[known - 1] / placement.num_bytes if known else 0.0
 
     def add(self, placement: Placement) -> None:
         """The first blocks are the last to be forgotten, so that a block is never known without those before it."""

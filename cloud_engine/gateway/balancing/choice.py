@@ -9,6 +9,7 @@ from .affinity import Placement
 from .node import Node
 
 _MOST_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
+_LEAST_SHARE = 0.3  # of a prompt, for a cache to matter: all may begin with the same instructions
 _SLACK_TOKENS = 16_384  # below which load is no reason to leave a cache
 
 
@@ -25,10 +26,10 @@ class Chooser:
             return usable[0]
         if placement.blocks or placement.session is not None:
             most = _MOST_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
-            matching = [(node.seen.num_matching(placement), node) for node in usable if node.tokens_in_flight <= most]
-            best = max((count for count, _ in matching), default=0)
-            if best:
-                return self._least_loaded([node for count, node in matching if count == best])
+            matching = [(node.seen.share_of(placement), node) for node in usable if node.tokens_in_flight <= most]
+            best = max((share for share, _ in matching), default=0.0)
+            if best >= _LEAST_SHARE:
+                return self._least_loaded([node for share, node in matching if share == best])
         return self._least_loaded(self._random.sample(usable, 2) if len(usable) > 2 else usable)
 
     def _least_loaded(self, nodes: Sequence[Node]) -> Node:
