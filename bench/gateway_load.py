@@ -65,7 +65,7 @@ class _Client(asyncio.Protocol):
             self._load.latencies.append(time.perf_counter() - self._started)
             self._send()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         if not self._done.done():
             self._load.failures += 1
             self._done.set_result(None)

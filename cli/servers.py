@@ -234,7 +234,10 @@ def gateway(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
-    timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
+    connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
+    first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
+    idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
@@ -251,6 +254,7 @@ def gateway(
           --keys keys.txt --db usage.sqlite
     """
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+    from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
     if db is None:
@@ -265,7 +269,7 @@ def gateway(
             host=host,
             port=port,
             node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
-            timeout_s=timeout_s,
+            timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
             ready_file=ready_file,

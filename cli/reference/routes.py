@@ -123,7 +123,6 @@ def _gateway_app() -> FastAPI:
                 KeyStore(()),
                 meter,
                 Counters(),
-                1.0,
             )
         )
         meter.close()

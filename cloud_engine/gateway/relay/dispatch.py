@@ -11,7 +11,9 @@ from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import Headers, Upstream, UpstreamRequest
+from ..upstream.connection import Patience
 from ..upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
+from ..upstream.timeouts import Timeouts
 from .answer import EngineFailure, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
@@ -26,6 +28,7 @@ class Dispatch:
 
     registry: NodeRegistry
     upstream: Upstream
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     async def answer(self, call: Call) -> None:
         """Try nodes until one answers, and others go on with a stream that broke off.
@@ -50,9 +53,11 @@ class Dispatch:
             raise
 
     def _check_retry(self, call: Call, course: _Course) -> None:
-        """Raises UpdraftError where no other node is to be asked."""
+        """Raises UpdraftError or UpstreamTimeout where no other node is to be asked."""
         self.registry.suspects.check(*_identity(call))
         if not self.registry.has_another(call.model, call.tried):
+            if isinstance(course.failure, UpstreamTimeout):
+                raise course.failure
             refusal = self.registry.refusal(call.model)
             if isinstance(refusal, ModelNotFoundError):
                 refusal = OverloadedError("Every node that has this model failed on this request: try again.")
@@ -90,7 +95,8 @@ class Dispatch:
         may_move = self.registry.has_another(call.model, call.tried)
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():
-                sent = self.upstream.open(node.target, UpstreamRequest(b"POST", call.path, body, _headers(call)))
+                request = UpstreamRequest(b"POST", call.path, body, _headers(call))
+                sent = self.upstream.open(node.target, request, self.timeouts.of_streams if call.stream else Patience())
                 response = await stack.enter_async_context(sent)
             if goes_on and response.status != 200:
                 return False  # the client has the status of the first answer
