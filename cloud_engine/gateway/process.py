@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from .access.keys import KeyStore
 from .upstream.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from .balancing.node import NodeAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,12 @@ class GatewayOptions:
     port: int = 0
     # Sent to the nodes.
     node_api_key: str | None = field(default=None, repr=False)
+    # A TOML file with further nodes.
+    nodes_file: Path | None = None
+    # Requests that a node gets at a time; None for as many as come.
+    node_concurrency: int | None = None
+    # Requests that wait while every node has as many as it may.
+    max_waiting: int = 256
     # `Relay` may add two seconds to that of the whole.
     timeouts: Timeouts = field(default_factory=Timeouts)
     # Both as in `Access`.
@@ -40,7 +50,6 @@ class GatewayOptions:
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
     from .app import create_gateway_app
-    from .balancing.node import NodeAddress
     from .balancing.registry import NodeRegistry
     from .ledger.metering import Meter
     from .relay.counters import Counters
@@ -54,10 +63,18 @@ def run_gateway(options: GatewayOptions) -> None:
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
-    registry = NodeRegistry([NodeAddress(url) for url in options.nodes], upstream)
+    registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
     with bind_socket(options.host, options.port) as sock:
         relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, Meter(options.db), Counters())
         serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
+
+
+def _nodes(options: GatewayOptions) -> list[NodeAddress]:
+    from .balancing.node import NodeAddress
+    from .balancing.nodes_file import read_nodes
+
+    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
+    return [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -16,6 +16,7 @@ import msgspec
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
+from ..upstream.connection import Patience
 from ..upstream.failures import UpstreamFailure
 from .affinity import PrefixIndex
 from .breaker import CircuitBreaker
@@ -34,6 +35,9 @@ class NodeAddress:
     api_key: str | None = field(default=None, repr=False)
     # Requests that it gets at a time; None for as many as come.
     concurrency: int | None = None
+    # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
+    first_token_s: float | None = None
+    idle_s: float | None = None
 
 
 class Model(msgspec.Struct):
@@ -58,6 +62,7 @@ class Node:
         self.target = _target(url, address.api_key)
         self.url = shown_url(url)
         self.concurrency = address.concurrency
+        self._address = address
         self.models: tuple[str, ...] = ()
         self.cards: tuple[Model, ...] = ()
         self.tells_usage = False
@@ -86,6 +91,10 @@ class Node:
     def is_on_trial(self) -> bool:
         """Whether it has the one request that shows if it is well again."""
         return self.breaker.needs_trial and self.in_flight > 0
+
+    def patience(self, usual: Patience) -> Patience:
+        """How long it may be silent in a stream."""
+        return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)

@@ -60,6 +60,11 @@ class BegunAnswer:
         self.is_finished = False
 
     @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return len(self._text)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the client has got from nodes before this one."""
         return self._counts[1]

@@ -67,6 +67,7 @@ class Dispatch:
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
         """One attempt, and what it says about the node and the request."""
+        goes_on, size = call.answered, call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
         except EngineFailure as failure:
@@ -78,6 +79,8 @@ class Dispatch:
         except UpstreamFailure as failure:
             course.failure = failure
             node.failed(str(failure))
+            if goes_on and call.begun.size > size:  # it was past the place at which another node broke off
+                self.registry.suspects.answered(*_identity(call))
             if not isinstance(failure, UnreachableError):
                 self.registry.suspects.failed((node.url, node.breaker.trips), *_identity(call))
         if course.is_over and call.row.status < 500:
@@ -96,7 +99,8 @@ class Dispatch:
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():
                 request = UpstreamRequest(b"POST", call.path, body, _headers(call))
-                sent = self.upstream.open(node.target, request, self.timeouts.of_streams if call.stream else Patience())
+                patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
+                sent = self.upstream.open(node.target, request, patience)
                 response = await stack.enter_async_context(sent)
             if goes_on and response.status != 200:
                 return False  # the client has the status of the first answer
