@@ -27,7 +27,7 @@ class NodeRegistry:
         """Raises ConfigurationError for a URL that is none, given twice, or no URL at all."""
         self.nodes = [Node(address) for address in addresses]
         if not self.nodes:
-            raise ConfigurationError("A gateway needs at least one --node URL.", param="node")
+            raise ConfigurationError("A gateway needs at least one --node URL, or a --nodes-file.", param="node")
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()

@@ -53,8 +53,10 @@ class Dispatch:
             raise
 
     def _check_retry(self, call: Call, course: _Course) -> None:
-        """Raises UpdraftError or UpstreamTimeout where no other node is to be asked."""
+        """Raises UpdraftError or UpstreamFailure where no other node is to be asked."""
         self.registry.suspects.check(*_identity(call))
+        if course.engine_failures > 1 and course.failure is not None:
+            raise course.failure
         if not self.registry.has_another(call.model, call.tried):
             if isinstance(course.failure, UpstreamTimeout):
                 raise course.failure
@@ -102,8 +104,9 @@ class Dispatch:
                 patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
                 sent = self.upstream.open(node.target, request, patience)
                 response = await stack.enter_async_context(sent)
-            if goes_on and response.status != 200:
-                return False  # the client has the status of the first answer
+            if goes_on and response.status != 200:  # the client has the status of the first answer
+                course.engine_failures += response.status != OverloadedError.status
+                return False
             if response.status in _TRY_ELSEWHERE and may_move and self._moves(response.status, course):
                 course.erred.append(node)
                 return False

@@ -258,6 +258,29 @@ def test_a_request_that_kills_nodes_in_mid_stream_kills_two(spawn_gateway: Any, 
     assert (rows[0]["completion_tokens"], rows[0]["prompt_tokens"] > 0) == (5, True), "what came before it died"
 
 
+def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    nodes = [spawn_fake_node() for _ in range(3)]
+    gateway = spawn_gateway(*nodes)
+    with gateway.client() as client:
+        with pytest.raises(openai.APIError, match="the cache caught fire"):
+            list(client.chat.completions.create(model="echo", messages=say("break-middle"), stream=True))
+        assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
+    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(502, 1), (200, 0)]
+
+
+def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    nodes = [spawn_fake_node("--delay", "0.02") for _ in range(2)]
+    gateway, text = spawn_gateway(*nodes), "0123456789" * 20
+    got: list[str] = []
+    with gateway.client() as client:
+        for chunk in client.chat.completions.create(model="echo", messages=say(text), stream=True):
+            got.append(chunk.choices[0].delta.content or "")
+            if len(got) == 5:
+                next(node for node in nodes if running(node.url)).popen.send_signal(signal.SIGSTOP)
+    assert "".join(got) == text
+    assert [(row["status"], row["retries"], row["completion_tokens"]) for row in gateway.rows()] == [(200, 1, 200)]
+
+
 def test_a_poisoned_request_is_refused_once_it_killed_two_nodes(pair: tuple[Running, list[Any]]) -> None:
     gateway, nodes = pair
     with gateway.client() as client:
