@@ -299,6 +299,27 @@ def kernels(
         json_output.show(figures(measured))
 
 
+@app.command()
+def affinity(
+    trace: Annotated[Path, typer.Option(help="JSON lines in Mooncake's form.", exists=True, dir_okay=False)],
+    nodes: Annotated[int, typer.Option(min=1, help="Simulated nodes.")] = 4,
+    requests: Annotated[int, typer.Option(min=1, help="The first of the trace.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Of the choice between equal nodes.")] = 0,
+    json_path: json_output.File = None,
+) -> None:
+    """How many cached blocks the gateway's choice of nodes finds, against one cache for all.
+
+    \b
+    Example
+      updraft bench affinity --trace conversation_trace.jsonl --nodes 4
+    """
+    from ..bench.affinity import read_trace, replay
+
+    figures = replay(read_trace(trace, requests), nodes, seed)
+    settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed}
+    _show(_report("affinity", settings, figures), json_path)
+
+
 def _say(line: str) -> None:
     output.secho(line, dim=True, err=True)
 

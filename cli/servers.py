@@ -224,9 +224,18 @@ def node(
 
 def gateway(
     nodes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
-    ],
+    ] = None,
+    nodes_file: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits and timeouts of their own.")
+    ] = None,
+    node_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests that a node gets at a time; others wait. [as many as come]")
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that wait for a node; of more, the lowest priority is refused.")
+    ] = 256,
     db: Annotated[
         Path | None, typer.Option(help="SQLite file for the usage rows. [gateway.sqlite3 in the state folder]")
     ] = None,
@@ -263,7 +272,10 @@ def gateway(
 
     run_gateway(
         GatewayOptions(
-            nodes=nodes,
+            nodes=nodes or (),
+            nodes_file=nodes_file,
+            node_concurrency=node_concurrency,
+            max_waiting=max_waiting,
             db=db,
             keys=keys,
             no_auth=no_auth,

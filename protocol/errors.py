@@ -169,6 +169,13 @@ class UpstreamError(UpdraftError):
     retryable = True
 
 
+class QuarantinedRequestError(UpstreamError):
+    """Several nodes failed while they had this very request: no other gets it for some minutes."""
+
+    default_code = "request_quarantined"
+    retryable = False
+
+
 class CloudUnreachableError(UpstreamError):
     """A cloud could not be reached, also not by trying again. The client is not to repeat that."""
 

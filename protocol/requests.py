@@ -142,6 +142,10 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     length_penalty: float | None = None
     # Alternatives per token of the prompt.
     prompt_logprobs: int | None = None
+    # vLLM's: each chunk of a stream has its tokens. Cloud only, like the next.
+    return_token_ids: bool | None = None
+    # The first tokens of the answer, which goes on behind them.
+    answer_token_ids: list[int] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -294,6 +298,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
             f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
         )
     _check_candidates(request)
+    _check_given_answer(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
@@ -351,6 +356,22 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     for param, wrong, why in faults:
         if wrong:
             raise InvalidRequestError(f"{param}: {why}.", param=param, code="invalid_value")
+
+
+def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
+    """One answer can be given in part, if nothing else says what it begins with."""
+    if request.answer_token_ids is None:
+        return
+    several = request.num_candidates > 1 or (isinstance(request, CompletionRequest) and len(request.prompts) > 1)
+    faults = [
+        (several, "one answer can be continued, not several"),
+        (request.constraint() is not None, "an answer with a format of its own is not continued"),
+        (isinstance(request, CompletionRequest) and request.echo, "leave out echo"),
+        (isinstance(request, ChatRequest) and request.tool_use is not None, "leave out tools"),
+    ]
+    for wrong, why in faults:
+        if wrong:
+            raise InvalidRequestError(f"answer_token_ids: {why}.", param="answer_token_ids", code="invalid_value")
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:

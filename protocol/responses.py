@@ -192,6 +192,8 @@ class ChunkChoice(msgspec.Struct):
     index: int = 0
     logprobs: ChoiceLogprobs | None = None
     stop_reason: StopReason | UnsetType = UNSET
+    # Those that all text so far is made of, as far as they are new (`return_token_ids`).
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
@@ -224,6 +226,7 @@ class TextChoice(msgspec.Struct):
     logprobs: TextLogprobs | None = None
     stop_reason: StopReason | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):

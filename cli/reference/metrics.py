@@ -48,7 +48,7 @@ def metrics_page() -> str:
         "## Node",
         table(("metric", "type", "meaning", "in vLLM"), rows),
         "## Gateway",
-        _plain(gateway_metrics((), Counters())),
+        _plain(gateway_metrics((), 0, Counters())),
         "## Router",
         _plain(LearningCounts().metrics()),
     )

@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
-from ...cloud_engine.gateway.balancing.nodes import NodeRegistry
+from ...cloud_engine.gateway.balancing.node import NodeAddress
+from ...cloud_engine.gateway.balancing.registry import NodeRegistry
 from ...cloud_engine.gateway.ledger.metering import Meter
 from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.gateway.relay.dispatch import Dispatch
@@ -119,7 +120,12 @@ def _gateway_app() -> FastAPI:
         meter = Meter(Path(folder) / "usage.sqlite3")
         upstream = Upstream(None)
         app = create_gateway_app(
-            Relay(Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream), KeyStore(()), meter, Counters())
+            Relay(
+                Dispatch(NodeRegistry([NodeAddress("http://127.0.0.1:1")], upstream), upstream),
+                KeyStore(()),
+                meter,
+                Counters(),
+            )
         )
         meter.close()
     return app

@@ -89,7 +89,7 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, _request: Request) -> Response:
-        metrics = gateway_metrics(self._registry.nodes, self._counters)
+        metrics = gateway_metrics(self._registry.nodes, self._registry.num_waiting, self._counters)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:

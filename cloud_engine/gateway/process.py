@@ -16,6 +16,7 @@ from .access.keys import KeyStore
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from .balancing.node import NodeAddress
     from .relay.counters import SharedRows
 
 _COLLECT_AFTER = 10_000  # objects
@@ -36,6 +37,12 @@ class GatewayOptions:
     port: int = 0
     # Sent to the nodes.
     node_api_key: str | None = field(default=None, repr=False)
+    # A TOML file with further nodes.
+    nodes_file: Path | None = None
+    # Requests that a node gets at a time; None for as many as come.
+    node_concurrency: int | None = None
+    # Requests that wait while every node has as many as it may.
+    max_waiting: int = 256
     # `Relay` may add two seconds to that of the whole.
     timeouts: Timeouts = field(default_factory=Timeouts)
     # Both as in `Access`.
@@ -70,20 +77,20 @@ def run_gateway(options: GatewayOptions) -> None:
 
 def _checked(options: GatewayOptions) -> None:
     """Raises ConfigurationError for what no worker could start with."""
-    from .balancing.nodes import NodeRegistry
+    from .balancing.registry import NodeRegistry
     from .upstream.client import Upstream
 
     if options.workers < 1:
         raise ConfigurationError(f"workers must be at least 1, got {options.workers}.", param="workers")
     _keys(options)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    NodeRegistry(options.nodes, Upstream(options.node_api_key))
+    NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting)
 
 
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
     """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
-    from .balancing.nodes import NodeRegistry
+    from .balancing.registry import NodeRegistry
     from .ledger.metering import Meter
     from .relay.counters import Counters
     from .relay.dispatch import Dispatch
@@ -94,7 +101,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
-    registry = NodeRegistry(options.nodes, upstream)
+    registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, Meter(options.db), Counters(rows, worker))
     app = create_gateway_app(relay, access)
     _collect_seldom()
@@ -106,6 +113,14 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 50)
+
+
+def _nodes(options: GatewayOptions) -> list[NodeAddress]:
+    from .balancing.node import NodeAddress
+    from .balancing.nodes_file import read_nodes
+
+    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
+    return [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

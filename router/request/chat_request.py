@@ -205,6 +205,9 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
     if request.prompt_logprobs is not None:
         return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
+    for param in ("return_token_ids", "answer_token_ids"):
+        if getattr(request, param):
+            return UnsupportedFeatureError(f"{param}: this device knows texts only.", param=param)
     if request.running_usage:
         return UnsupportedFeatureError(
             "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"

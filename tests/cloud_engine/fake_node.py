@@ -1,7 +1,7 @@
 """A node process with a scripted engine instead of a model: the real HTTP face, starting in a second.
 
-It answers with the prompt's last user words, a token per `--delay` seconds; its embedding of a text is the number of
-tokens in it. Words in the prompt make it misbehave:
+It answers with the prompt's last user words, or what is missing of them, a token per `--delay` seconds; its embedding
+of a text is the number of tokens in it. Words in the prompt make it misbehave:
 `die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine.
 """
 
@@ -78,7 +78,9 @@ class FakeEngine:
         if len(request.prompt_ids) > CONTEXT:
             raise ContextLengthError(f"The prompt has {len(request.prompt_ids)} tokens.", param="messages")
         prompt = self._tokenizer.decode(request.prompt_ids)
-        answer_ids = self._tokenizer.encode(prompt.removesuffix("\nassistant\n").rpartition("user\n")[2].strip())
+        asked, _, given = prompt.rpartition("user\n")[2].partition("\nassistant\n")
+        begun = len(self._tokenizer.encode(given))
+        answer_ids = self._tokenizer.encode(asked.strip())[begun:]
         limit = request.params.max_tokens or len(answer_ids)
         finish = "stop" if limit >= len(answer_ids) else "length"
         answer_ids = answer_ids[:limit]
@@ -92,7 +94,7 @@ class FakeEngine:
         try:
             for position, token in enumerate(answer_ids):
                 await asyncio.sleep(self._delay)
-                self._misbehave(prompt, position)
+                self._misbehave(prompt, begun + position)
                 finished = position == len(answer_ids) - 1
                 logprobs = [TokenLogprob(-0.5, ((token, -0.5), (65, -1.5)))] * (request.params.logprobs is not None)
                 ending = (finish, stats) if finished else (None, None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 
 from ....protocol.errors import UpstreamError
-from ....protocol.http import sse
 from ....protocol.http.foreign import error_in
+from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response
 from ..upstream.failures import UpstreamFailure
@@ -17,7 +19,16 @@ from .call import Call
 from .stream import FINISH, events_of
 from .usage import StreamMeter, whole_answer
 
+_ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 WithoutKey = Callable[[bytes], bytes]
+
+
+class EngineFailure(UpstreamFailure):
+    """The engine behind a node failed in mid-stream, and the node said so in `event`."""
+
+    def __init__(self, event: bytes) -> None:
+        super().__init__("its engine failed")
+        self.event = event
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
@@ -33,35 +44,71 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
     await call.emit(body, more=False)
 
 
-async def relay_stream(call: Call, response: Response, meter: StreamMeter, without_key: WithoutKey) -> None:
-    """Whole events only, so that an error event can follow wherever the node breaks off."""
-    ended = finished = False
+async def relay_stream(
+    call: Call, response: Response, meter: StreamMeter, without_key: WithoutKey, *, may_break: bool
+) -> None:
+    """Whole events only, so that another node, or an error event, can follow wherever this one breaks off.
+
+    `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
+    """
+    reader = _EventReader(call, meter, without_key, may_break)
     try:
         async with aclosing(events_of(response)) as batches:
             async for events in batches:
-                out: list[bytes] = []
-                for event in events:
-                    if ended:
-                        break  # reading to the end keeps the connection usable
-                    finished = finished or FINISH.search(event) is not None
-                    shown = meter.shown(event)
-                    if shown is None:
-                        continue
-                    if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
-                        call.row.status = UpstreamError.status
-                        ended, shown = True, without_key(shown)
-                    ended = ended or event.startswith(b"data: [DONE]")
-                    out.append(shown)
-                if out:
+                if shown := reader.read(events):
                     if not call.answered:
                         await call.start(response, None)
-                    await call.emit(b"".join(out), more=not ended)
+                    await call.emit(shown, more=not reader.ended)
+                if reader.failure is not None:
+                    raise reader.failure
+    except UpstreamFailure:
+        if not call.begun.is_finished:
+            raise
     finally:
         meter.settle()
-    if finished and not ended:  # some leave the end mark out
-        await call.emit(sse.DONE, more=False)
-    elif not ended:
+    if reader.ended:
+        return
+    if not call.begun.is_finished:
         raise UpstreamFailure("the stream ended without [DONE]")
+    wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
+    await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+
+
+@dataclass(slots=True)
+class _EventReader:
+    """What the client is to see of a node's events. Behind an end, the rest is read for the connection's sake."""
+
+    call: Call
+    meter: StreamMeter
+    without_key: WithoutKey
+    may_break: bool
+    ended: bool = False
+    failure: EngineFailure | None = None
+
+    def read(self, events: Iterable[bytes]) -> bytes:
+        out: list[bytes] = []
+        begun = self.call.begun
+        for event in events:
+            if self.ended or self.failure is not None:
+                break
+            begun.is_finished = begun.is_finished or FINISH.search(event) is not None
+            read = begun.read(event)
+            shown = None if read is None else self.meter.shown(read)
+            if shown is None:
+                continue
+            if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                shown = self.without_key(shown)
+                if self.may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
+                    self.failure = EngineFailure(shown)
+                    break
+                self.call.row.status, self.ended = UpstreamError.status, True
+            self.ended = self.ended or event.startswith(b"data: [DONE]")
+            out.append(shown)
+        return b"".join(out)
+
+
+def _usage(call: Call) -> Usage:
+    return Usage.of(call.row.prompt_tokens, call.row.completion_tokens)
 
 
 def _odd_status(response: Response) -> str:

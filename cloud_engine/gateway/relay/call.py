@@ -15,9 +15,11 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MAX_NAME
-from ..balancing.nodes import Node
+from ..balancing.node import Node
+from ..balancing.waiting import Priority
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
+from .continuation import BegunAnswer
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -31,6 +33,7 @@ class _Peek(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     stream: bool | None = False
     stream_options: UsageOptions | None = None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +66,15 @@ class Call:
     answered: bool = False
     # The nodes that were tried, the current one last.
     tried: list[Node] = field(default_factory=list[Node])
+    # The conversation, as the client names it (`prompt_cache_key`).
+    session: str = ""
+    # Who goes first where requests wait.
+    priority: Priority = "interactive"
+    # What the client has got of a stream.
+    begun: BegunAnswer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = BegunAnswer(self.path, self.body)
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
@@ -92,4 +104,5 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(request.url.path).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    return Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send)
+    about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
+    return Call(*about, session=peek.prompt_cache_key or "")

@@ -19,6 +19,7 @@ from ....protocol.http.shell import read_body, request_id, while_connected
 from ..access.keys import KeyStore
 from ..ledger.metering import Meter, UsageRow
 from ..upstream.failures import UpstreamFailure, UpstreamTimeout
+from .answer import EngineFailure
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
@@ -86,7 +87,8 @@ class Relay:
             call.row.status = failure.status
             if not call.answered:
                 raise failure from error
-            await call.emit(sse.event(failure.to_body()), more=False)
+            event = error.event if isinstance(error, EngineFailure) else sse.event(failure.to_body())
+            await call.emit(event, more=False)
 
     async def _ask_what_it_cost(self, call: Call) -> None:
         """Of a whole answer that nobody waits for any more, only the node knows: if it is one that can be asked."""

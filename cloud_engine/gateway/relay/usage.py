@@ -60,12 +60,13 @@ class StreamMeter:
     what it cost; without it, as many tokens as chunks had text: a chunk may hold several, so it is the least.
     """
 
-    def __init__(self, row: UsageRow, asked: UsageOptions, *, running: bool) -> None:
+    def __init__(self, row: UsageRow, asked: UsageOptions, *, running: bool, begun: int = 0) -> None:
+        """`begun`: tokens that other nodes have written of this answer."""
         self._row = row
         self._asked = asked
         self._hides_running = running and not asked.wants_running
         self._running = b""
-        self._texts = 0
+        self._texts = begun
         self._is_reported = False
 
     def shown(self, event: bytes) -> bytes | None:
@@ -80,6 +81,11 @@ class StreamMeter:
         self._texts += _SOME_TEXT.search(event) is not None
         return event if self._asked.include_usage else event.replace(_NO_USAGE, b"")
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the usage of the whole answer has come."""
+        return self._is_reported
+
     def settle(self) -> None:
         """The stream is over, at its end or before."""
         if not self._is_reported and not (self._running and read_usage(b'{"usage":%b}' % self._running, self._row)):
@@ -89,13 +95,18 @@ class StreamMeter:
         return event.replace(usage, _NO_USAGE if self._asked.include_usage else b"")
 
 
-def asking_for_usage(body: bytes, *, running: bool) -> bytes:
-    """A stream's request, so that its usage is told at the end, and on every chunk if `running`."""
+def asking_for_usage(body: bytes, *, running: bool, tokens: bool = False) -> bytes:
+    """A stream's request, so that its usage is told at the end, and on every chunk if `running`.
+
+    `tokens`: each chunk is to have its tokens too.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, msgspec.Raw] | None) or {}
     options |= {"include_usage": msgspec.Raw(b"true"), "continuous_usage_stats": msgspec.Raw(b"true")}
     if not running:
         del options["continuous_usage_stats"]  # servers may refuse what they do not know
+    if tokens:
+        fields["return_token_ids"] = msgspec.Raw(b"true")
     return msgspec.json.encode({**fields, "stream_options": options})
 
 

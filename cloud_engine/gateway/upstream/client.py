@@ -15,7 +15,7 @@ from functools import cached_property
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.safety.redaction import is_sendable
 from .connection import ClosedUnansweredError, NodeConnection, Patience
-from .failures import UpstreamFailure
+from .failures import UnreachableError, UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
 
 MOST_ANSWER_BYTES = 64 * 2**20
@@ -65,6 +65,10 @@ class Response:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
         return await self._connection.read()
 
+    def give_up(self, reason: str) -> None:
+        """Whoever reads gets an UpstreamFailure, once what has come is read."""
+        self._connection.give_up(UpstreamFailure(reason))
+
     async def read_whole(self) -> bytes:
         """Raises UpstreamFailure, also for a body that has no end."""
         pieces, size = list[bytes](), 0
@@ -113,10 +117,13 @@ class Upstream:
                 try:
                     status, headers = await connection.request(payload, patience)
                     break
-                except ClosedUnansweredError:
+                except ClosedUnansweredError as closed:
                     if not connection.was_used:
                         raise
-                    connection = await pool.exchange(connection)  # the node closed it while it was at rest
+                    try:
+                        connection = await pool.exchange(connection)  # the node closed it while it was at rest
+                    except UnreachableError:
+                        raise closed from None  # the node is gone, and it may have had the request
             yield Response(status, headers, connection)
         finally:
             pool.release(connection)

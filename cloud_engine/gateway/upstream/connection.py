@@ -87,6 +87,10 @@ class NodeConnection(asyncio.Protocol):
             self._transport.resume_reading()
         return body
 
+    def give_up(self, failure: UpstreamFailure) -> None:
+        """Nothing more is expected of the node."""
+        self._fail(failure)
+
     def rest(self) -> None:
         """The response is read: nothing may come until the next request."""
         self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()

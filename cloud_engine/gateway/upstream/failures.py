@@ -7,5 +7,9 @@ class UpstreamFailure(Exception):
     """The node could not be reached, or the connection to it broke."""
 
 
+class UnreachableError(UpstreamFailure):
+    """No connection to the node could be made, so no request has reached it."""
+
+
 class UpstreamTimeout(UpstreamFailure):
     """The node took longer than it may: to connect, to its first token, or between two."""

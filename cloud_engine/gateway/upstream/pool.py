@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ....protocol.errors import OverloadedError
 from .connection import NodeConnection
-from .failures import UpstreamFailure, UpstreamTimeout
+from .failures import UnreachableError, UpstreamTimeout
 
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
@@ -87,7 +87,7 @@ class Pool:
         except OSError as error:
             if error.errno in _NO_DESCRIPTORS:  # ours, which says nothing of the node
                 raise OverloadedError("The gateway is out of file descriptors: try again in a moment.") from error
-            raise UpstreamFailure(f"{type(error).__name__}: {error}") from error
+            raise UnreachableError(f"{type(error).__name__}: {error}") from error
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 

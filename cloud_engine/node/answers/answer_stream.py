@@ -59,10 +59,17 @@ class Piece:
     prompt: int = 0
     # Of this answer so far, also those whose text is still held back.
     num_tokens: int = 0
+    # If asked for: the tokens, not yet reported, that the text so far is made of. None while one is cut in its middle.
+    token_ids: list[int] = field(default_factory=list[int])
 
 
 async def pieces(
-    engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest, tools: OfferedTools | None = None
+    engine: TokenSource,
+    tokenizer: Tokenizer,
+    request: GenerationRequest,
+    tools: OfferedTools | None = None,
+    *,
+    token_ids: bool = False,
 ) -> AsyncGenerator[Piece]:
     """The answers to `request`. Closing the iterator aborts the engine's work on them, as does in each a stop string.
 
@@ -75,6 +82,7 @@ async def pieces(
         return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)
 
     open_answers = {index: _Answer(token_bytes, request, tools) for index in range(request.n)}
+    reports = {index: TokenReport(token_bytes) for index in range(request.n if token_ids and tools is None else 0)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
@@ -86,6 +94,8 @@ async def pieces(
             piece = answer.push(output)
             piece.index, piece.num_tokens = output.index, answer.num_tokens
             piece.prompt_scores = list(output.prompt_logprobs)
+            if output.index in reports and not piece.finish_reason:
+                piece.token_ids = reports[output.index].take(output.token_ids, answer.held_bytes)
             if piece.text or piece.scores or piece.finish_reason or piece.prompt_scores:
                 yield piece
             if piece.finish_reason:
@@ -113,6 +123,26 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
     return total
 
 
+class TokenReport:
+    """Which tokens the text of an answer is made of that is out: another server can go on behind them."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._waiting: list[int] = []
+
+    def take(self, token_ids: Iterable[int], held_bytes: int) -> list[int]:
+        """The tokens before the last `held_bytes`; none if one of them is out in part. `token_ids` are new."""
+        self._waiting += token_ids
+        end = len(self._waiting)
+        while held_bytes > 0 and end:
+            end -= 1
+            held_bytes -= len(self._token_bytes(self._waiting[end]))
+        if held_bytes:
+            return []
+        taken, self._waiting = self._waiting[:end], self._waiting[end:]
+        return taken
+
+
 class _Answer:
     """`num_tokens`: those that came, up to one whose text ended the answer."""
 
@@ -132,6 +162,11 @@ class _Answer:
         self._cached_tokens = 0
         self._decoded = 0  # characters
         self._emitted = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the text that is not out yet."""
+        return self._detokenizer.num_held + len(self._stop.held.encode())
 
     def push(self, output: TokenOutput) -> Piece:
         piece = Piece()

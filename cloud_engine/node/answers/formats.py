@@ -81,7 +81,7 @@ class ChatFormat:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
         if self.tools is not None:
             delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
-        choices = [ChunkChoice(delta, None, piece.index, self._scores(piece))]
+        choices = [ChunkChoice(delta, None, piece.index, self._scores(piece), token_ids=piece.token_ids or UNSET)]
         if reason is not None:
             says = delta != Delta() or piece.scores
             finish = ChunkChoice(Delta(), reason, piece.index, stop_reason=piece.stop_reason or UNSET)
@@ -143,7 +143,7 @@ class TextFormat:
         return []
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
-        choices = [TextChoice(piece.text, None, piece.index, self._scores(piece))]
+        choices = [TextChoice(piece.text, None, piece.index, self._scores(piece), token_ids=piece.token_ids or UNSET)]
         if piece.finish_reason is not None:
             says = piece.text or piece.scores or piece.prompt_scores
             choices = [

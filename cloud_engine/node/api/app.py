@@ -187,8 +187,11 @@ class _Node:
 
         started = time.perf_counter()  # whatever it takes until each has a place
 
+        def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
+            return pieces(self._engine, self._tokenizer, generation, job.tools, token_ids=job.token_ids)
+
         def of(generation: GenerationRequest) -> AsyncGenerator[Piece]:
-            return self._latencies.watch(pieces(self._engine, self._tokenizer, generation, job.tools), started)
+            return self._latencies.watch(answer(generation), started)
 
         first = job.generations[0]
         if len(job.generations) == 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET, UnsetType
 
 from ....protocol.embeddings import EmbeddingRequest
-from ....protocol.errors import ContextLengthError, ModelNotFoundError, UnsupportedFeatureError
+from ....protocol.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -38,6 +38,8 @@ class PreparedRequest:
     prompt_field: str
     # Those that the answers may call.
     tools: OfferedTools | None = None
+    # Whether each chunk of a stream has its tokens.
+    token_ids: bool = False
 
 
 class JobMaker:
@@ -71,6 +73,7 @@ class JobMaker:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
+        prompt = prompt + self._given_answer(request)
         prediction = request.prediction.text if request.prediction else ""
         self.check_size("prediction", prediction)
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
@@ -87,7 +90,8 @@ class JobMaker:
         request = parse_completion(body)
         self._check(request)
         prompts = self._token_ids(request.prompts, "prompt")
-        generations = [_generation(request, prompt, tenant, []) for prompt in prompts]
+        given = self._given_answer(request)
+        generations = [_generation(request, prompt + given, tenant, []) for prompt in prompts]
         return self._job(request, generations, TextFormat(*self._shape(request)))
 
     def inputs(self, request: EmbeddingRequest) -> list[list[int]]:
@@ -113,6 +117,12 @@ class JobMaker:
                 param="tools",
             )
         return OfferedTools(self._tool_format, request.tool_use)
+
+    def _given_answer(self, request: ChatRequest | CompletionRequest) -> list[int]:
+        given, vocab_size = request.answer_token_ids or [], self._tokenizer.vocab_size
+        if not all(0 <= token < vocab_size for token in given):
+            raise InvalidRequestError(f"Token ids must be between 0 and {vocab_size - 1}.", param="answer_token_ids")
+        return given
 
     def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
         for prompt in prompts:
@@ -142,7 +152,10 @@ class JobMaker:
         if request.running_usage:
             shape = RunningUsage(shape, TokenCounter(generations))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
-        return PreparedRequest(generations, shape, request.stream, _includes_usage(request), prompt_field)
+        reports_tokens = bool(request.stream and request.return_token_ids)
+        return PreparedRequest(
+            generations, shape, request.stream, _includes_usage(request), prompt_field, token_ids=reports_tokens
+        )
 
     def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:
         """The prompts as they came, or what their tokens say; none if no echo is asked for."""

@@ -243,8 +243,8 @@ def test_idle_nodes_take_turns(pair: tuple[Running, list[Any]]) -> None:
     assert {url: served.count(url) for url in served} == {node.url: 3 for node in nodes}
 
 
-def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
-    gateway, _ = pair
+def test_a_request_that_kills_nodes_in_mid_stream_kills_two(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    gateway = spawn_gateway(*(spawn_fake_node("--delay", "0.02") for _ in range(3)))
     texts: list[str] = []
     with gateway.client() as client:
         started = time.monotonic()
@@ -255,23 +255,51 @@ def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
         assert caught.value.type == "upstream_error"
         assert "".join(texts) == "die-m"
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.chat.completions.create(model="echo", messages=say("die-middle"), stream=True)
+        assert (refused.value.status_code, refused.value.code) == (502, "request_quarantined")
+        assert refused.value.response.headers["x-should-retry"] == "false"
     rows = gateway.rows()
-    assert [row["status"] for row in rows] == [502, 200]
+    assert [row["status"] for row in rows] == [502, 200, 502]
+    assert [row["retries"] for row in rows] == [1, 0, 0]
     assert (rows[0]["completion_tokens"], rows[0]["prompt_tokens"] > 0) == (5, True), "what came before it died"
 
 
-def test_a_poisoned_request_that_kills_every_node_ends_in_503(pair: tuple[Running, list[Any]]) -> None:
+def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    nodes = [spawn_fake_node() for _ in range(3)]
+    gateway = spawn_gateway(*nodes)
+    with gateway.client() as client:
+        with pytest.raises(openai.APIError, match="the cache caught fire"):
+            list(client.chat.completions.create(model="echo", messages=say("break-middle"), stream=True))
+        assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
+    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(502, 1), (200, 0)]
+
+
+def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    nodes = [spawn_fake_node("--delay", "0.02") for _ in range(2)]
+    gateway, text = spawn_gateway(*nodes), "0123456789" * 20
+    got: list[str] = []
+    with gateway.client() as client:
+        for chunk in client.chat.completions.create(model="echo", messages=say(text), stream=True):
+            got.append(chunk.choices[0].delta.content or "")
+            if len(got) == 5:
+                next(node for node in nodes if running(node.url)).popen.send_signal(signal.SIGSTOP)
+    assert "".join(got) == text
+    assert [(row["status"], row["retries"], row["completion_tokens"]) for row in gateway.rows()] == [(200, 1, 200)]
+
+
+def test_a_poisoned_request_is_refused_once_it_killed_two_nodes(pair: tuple[Running, list[Any]]) -> None:
     gateway, nodes = pair
     with gateway.client() as client:
-        for _ in range(2):
+        for text, status, retried in (("die-first", 502, "false"), ("die-first", 502, "false"), ("Hi", 503, "true")):
             with pytest.raises(openai.APIStatusError) as caught:
-                client.chat.completions.create(model="echo", messages=say("die-first"))
-            assert caught.value.status_code == 503
-            assert caught.value.response.headers["retry-after"] == "1"
-            assert caught.value.response.headers["x-should-retry"] == "true"
+                client.chat.completions.create(model="echo", messages=say(text))
+            assert caught.value.status_code == status
+            assert caught.value.response.headers["x-should-retry"] == retried
+        assert caught.value.response.headers["retry-after"] == "1"
     assert all(node.popen.wait(30) < 0 for node in nodes)
     assert httpx.get(f"{gateway.url}/health").status_code == 503
-    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(503, 1), (503, 0)]
+    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(502, 1), (502, 0), (503, 0)]
 
 
 def test_a_node_that_returns_is_used_again(spawn_gateway: Any, spawn_fake_node: Any) -> None:

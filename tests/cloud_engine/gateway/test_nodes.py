@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from updraft.cloud_engine.gateway.balancing.nodes import Model, Node
+from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.protocol.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("url", ["http://h:99999", "http://h:abc", "http://[::1", "h:80", "ftp://h", "http://", ""])
 def test_an_unusable_url_is_refused_in_words(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not an http") as caught:
-        Node(url)
+        Node(NodeAddress(url))
     assert caught.value.param == "node"
 
 
@@ -25,13 +25,13 @@ def test_an_unusable_url_is_refused_in_words(url: str) -> None:
     ],
 )
 def test_where_a_node_is(url: str, authority: bytes, prefix: bytes) -> None:
-    target = Node(url).target
+    target = Node(NodeAddress(url)).target
     assert (target.authority, target.prefix) == (authority, prefix)
     assert b"[" not in target.host, "the address is for the connection"
 
 
 def test_who_can_be_asked_for_running_usage() -> None:
-    node = Node("http://h")
+    node = Node(NodeAddress("http://h"))
     for owner, tells in (("updraft", True), ("vllm", True), ("openai", False), (None, False)):
         node.serves([msgspec.convert({"id": "m", "owned_by": owner}, Model)])
         assert (node.models, node.tells_usage) == (("m",), tells)

@@ -116,3 +116,32 @@ def test_an_answer_says_how_it_was_sampled_and_why_it_ended(nodes: list[str]) ->
         assert (text.model_extra or {})["sampling"] == {**own, "top_p": 0.5}
         beams = client.chat.completions.create(**fields, max_tokens=3, extra_body={"use_beam_search": True}, n=2)
         assert "sampling" not in (beams.model_extra or {})
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 7}])
+def test_an_answer_goes_on_behind_the_tokens_that_another_node_has_given(
+    nodes: list[str], options: dict[str, Any]
+) -> None:
+    """The random model writes broken characters, which no text could carry from one node to another."""
+    begun: list[tuple[str, list[int]]] = []
+    text, token_ids = "", list[int]()
+    for chunk in ask(nodes[0], "Hello", stream=True, extra_body={"return_token_ids": True}, **options):
+        text += chunk.choices[0].delta.content or ""
+        if new := getattr(chunk.choices[0], "token_ids", None):
+            token_ids = token_ids + new
+            begun.append((text, token_ids))
+    assert "\ufffd" in text
+    assert len(begun) > 6
+    for said, given in begun[:: len(begun) // 3]:
+        body = {"answer_token_ids": given}
+        rest = ask(nodes[1], "Hello", extra_body=body, **{**options, "max_tokens": 24 - len(given)})
+        assert said + rest.choices[0].message.content == text
+        assert rest.usage.completion_tokens == 24 - len(given)
+
+
+def test_what_cannot_be_continued_is_refused(nodes: list[str]) -> None:
+    for options in ({"n": 2}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(openai.BadRequestError, match="answer_token_ids"):
+            ask(nodes[0], "Hello", extra_body={"answer_token_ids": [1]}, **options)
+    with pytest.raises(openai.BadRequestError, match="Token ids"):
+        ask(nodes[0], "Hello", extra_body={"answer_token_ids": [10**6]})

@@ -1,0 +1,39 @@
+"""Who takes a request: the node that has seen its beginning, unless it is much busier than others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from .affinity import Placement
+from .node import Node
+
+_MOST_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
+_LEAST_SHARE = 0.3  # of a prompt, for a cache to matter: all may begin with the same instructions
+_SLACK_TOKENS = 16_384  # below which load is no reason to leave a cache
+
+
+class Chooser:
+    """Prefix and session affinity with a guard on load; without either, the less busy of two nodes at random."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        self._random = random or Random()
+        self._turn = 0
+
+    def choose(self, usable: Sequence[Node], placement: Placement) -> Node:
+        """`usable` nodes have the model and are not empty."""
+        if len(usable) == 1:
+            return usable[0]
+        if placement.blocks or placement.session is not None:
+            most = _MOST_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
+            matching = [(node.seen.share_of(placement), node) for node in usable if node.tokens_in_flight <= most]
+            best = max((share for share, _ in matching), default=0.0)
+            if best >= _LEAST_SHARE:
+                return self._least_loaded([node for share, node in matching if share == best])
+        return self._least_loaded(self._random.sample(usable, 2) if len(usable) > 2 else usable)
+
+    def _least_loaded(self, nodes: Sequence[Node]) -> Node:
+        """Ties go in turn."""
+        self._turn += 1
+        first = self._turn % len(nodes)
+        return min([*nodes[first:], *nodes[:first]], key=lambda node: (node.tokens_in_flight, node.in_flight))

@@ -1,0 +1,102 @@
+"""Looks after nodes from outside: `/health` often, the list of models now and then, and rarely a real token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ....protocol.errors import OverloadedError
+from ..upstream.client import Upstream, UpstreamRequest
+from ..upstream.failures import UpstreamFailure
+from .node import Model, Node
+
+_PROBE_S = 0.5
+_PROBE_TIMEOUT_S = 2.0
+_TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
+_MODELS_EVERY = 20  # probes
+_TOKEN_EVERY_S = 30.0  # without an answer to a client
+_TOKEN_TIMEOUT_S = 20.0
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class HealthWatch:
+    """Watches one node. A node that only seems well is found by asking it for a token."""
+
+    def __init__(self, node: Node, upstream: Upstream, on_probe: Callable[[], None]) -> None:
+        """`on_probe` is called behind each look at the node."""
+        self._node = node
+        self._upstream = upstream
+        self._on_probe = on_probe
+        self._timeouts = 0
+        self._token_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        count = 0
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            count += 1
+            await self.probe(with_models=not self._node.healthy or count % _MODELS_EVERY == 0)
+            if self._wants_token():
+                await self._ask_for_a_token()
+            self._on_probe()
+
+    async def probe(self, *, with_models: bool) -> None:
+        """One look at `/health` (a server without that route counts as well), and at the models."""
+        node = self._node
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                status, _ = await self._upstream.get(node.target, b"/health")
+                if status not in (200, 404, 405):
+                    node.failed(f"/health answered {status}")
+                    return
+                if with_models:
+                    status, body = await self._upstream.get(node.target, b"/v1/models")
+                    if status != 200:
+                        node.failed(f"/v1/models answered {status}")
+                        return
+                    node.serves(msgspec.json.decode(body, type=_Models).data)
+        except (UpstreamFailure, msgspec.DecodeError) as error:
+            node.failed(str(error))
+        except (TimeoutError, OverloadedError) as error:
+            self._was_late(error)
+        else:
+            self._timeouts = 0
+            node.probed()
+
+    def _was_late(self, error: TimeoutError | OverloadedError) -> None:
+        if isinstance(error, OverloadedError):
+            return  # the gateway's own want of sockets says nothing of a node
+        self._timeouts += 1
+        if self._timeouts >= _TIMEOUTS_TO_LEAVE:
+            self._node.hangs(f"{self._timeouts} probes in a row without an answer within {_PROBE_TIMEOUT_S} s")
+
+    def _wants_token(self) -> bool:
+        """Of a node that is idle for long: not of servers that bill it, nor of a node that is at work."""
+        node, now = self._node, time.monotonic()
+        if node.in_flight or not node.healthy or not node.models or not node.tells_usage:
+            self._token_at = now
+        return now - self._token_at >= _TOKEN_EVERY_S
+
+    async def _ask_for_a_token(self) -> None:
+        node, self._token_at = self._node, time.monotonic()
+        body = msgspec.json.encode({"model": node.models[0], "prompt": "a", "max_tokens": 1})
+        try:
+            async with asyncio.timeout(_TOKEN_TIMEOUT_S):
+                async with self._upstream.open(
+                    node.target, UpstreamRequest(b"POST", b"/v1/completions", body)
+                ) as response:
+                    await response.read_whole()
+        except (UpstreamFailure, TimeoutError) as error:
+            node.hangs(f"it gave no token to a probe: {error or 'time is up'}")
+        except OverloadedError:
+            return
+        else:
+            if response.status >= 500 and response.status != OverloadedError.status:
+                node.failed(f"it answered {response.status} to a probe for one token")

@@ -1,0 +1,169 @@
+"""One node: where it is, what it serves, how it is, and what it is busy with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from ....protocol.errors import ConfigurationError
+from ....protocol.safety.redaction import is_sendable, shown_url
+from ..upstream.client import UpstreamAddress
+from ..upstream.connection import Patience
+from ..upstream.failures import UpstreamFailure
+from .affinity import PrefixIndex
+from .breaker import CircuitBreaker
+
+_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
+_log = logging.getLogger("updraft.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """A node as an operator names it."""
+
+    # Of an OpenAI-compatible server, which may hold a user and a password.
+    url: str = field(repr=False)
+    # Sent to this node instead of the key of all nodes.
+    api_key: str | None = field(default=None, repr=False)
+    # Requests that it gets at a time; None for as many as come.
+    concurrency: int | None = None
+    # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
+    first_token_s: float | None = None
+    idle_s: float | None = None
+
+
+class Model(msgspec.Struct):
+    """As a node lists it. Other fields than the name may be of any kind."""
+
+    id: str
+    owned_by: Any = None
+    created: Any = None
+    max_model_len: Any = None
+
+
+class Node:
+    """`in_flight` counts this gateway's requests on it.
+
+    `tells_tokens`: whether it reports the tokens of a stream, and goes on behind those of another node. `tells_usage`:
+    whether it can be asked to put the usage so far on every chunk of a stream.
+    """
+
+    def __init__(self, address: NodeAddress) -> None:
+        """Raises ConfigurationError."""
+        url = address.url.rstrip("/").removesuffix("/v1")
+        self.target = _target(url, address.api_key)
+        self.url = shown_url(url)
+        self.concurrency = address.concurrency
+        self._address = address
+        self.models: tuple[str, ...] = ()
+        self.cards: tuple[Model, ...] = ()
+        self.tells_usage = False
+        self.tells_tokens = False
+        self.breaker = CircuitBreaker()
+        self.seen = PrefixIndex()
+        self.in_flight = 0
+        self.tokens_in_flight = 0
+        self._waiting: set[Callable[[], None]] = set()
+
+    @property
+    def healthy(self) -> bool:
+        return self.breaker.state != "open"
+
+    @property
+    def reason(self) -> str:
+        """Why it is out."""
+        return self.breaker.reason
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get another request."""
+        return self.concurrency is None or self.in_flight < self.concurrency
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether it has the one request that shows if it is well again."""
+        return self.breaker.needs_trial and self.in_flight > 0
+
+    def patience(self, usual: Patience) -> Patience:
+        """How long it may be silent in a stream."""
+        return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
+
+    def serves(self, models: Sequence[Model]) -> None:
+        self.models = tuple(model.id for model in models)
+        self.cards = tuple(models)
+        self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
+        self.tells_tokens = all(model.owned_by == "updraft" for model in models)
+
+    def failed(self, reason: str) -> None:
+        """Out at once; back after some good probes and a good answer."""
+        if self.breaker.trip(reason):
+            _log.warning("Node %s is out: %s", self.url, reason)
+
+    def hangs(self, reason: str) -> None:
+        """Out, and whoever waits for it gives up."""
+        self.failed(reason)
+        for give_up in tuple(self._waiting):
+            give_up()
+
+    def probed(self) -> None:
+        """A good probe."""
+        if self.breaker.probed():
+            _log.info("Node %s is in", self.url)
+
+    @contextmanager
+    def giving_up(self, give_up: Callable[[], None]) -> Generator[None]:
+        """Call `give_up` if the node stops answering its probes in this block."""
+        self._waiting.add(give_up)
+        try:
+            yield
+        finally:
+            self._waiting.discard(give_up)
+
+    @asynccontextmanager
+    async def unless_it_hangs(self) -> AsyncGenerator[None]:
+        """Cancel the block when the node stops answering its probes, and raise UpstreamFailure from it."""
+        task, hangs = asyncio.current_task(), False
+        assert task is not None, "an async context manager runs in a task"
+
+        def give_up() -> None:
+            nonlocal hangs
+            hangs = True
+            task.cancel()
+
+        try:
+            with self.giving_up(give_up):
+                yield
+        except asyncio.CancelledError:
+            if hangs and task.uncancel() == 0:  # else somebody else cancelled too, and that must be seen
+                raise UpstreamFailure(self.reason) from None
+            raise
+
+
+def _target(url: str, api_key: str | None) -> UpstreamAddress:
+    """Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a port that is none, half an address
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(
+            f"--node {shown_url(url)!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
+        )
+    default = 443 if parts.scheme == "https" else 80
+    credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
+    authorization = b"Basic " + b64encode(credentials.encode()) if credentials else b""
+    if api_key is not None:
+        if not is_sendable(api_key):
+            raise ConfigurationError(f"The key of node {shown_url(url)} holds characters that no header can.")
+        authorization = b"Bearer " + api_key.encode()
+    where = parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode()
+    return UpstreamAddress(*where, authorization)

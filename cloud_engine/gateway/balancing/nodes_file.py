@@ -1,0 +1,46 @@
+"""Nodes that differ: a TOML file with the key, the limit and the timeouts of each."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from ....protocol.errors import ConfigurationError
+from ....protocol.unicode_forms import read_text
+from .node import NodeAddress
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    # The environment variable with the key: a key itself does not belong in the file.
+    key_env: str | None = None
+    concurrency: int | None = None
+    first_token_s: float | None = None
+    idle_s: float | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: list[_Entry]
+
+
+def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
+    """The `[[nodes]]` of a file; `concurrency` where an entry has none. Raises ConfigurationError."""
+    try:
+        found = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"--nodes-file {path}: {error}", param="nodes_file") from error
+    return [_address(path, entry, concurrency) for entry in found.nodes]
+
+
+def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
+    for name in ("concurrency", "first_token_s", "idle_s"):
+        if (value := getattr(entry, name)) is not None and not value > 0:
+            raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
+    key = None
+    if entry.key_env is not None and not (key := os.environ.get(entry.key_env)):
+        raise ConfigurationError(f"--nodes-file {path}: {entry.key_env} is not set.", param="nodes_file")
+    limit = concurrency if entry.concurrency is None else entry.concurrency
+    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s)

@@ -1,0 +1,129 @@
+"""The nodes behind the gateway: which are well, what they serve, and who takes the next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+
+from msgspec import UNSET
+
+from ....protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ....protocol.responses import ModelCard
+from ..upstream.client import Upstream
+from .affinity import Placement
+from .choice import Chooser
+from .health import HealthWatch
+from .node import Model, Node, NodeAddress
+from .suspects import RetryBudget, Suspects
+from .waiting import Priority, WaitingLine
+
+
+class NodeRegistry:
+    """All nodes, watched in the background between `start` and `close`."""
+
+    def __init__(self, addresses: Sequence[NodeAddress], upstream: Upstream, max_waiting: int = 256) -> None:
+        """Raises ConfigurationError for a URL that is none, given twice, or no URL at all."""
+        self.nodes = [Node(address) for address in addresses]
+        if not self.nodes:
+            raise ConfigurationError("A gateway needs at least one --node URL, or a --nodes-file.", param="node")
+        if len({node.url for node in self.nodes}) < len(self.nodes):
+            raise ConfigurationError("The same --node URL is given twice.", param="node")
+        self.retries = RetryBudget()
+        self.suspects = Suspects()
+        self._upstream = upstream
+        self._chooser = Chooser()
+        self._line = WaitingLine(max_waiting)
+        self._watchers: list[asyncio.Task[None]] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    async def start(self) -> None:
+        """Probe every node once, then watch them. Nodes that are not up yet may come later."""
+        watches = [HealthWatch(node, self._upstream, self._line.move) for node in self.nodes]
+        await asyncio.gather(*(watch.probe(with_models=True) for watch in watches))
+        self._watchers = [asyncio.create_task(watch.run()) for watch in watches]
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    def models(self) -> list[ModelCard]:
+        """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""
+        listed = sorted((card for node in self.nodes if node.healthy for card in node.cards), key=lambda card: card.id)
+        return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
+
+    @asynccontextmanager
+    async def place(
+        self, placement: Placement, tried: Collection[Node], priority: Priority = "interactive"
+    ) -> AsyncGenerator[Node]:
+        """A node that is in, has the model, has room and is not in `tried`; it is busy with the request in the block.
+
+        Waits for room. Raises OverloadedError or ModelNotFoundError.
+        """
+
+        def take() -> Node | None:
+            return self._take(placement, tried)
+
+        def give_back(node: Node) -> None:
+            node.in_flight -= 1
+            node.tokens_in_flight -= placement.tokens
+            self._line.move()
+
+        node = None if self._line else take()
+        if node is None:
+            alike = placement.model, frozenset(each.url for each in tried)
+            node = await self._line.wait(priority, alike, take, give_back)
+        try:
+            yield node
+        finally:
+            give_back(node)
+
+    def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
+        """What the choice for a request depends on; nothing is hashed where there is no choice."""
+        return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
+
+    def has_another(self, model: str, tried: Collection[Node]) -> bool:
+        """Whether a node is left that could take a request."""
+        return bool(self._usable(model, tried))
+
+    def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
+        """Why there is no node for `model`."""
+        known = {name for node in self.nodes for name in node.models}
+        if any(node.healthy for node in self.nodes) and model not in known:
+            return ModelNotFoundError(
+                f"The model {model!r} does not exist here; there are: {', '.join(sorted(known))}.", param="model"
+            )
+        return OverloadedError("No node can take this request now: try again in a moment.")
+
+    def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
+        """The best node with room, busy with it from now on; None if none has room.
+
+        Raises the refusal where no node is left.
+        """
+        usable = self._usable(placement.model, tried)
+        if not usable:
+            raise self.refusal(placement.model)
+        with_room = [node for node in usable if node.has_room]
+        if not with_room:
+            return None
+        sure = [node for node in with_room if not node.is_on_trial]
+        node = self._chooser.choose(sure or with_room, placement)
+        node.seen.add(placement)
+        node.in_flight += 1
+        node.tokens_in_flight += placement.tokens
+        return node
+
+    def _usable(self, model: str, tried: Collection[Node]) -> list[Node]:
+        return [node for node in self.nodes if node.healthy and node not in tried and model in node.models]
+
+
+def _card(name: str, listed: list[Model]) -> ModelCard:
+    since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
+    room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # then it is not ours to answer for
+    return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")

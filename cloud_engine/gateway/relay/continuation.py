@@ -1,0 +1,186 @@
+"""A stream whose node dies goes on at another node: the same text, and for the client one answer.
+
+An Updraft node reports its tokens and goes on behind them, exactly: the random numbers depend on the seed and the
+place of a token. Other servers are given the text as the beginning of the assistant's message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+
+from ....protocol.http import sse
+from ....protocol.responses import Usage
+
+_TEXT = re.compile(rb'"(?:content|text)":\s?"((?:[^"\\]|\\.)*)"')
+_TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
+_MORE_THAN_TEXT = re.compile(
+    rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
+)
+_MARKS = (b"_call", b"reasoning", b"refusal", b"audio")
+_MOST_TEXT = 2**20  # bytes of JSON
+_DEFAULT_COMPLETION = 16  # tokens, where a text completion says nothing
+#: Fields with which another node could not go on exactly, and the values that ask for nothing.
+_INEXACT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    **dict.fromkeys(("structured_outputs", "grammar", "json_schema", "regex", "ebnf"), ()),
+    **{f"guided_{name}": () for name in ("json", "regex", "choice", "grammar")},
+}
+_CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
+
+
+class BegunAnswer:
+    """What a client has got of a stream, kept in few bytes until it ends."""
+
+    def __init__(self, path: bytes, body: bytes) -> None:
+        self._is_chat = path.partition(b"?")[0].endswith(_CHAT)
+        self._is_known = self._is_chat or path.partition(b"?")[0].endswith(_COMPLETIONS)
+        self._body = body
+        self._shows_tokens = b'"return_token_ids"' in body  # then the client may have asked for them
+        self._first = b""
+        self._text = bytearray()
+        self._tokens = bytearray()  # as they stand in JSON, a comma behind each
+        self._tokens_say_all = True
+        self._has_all_tokens = True  # false once a text went to another node
+        self._is_text = True
+        self._is_continued = False
+        self._counts = (0, 0)
+        self.is_finished = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return len(self._text)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the client has got from nodes before this one."""
+        return self._counts[1]
+
+    def read(self, event: bytes) -> bytes | None:
+        """Keep what `event` says, and return it as the client is to see it; None if it says nothing new to it."""
+        if self._is_continued:
+            adopted = self._adopted(event)
+            if adopted is None:
+                return None
+            event = adopted
+        if not self._is_known or not event.startswith(b"data: {"):
+            return event
+        self._first = self._first or event
+        if (found := _TEXT.search(event)) is not None and found[1]:
+            self._text += found[1]
+            self._is_text = self._is_text and len(self._text) <= _MOST_TEXT
+            self._tokens_say_all = False
+        if any(mark in event for mark in _MARKS) and _MORE_THAN_TEXT.search(event):
+            self._is_text = False
+        if (tokens := _TOKENS.search(event)) is not None:
+            self._tokens += tokens[1] + b","
+            self._tokens_say_all = True
+            return event if self._shows_tokens else event[: tokens.start()] + event[tokens.end() :]
+        return event
+
+    def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
+        """The request by which another node goes on; None if it cannot. `counts`: tokens of prompt and answer so far.
+
+        `takes_tokens`: of Updraft's nodes. `takes_text`: of servers that know `continue_final_message`.
+        """
+        if not self._is_known or not self._is_text:
+            return None
+        fields = msgspec.json.decode(self._body, type=dict[str, Any])
+        if any(fields.get(name) not in (None, *neutral) for name, neutral in _INEXACT.items()):
+            return None
+        tokens = cast("list[int]", msgspec.json.decode(b"[%b]" % self._tokens.rstrip(b",")))
+        exact = bool(takes_tokens and self._has_all_tokens and self._tokens_say_all and not fields.get("tools"))
+        num_given = len(tokens) if exact else counts[1]
+        if exact:
+            fields["answer_token_ids"] = [*(fields.get("answer_token_ids") or []), *tokens]
+        elif not self._with_text(fields, takes_text=takes_text):
+            return None
+        if not _less(fields, num_given, None if self._is_chat else _DEFAULT_COMPLETION):
+            return None
+        self._is_continued, self._counts, self._has_all_tokens = True, (counts[0], num_given), exact
+        return msgspec.json.encode(fields)
+
+    def ending(self, usage: Usage | None) -> bytes:
+        """What is missing of a stream that broke off behind its finish. `usage`: for the client that asked for it."""
+        if usage is None:
+            return sse.DONE
+        head = msgspec.json.decode(self._first[6:], type=dict[str, Any])
+        return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
+
+    def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
+        """Put the text so far behind the prompt. False: it cannot be."""
+        text = msgspec.json.decode(b'"%b"' % self._text, type=str)
+        if fields.get("answer_token_ids"):
+            return False
+        if not self._is_chat:
+            prompt = fields.get("prompt")
+            if isinstance(prompt, str):
+                fields["prompt"] = prompt + text
+            return isinstance(prompt, str)
+        if not text:
+            return True
+        messages = cast("list[dict[str, Any]]", fields["messages"])
+        if fields.get("continue_final_message"):
+            last = messages[-1]
+            if not isinstance(last.get("content"), str):
+                return False
+            messages[-1] = {**last, "content": last["content"] + text}
+        else:
+            messages.append({"role": "assistant", "content": text})
+        fields.update(continue_final_message=True, add_generation_prompt=False)
+        return takes_text
+
+    def _adopted(self, event: bytes) -> bytes | None:
+        """An event of a node that goes on, as one of the stream that the client reads."""
+        if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
+            return event
+        chunk = msgspec.json.decode(event[6:], type=dict[str, Any])
+        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
+        chunk.update({name: head[name] for name in ("id", "created", "model", "system_fingerprint") if name in head})
+        choices = cast("list[dict[str, Any]]", chunk.get("choices") or [])
+        for choice in choices:
+            if self._first and isinstance(delta := choice.get("delta"), dict):
+                delta.pop("role", None)
+        if choices and not any(map(_says, choices)):
+            return None
+        if isinstance(usage := chunk.get("usage"), dict):
+            self._count_once(cast("dict[str, Any]", usage))
+        return sse.event(chunk)
+
+    def _count_once(self, usage: dict[str, Any]) -> None:
+        """What was written before is a part of the answer, and not of the prompt."""
+        prompt, before = self._counts
+        answer = usage.get("completion_tokens") or 0
+        prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
+        if isinstance(details := usage.get("prompt_tokens_details"), dict):
+            details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
+        usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
+
+
+def _says(choice: dict[str, Any]) -> bool:
+    delta = cast("dict[str, Any]", choice.get("delta") or {})
+    return bool(choice.get("finish_reason") or choice.get("text") or any(delta.values()))
+
+
+def _less(fields: dict[str, Any], spent: int, default: int | None) -> bool:
+    """Take the tokens that are written off the limits. False: nothing is left."""
+    limits = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) is not None]
+    if not limits and default is not None:
+        fields["max_tokens"], limits = default, ["max_tokens"]
+    fields.update({name: fields[name] - spent for name in limits})
+    if fields.get("min_tokens"):
+        fields["min_tokens"] = max(0, fields["min_tokens"] - spent)
+    return all(fields[name] > 0 for name in limits)

@@ -1,0 +1,214 @@
+"""Who takes a request, who waits, and when a node or a request is kept out: the rules, without any network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updraft.bench.affinity import read_trace, replay
+from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
+from updraft.cloud_engine.gateway.balancing.breaker import CircuitBreaker
+from updraft.cloud_engine.gateway.balancing.choice import Chooser
+from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
+from updraft.cloud_engine.gateway.balancing.suspects import RetryBudget, Suspects
+from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
+from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
+
+TRACE = Path(os.environ.get("UPDRAFT_TEST_MOONCAKE", "/work/shared/data/traces/mooncake/conversation_trace.jsonl"))
+
+
+def nodes(count: int) -> list[Node]:
+    return [Node(NodeAddress(f"http://node{number}")) for number in range(count)]
+
+
+def chat(text: str, key: str = "key", session: str = "") -> Placement:
+    return Placement.of(
+        key, "m", b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]}' % text.encode(), session
+    )
+
+
+def test_a_conversation_goes_back_to_its_node_unless_that_is_much_busier() -> None:
+    some, chooser = nodes(4), Chooser(Random(0))
+    turn = chat("x" * 8000)
+    home = chooser.choose(some, turn)
+    home.seen.add(turn)
+    for _ in range(20):
+        assert chooser.choose(some, chat("x" * 8000 + " and then?")) is home
+    home.tokens_in_flight = 100_000
+    assert chooser.choose(some, chat("x" * 8000 + " and then?")) is not home
+
+
+def test_sessions_and_prefixes_belong_to_one_key() -> None:
+    index = PrefixIndex()
+    index.add(chat("x" * 8000, "alice", "talk"))
+    assert index.share_of(chat("x" * 8000, "alice")) > 0.8
+    assert index.share_of(chat("other", "alice", "talk")) > 1
+    assert index.share_of(chat("x" * 8000, "bob", "talk")) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=60), st.integers(1, 50))
+def test_the_index_is_bounded_and_knows_no_block_without_those_before_it(
+    prompts: list[tuple[int, int]], size: int
+) -> None:
+    index = PrefixIndex(size)
+    for kind, length in prompts:
+        placement = chat(f"{kind}" * 1024 * length)
+        index.add(placement)
+        assert len(index) <= size
+        for other, its_length in prompts:
+            blocks = chat(f"{other}" * 1024 * its_length).blocks
+            known = [len(index) and index.share_of(Placement("m", blocks[: at + 1], 1)) for at in range(len(blocks))]
+            assert known == sorted(known)
+
+
+def test_two_nodes_at_random_and_the_less_busy_of_them() -> None:
+    some, chooser = nodes(4), Chooser(Random(0))
+    some[2].tokens_in_flight = 10_000
+    chosen = Counter(chooser.choose(some, chat("short")).url for _ in range(300))
+    assert some[2].url not in chosen
+    assert min(chosen.values()) > 50
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason="UPDRAFT_TEST_MOONCAKE names no trace")
+def test_most_of_what_one_cache_could_hold_is_found_over_four_nodes() -> None:
+    figures = replay(read_trace(TRACE, 4000), nodes=4)
+    assert figures["share_of_ideal"] > 0.9
+    assert figures["imbalance"] < 1.5
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text('{"timestamp": 1}\n')
+    with pytest.raises(ConfigurationError, match="Mooncake"):
+        read_trace(tmp_path / "trace", 10)
+
+
+def test_a_breaker_closes_by_probes_and_an_answer_and_asks_more_of_repeaters() -> None:
+    breaker = CircuitBreaker()
+    assert breaker.state == "open"
+    assert breaker.probed()
+    assert breaker.state == "closed"
+    for trip, probes in enumerate((2, 4, 8), 1):
+        assert breaker.trip("it broke")
+        assert not breaker.trip("again, of the same fault")
+        assert (breaker.trips, breaker.reason) == (trip, "it broke") or breaker.reason == "again, of the same fault"
+        assert [breaker.probed() for _ in range(probes)] == [False] * (probes - 1) + [True]
+        assert breaker.needs_trial
+    breaker.answered()
+    assert breaker.state == "closed"
+    breaker.trip("later")
+    assert [breaker.probed() for _ in range(2)] == [False, True]
+    breaker.answered()
+    assert [breaker.erred() for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:
+    now = [0.0]
+    suspects = Suspects(lambda: now[0])
+    for _ in range(10):
+        suspects.failed(("a", 1), b"key", b"body")  # ten requests alike at a node that died once
+    suspects.check(b"key", b"body")
+    suspects.failed(("b", 1), b"key", b"body")
+    with pytest.raises(QuarantinedRequestError):
+        suspects.check(b"key", b"body")
+    suspects.check(b"another key", b"body")
+    now[0] = 301
+    suspects.check(b"key", b"body")
+    suspects.failed(("a", 2), b"key", b"body")
+    suspects.answered(b"key", b"body")
+    suspects.failed(("b", 2), b"key", b"body")
+    suspects.check(b"key", b"body")
+    for number in range(5000):
+        suspects.failed(("a", 3), b"%d" % number)
+    assert len(suspects) == 4096
+
+
+def test_retries_are_a_share_of_the_requests() -> None:
+    budget = RetryBudget()
+    while budget.take():
+        pass
+    taken = 0
+    for _ in range(1000):
+        budget.requested()
+        taken += budget.take()
+    assert 190 <= taken <= 200
+
+
+class Crowd:
+    """Requests at nodes with room for some, as the registry places them."""
+
+    def __init__(self, room: int, most: int) -> None:
+        self.room = room
+        self.line = WaitingLine(most)
+
+    def take(self) -> Node | None:
+        if self.room == 0:
+            return None
+        self.room -= 1
+        return NODE
+
+    def give_back(self, _node: Node) -> None:
+        self.room += 1
+        self.line.move()
+
+    async def ask(self, priority: Priority, done: list[Priority]) -> None:
+        await self.line.wait(priority, "m", self.take, self.give_back)
+        done.append(priority)
+
+
+NODE = nodes(1)[0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PRIORITIES), max_size=30), st.integers(0, 3), st.integers(0, 8), st.randoms())
+def test_the_line_keeps_its_bound_and_its_order_and_loses_no_room(
+    asked: list[Priority], room: int, most: int, random: Random
+) -> None:
+    async def run() -> None:
+        crowd, done = Crowd(room, most), list[Priority]()
+        tasks = list[asyncio.Task[None]]()
+        for priority in asked:
+            tasks.append(asyncio.create_task(crowd.ask(priority, done)))
+            await asyncio.sleep(0)
+            assert len(crowd.line) <= most
+        for task in tasks:
+            if random.random() < 0.2:
+                task.cancel()
+        await asyncio.sleep(0)
+        started = len(done)
+        shed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
+        assert all(isinstance(task.exception(), OverloadedError) for task in shed)
+        for _ in asked:
+            if len(crowd.line) or crowd.room < room:
+                crowd.give_back(NODE)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        assert len(crowd.line) == 0
+        later = done[started:]
+        assert later == sorted(later, key=PRIORITIES.index)
+
+    asyncio.run(run())
+
+
+def test_the_lowest_class_is_shed_first_and_the_latest_of_it() -> None:
+    async def run() -> list[str]:
+        crowd, done = Crowd(0, 2), list[Priority]()
+        tasks = dict[str, asyncio.Task[None]]()
+        order: tuple[Priority, ...] = ("batch", "batch", "interactive", "escalation", "escalation", "interactive")
+        for number, priority in enumerate(order):
+            tasks[f"{priority} {number}"] = asyncio.create_task(crowd.ask(priority, done))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        refused = [name for name, task in tasks.items() if task.done()]
+        assert all(isinstance(tasks[name].exception(), OverloadedError) for name in refused)
+        for _ in range(2):
+            crowd.give_back(NODE)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        return refused
+
+    assert asyncio.run(run()) == ["batch 0", "batch 1", "escalation 3", "escalation 4"]

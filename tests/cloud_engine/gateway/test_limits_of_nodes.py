@@ -1,0 +1,114 @@
+"""Nodes with a limit and a key of their own: what is too much waits or is refused, and no answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
+from updraft.protocol.errors import ConfigurationError
+
+ROOM, WAITING = 4, 16
+ASKED = 5 * (ROOM + WAITING)
+BODY = {"model": "big", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@dataclass
+class Stub:
+    """Answers when it may, and refuses whoever is one too many."""
+
+    may_answer: threading.Event = field(default_factory=threading.Event)
+    running: int = 0
+    most: int = 0
+    keys: Counter[str] = field(default_factory=Counter[str])
+
+    def app(self) -> Starlette:
+        chat = Route("/v1/chat/completions", self.chat, methods=["POST"])
+        return Starlette(routes=[Route("/v1/models", self.models), chat])
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "big", "object": "model", "owned_by": "somebody"}]})
+
+    async def chat(self, request: Request) -> Response:
+        self.keys[request.headers.get("authorization", "")] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.to_thread(self.may_answer.wait)
+        self.running -= 1
+        return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]})
+
+
+def start(spawn: Any, tmp_path: Path, *options: str) -> Any:
+    db = ("--db", str(tmp_path / "usage.sqlite"))
+    return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, *options, "--exit-with-parent")
+
+
+def test_at_five_times_what_fits_all_that_fits_is_answered(spawn: Any, tmp_path: Path) -> None:
+    stub = Stub()
+
+    async def ask(client: httpx.AsyncClient, refused: asyncio.Semaphore) -> httpx.Response:
+        response = await client.post("/v1/chat/completions", json=BODY)
+        if response.status_code == 503:
+            refused.release()
+        return response
+
+    async def run(url: str) -> list[httpx.Response]:
+        refused = asyncio.Semaphore(0)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+            tasks = [asyncio.create_task(ask(client, refused)) for _ in range(ASKED)]
+            for _ in range(ASKED - ROOM - WAITING):
+                await refused.acquire()  # while nothing is answered yet
+            assert not stub.may_answer.is_set()
+            stub.may_answer.set()
+            return await asyncio.gather(*tasks)
+
+    with serving(stub.app()) as url:
+        limits = ("--node-concurrency", str(ROOM), "--max-waiting", str(WAITING))
+        responses = asyncio.run(run(start(spawn, tmp_path, "--node", url, *limits).url))
+    assert Counter(response.status_code for response in responses) == {200: ROOM + WAITING, 503: ASKED - ROOM - WAITING}
+    assert stub.most == ROOM
+    assert {response.headers["retry-after"] for response in responses if response.status_code == 503} == {"1"}
+
+
+def test_a_file_gives_nodes_their_keys(spawn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = [Stub(), Stub()]
+    monkeypatch.setenv("FIRST_KEY", "first-secret")
+    monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "usual-secret")
+    with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second:
+        lines = [f'[[nodes]]\nurl = "{first}"\nkey_env = "FIRST_KEY"', f'[[nodes]]\nurl = "{second}"\nidle_s = 5']
+        (tmp_path / "nodes.toml").write_text("\n".join(lines))
+        gateway = start(spawn, tmp_path, "--nodes-file", str(tmp_path / "nodes.toml"))
+        for stub in stubs:
+            stub.may_answer.set()
+        for _ in range(4):
+            assert httpx.post(f"{gateway.url}/v1/chat/completions", json=BODY, timeout=60).status_code == 200
+    assert [dict(stub.keys) for stub in stubs] == [{"Bearer first-secret": 2}, {"Bearer usual-secret": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[[nodes]]\n", "url"),
+        ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "unknown field"),
+        ('[[nodes]]\nurl = "http://h"\nkey_env = "UPDRAFT_NO_SUCH_KEY"\n', "is not set"),
+        ('[[nodes]]\nurl = "http://h"\nconcurrency = 0\n', "above 0"),
+        ("nodes", "nodes-file"),
+    ],
+)
+def test_a_faulty_file_is_refused_in_words(tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "nodes.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        read_nodes(tmp_path / "nodes.toml", None)
+    assert "secret" not in str(caught.value)
