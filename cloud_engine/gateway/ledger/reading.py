@@ -1,0 +1,84 @@
+"""Reads the gateway's ledger: sums by key, model or day, whole rows, and what budgets have spent."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ....protocol.errors import ConfigurationError
+from .metering import COLUMNS
+
+Group = Literal["key", "tenant", "model", "day", "node", "tier"]
+
+_READ_S = 2.0
+_GROUPS: dict[Group, str] = {
+    "key": "key_name",
+    "tenant": "tenant",
+    "model": "model",
+    "day": "CAST(started_at / 86400 AS INTEGER)",
+    "node": "node",
+    "tier": "tier",
+}
+_SUMS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
+    "bytes",
+)
+_TOTALS = (
+    "COUNT(*) AS requests, SUM(CASE WHEN status >= 400 THEN 1 ELSE 0 END) AS errors, "
+    "SUM(CASE WHEN state = 'abandoned' THEN 1 ELSE 0 END) AS abandoned, "
+    "SUM(CASE WHEN cost_usd IS NULL AND status < 400 AND state = 'settled' THEN 1 ELSE 0 END) AS unpriced, "
+    f"{', '.join(f'SUM({name}) AS {name}' for name in _SUMS)}, COALESCE(SUM(cost_usd), 0.0) AS cost_usd"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReader:
+    """Each call has a connection of its own, and no lock on writers. `database`: a SQLite file."""
+
+    database: str
+
+    def totals(self, by: Sequence[Group], since: float = 0.0) -> list[dict[str, Any]]:
+        """Over the rows that began from `since` on, a group for each combination of what `by` names."""
+        names = ["key_name" if name == "key" else name for name in by]
+        columns = "".join(f"{_GROUPS[name]} AS {shown}, " for name, shown in zip(by, names, strict=True))
+        grouped = f" GROUP BY {', '.join(_GROUPS[name] for name in by)}" if by else ""
+        order = f" ORDER BY {', '.join(str(number + 1) for number in range(len(by)))}" if by else ""
+        query = f"SELECT {columns}{_TOTALS} FROM usage WHERE started_at >= ? AND state <> 'intent'{grouped}{order}"
+        with self._rows(query, since) as found:
+            return list(found)
+
+    @contextmanager
+    def rows(self, since: float = 0.0) -> Iterator[Iterator[dict[str, Any]]]:
+        """All that began from `since` on, oldest first."""
+        with self._rows(f"SELECT {', '.join(COLUMNS)} FROM usage WHERE started_at >= ? ORDER BY id", since) as found:
+            yield found
+
+    def spent(self, column: Literal["key_id", "tenant", "model"], value: str, since: float) -> float:
+        """US dollars of the rows with `value` in `column` that began from `since` on."""
+        query = f"SELECT COALESCE(SUM(cost_usd), 0.0) AS usd FROM usage WHERE {column} = ? AND started_at >= ?"
+        with self._rows(query, value, since) as found:
+            return next(found)["usd"]
+
+    @contextmanager
+    def _rows(self, query: str, *values: object) -> Iterator[Iterator[dict[str, Any]]]:
+        path = Path(self.database)
+        try:
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_READ_S)
+            try:
+                connection.row_factory = sqlite3.Row
+                yield (dict(row) for row in connection.execute(query, values))
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"The usage database {path} cannot be read: {error}.") from error
+
+
+GROUPS = get_args(Group)
