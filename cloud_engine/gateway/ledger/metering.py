@@ -13,7 +13,7 @@ State = Literal["intent", "settled", "abandoned"]
 
 def row_id() -> str:
     """Unique among workers and gateways, and in the order of time, so that an index grows at its end."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 @dataclass(slots=True)

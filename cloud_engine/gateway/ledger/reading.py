@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,11 +39,26 @@ _TOTALS = (
 )
 
 
+@contextmanager
+def _select(file: str, query: str, values: Sequence[object]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The rows of a query to a SQLite file, as dictionaries. Raises ConfigurationError."""
+    try:
+        uri = f"{Path(file).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_READ_S)) as connection:
+            connection.row_factory = sqlite3.Row
+            yield (dict(row) for row in connection.execute(query, values))
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"The usage database {file} cannot be read: {error}.") from error
+
+
 @dataclass(frozen=True, slots=True)
 class UsageReader:
-    """Each call has a connection of its own, and no lock on writers. `database`: a SQLite file."""
+    """Each call has a connection of its own, and locks out no writer."""
 
+    # A file, or a URL.
     database: str
+    # The rows of a query to it.
+    select: Callable[[str, str, Sequence[object]], AbstractContextManager[Iterator[dict[str, Any]]]] = _select
 
     def totals(self, by: Sequence[Group], since: float = 0.0) -> list[dict[str, Any]]:
         """Over the rows that began from `since` on, a group for each combination of what `by` names."""
@@ -67,18 +82,8 @@ class UsageReader:
         with self._rows(query, value, since) as found:
             return next(found)["usd"]
 
-    @contextmanager
-    def _rows(self, query: str, *values: object) -> Iterator[Iterator[dict[str, Any]]]:
-        path = Path(self.database)
-        try:
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_READ_S)
-            try:
-                connection.row_factory = sqlite3.Row
-                yield (dict(row) for row in connection.execute(query, values))
-            finally:
-                connection.close()
-        except sqlite3.Error as error:
-            raise ConfigurationError(f"The usage database {path} cannot be read: {error}.") from error
+    def _rows(self, query: str, *values: object) -> AbstractContextManager[Iterator[dict[str, Any]]]:
+        return self.select(self.database, query, values)
 
 
 GROUPS = get_args(Group)

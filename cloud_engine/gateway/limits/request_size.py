@@ -30,8 +30,8 @@ class SizeFields(msgspec.Struct):
     best_of: int | None = None
     messages: list[msgspec.Raw] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
-    response_format: msgspec.Raw | None = None
-    tools: msgspec.Raw | None = None
+    response_format: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ def _check(name: str, count: int, most: int) -> None:
         raise InvalidRequestError(f"{name} is {count}, and may be {most} at most.", param=name, code="invalid_value")
 
 
-def _check_depth(name: str, value: bytes | None) -> None:
+def _check_depth(name: str, value: msgspec.Raw) -> None:
     """Brackets outside of texts, counted."""
     depth = 0
-    for character in _TEXT.sub(b"", value or b""):
+    for character in _TEXT.sub(b"", bytes(value)):
         if character in b"[{":
             depth += 1
             if depth > MOST_DEPTH:

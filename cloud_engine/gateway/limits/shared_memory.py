@@ -36,6 +36,7 @@ _NUMBER = Struct("=d")
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
 _LOCK_S = 2.0
+_TRIES = 50  # at once: the lock is rarely held for longer than these take
 _PAUSE_S = 0.0002
 
 
@@ -43,6 +44,7 @@ class SharedMemoryStore:
     """Made anew by the first worker that opens it. Raises ConfigurationError."""
 
     def __init__(self, path: Path) -> None:
+        self._turn = asyncio.Lock()
         try:
             self._file = os.open(private_file(path), os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -154,15 +156,16 @@ class SharedMemoryStore:
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
         """Alone with the memory, also among processes. Nothing may be awaited within."""
-        until = time.monotonic() + _LOCK_S
-        while not self._locked():
-            if time.monotonic() > until:
-                raise OverloadedError("Another worker holds the limits for too long: try again later.")
-            await asyncio.sleep(_PAUSE_S)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        async with self._turn:  # of a whole process only one tries
+            until = time.monotonic() + _LOCK_S
+            while not any(self._locked() for _ in range(_TRIES)):
+                if time.monotonic() > until:
+                    raise OverloadedError("Another worker holds the limits for too long: try again later.")
+                await asyncio.sleep(_PAUSE_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _locked(self) -> bool:
         try:

@@ -1,11 +1,10 @@
-"""Limits that processes share, in a mapped file and in a real Redis server: never passed, and nothing leaks by kill -9."""
+"""Limits in a mapped file and in a real Redis server: processes never pass them, and nothing leaks by kill -9."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -79,14 +78,13 @@ def with_store(where: str) -> WithStore:
 
 def start(where: str, requests: int, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, limit_worker.__file__, where, str(requests), str(LIMIT), *more]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    assert worker.stdout.readline() == "ready\n"
-    return worker
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def tell(worker: subprocess.Popen[str]) -> None:
     assert worker.stdin is not None
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "ready\n"
     worker.stdin.write("go\n")
     worker.stdin.flush()
 
@@ -195,6 +193,6 @@ def test_requests_in_flight(with_store: WithStore) -> None:
 def test_files_are_the_users_alone(tmp_path: Path) -> None:
     store = limit_worker.open_store(str(tmp_path / "limits"))
     assert (tmp_path / "limits").stat().st_mode & 0o077 == 0
-    for name in os.listdir(tmp_path / "limits.workers"):
-        assert (tmp_path / "limits.workers" / name).stat().st_mode & 0o077 == 0
+    for file in (tmp_path / "limits.workers").iterdir():
+        assert file.stat().st_mode & 0o077 == 0
     asyncio.run(store.close())
