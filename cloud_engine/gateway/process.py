@@ -21,7 +21,7 @@ class GatewayOptions:
     nodes: Sequence[str] = field(repr=False)
     # The SQLite file for usage rows.
     db: Path
-    # The key file. None needs `no_auth`, and serves loopback addresses only.
+    # The key database. None needs `no_auth`, and serves loopback addresses only.
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
@@ -62,8 +62,8 @@ def _keys(options: GatewayOptions) -> KeyStore:
     if options.keys is not None and options.no_auth:
         raise ConfigurationError("--keys and --no-auth exclude each other.", param="no_auth")
     if options.keys is not None:
-        return KeyStore.load(options.keys)
+        return KeyStore(options.keys)
     if not options.no_auth:
-        raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
-    check_keyless(options.host, "give --keys FILE instead of --no-auth")
-    return KeyStore(())
+        raise ConfigurationError("Give --keys PATH, or --no-auth to let everybody on this machine in.", param="keys")
+    check_keyless(options.host, "give --keys PATH instead of --no-auth")
+    return KeyStore(None)
