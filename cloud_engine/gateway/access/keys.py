@@ -71,9 +71,6 @@ class KeyStore:
             raise AuthenticationError("This API key has expired: ask for a new one.", code="expired_api_key")
         return known.principal
 
-    def name_of(self, authorization: str) -> str:
-        return self.principal(authorization).name
-
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

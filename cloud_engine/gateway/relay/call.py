@@ -57,6 +57,8 @@ class Call:
     started: float
     # Sends to the client.
     send: Send
+    # Whose cached prefixes it may share.
+    tenant: str = ""
     # The id under which nodes keep the cost of one answer.
     attempt: bytes = field(default_factory=lambda: new_id("try").encode())
     # Whether bytes of an answer are out.

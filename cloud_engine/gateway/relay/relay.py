@@ -34,8 +34,8 @@ class Relay:
     of a whole answer that takes longer, the node is asked what it has cost before the client is refused, for two more
     seconds at most.
 
-    Every request that comes here leaves a usage row, refused ones too. One that is sent away because the gateway is
-    shutting down does not come here: it is asked again elsewhere, and counted there.
+    Every request with a key leaves a usage row, refused ones too; a stranger leaves a count. One that is sent away
+    because the gateway is shutting down does not come here: it is asked again elsewhere, and counted there.
     """
 
     dispatch: Dispatch
@@ -57,14 +57,19 @@ class Relay:
             raise
         finally:
             row.latency_ms = (time.perf_counter() - started) * 1e3
-            self.meter.record(row)
+            if row.key_name:
+                self.meter.record(row)
             self.counters.count(row)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
         request = Request(scope, receive)
-        row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
+        principal = self.keys.principal(request.headers.get("authorization", ""))
+        row.key_name = principal.name
+        principal.require("inference")
         call = read_call(request, await read_body(request), row, started, send)
+        principal.check_model(call.model)
+        call.tenant = principal.tenant
         # What limits a key, and what records an intent, stands here: before any node is asked.
         await self._answer(call, receive)
 
