@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,11 +22,20 @@ class Process:
 
 
 @contextmanager
-def running(*command: str) -> Iterator[Process]:
-    """`python command...`, from its `ready` line to its end."""
-    environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, *command]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as popen:
+def running(*command: str, log: Path | None = None, umask: int = -1, **variables: str) -> Iterator[Process]:
+    """`python command...`, from its `ready` line to its end. `log`: where its standard error goes."""
+    environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1", **variables}
+    with (
+        contextlib.nullcontext() if log is None else log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            umask=umask,
+        ) as popen,
+    ):
         try:
             assert popen.stdout is not None
             line = popen.stdout.readline()
