@@ -15,7 +15,9 @@ from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
 from ...cloud_engine.gateway.balancing.nodes import NodeRegistry
 from ...cloud_engine.gateway.ledger.metering import Meter
-from ...cloud_engine.gateway.relay.relay import Counters, Relay
+from ...cloud_engine.gateway.relay.counters import Counters
+from ...cloud_engine.gateway.relay.dispatch import Dispatch
+from ...cloud_engine.gateway.relay.relay import Relay
 from ...cloud_engine.gateway.upstream.client import Upstream
 from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
@@ -43,8 +45,12 @@ _GATEWAY = {
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",
     "/metrics": "see [metrics](metrics.md)",
-    "/admin/nodes": "the nodes, whether they are up, and why not; for admin keys",
-    "/admin/usage": "requests and tokens by key and model; for admin keys",
+    "/admin/nodes": "the nodes, whether they are up, and why not; scope `admin`",
+    "/admin/usage": "requests and tokens by key and model; scope `usage`",
+    "/admin/keys": "list keys, or make one: it is shown this once; scope `admin`",
+    "/admin/keys/{key_id}": "revoke it, by id or name; within a second it works nowhere; scope `admin`",
+    "/admin/keys/{key_id}/rotate": "a new secret; the old one works for `overlap_s` more seconds; scope `admin`",
+    "/admin/audit": "who changed which key when, the last 1,000 changes; scope `admin`",
 }
 #: The router dispatches by itself: (path, method, meaning).
 ROUTER = (
@@ -91,10 +97,10 @@ def routes_page() -> str:
     return page(
         "Routes and errors",
         "## Node",
-        "A node asks for no key. Let only the gateway reach it.",
+        "A node wants `UPDRAFT_NODE_API_KEY`; without one it serves this machine only. `/health` wants no key.",
         _described(node_app(), _NODE),
         "## Gateway",
-        "Routes under `/v1` want a key, and `/admin` wants an admin key. `/health` and `/metrics` want none.",
+        "Routes under `/v1` want a key with the scope `inference`. `/health` and `/metrics` want none.",
         _described(_gateway_app(), _GATEWAY),
         "## Router",
         "`updraft serve` and the SDK answer these. `/v1/completions` is refused.",
@@ -115,7 +121,13 @@ def _gateway_app() -> FastAPI:
         meter = Meter(Path(folder) / "usage.sqlite3")
         upstream = Upstream(None)
         app = create_gateway_app(
-            Relay(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream, KeyStore(()), meter, Counters(), 1.0)
+            Relay(
+                Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream),
+                KeyStore(None),
+                meter,
+                Counters(),
+                1.0,
+            )
         )
         meter.close()
     return app

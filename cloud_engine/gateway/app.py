@@ -16,6 +16,8 @@ from ...protocol.http import prometheus
 from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
+from .access.principal import Principal, Scope
+from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .relay.relay import Relay
 
@@ -25,13 +27,14 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        await relay.registry.start()
+        await relay.dispatch.registry.start()
         try:
             yield
         finally:
-            await relay.registry.close()
-            await relay.upstream.close()
+            await relay.dispatch.registry.close()
+            await relay.dispatch.upstream.close()
             await asyncio.to_thread(relay.meter.close)
+            relay.keys.close()
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
@@ -43,25 +46,31 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/metrics", routes.metrics, methods=["GET"])
     app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
     app.add_route("/admin/usage", routes.usage, methods=["GET"])
+    keys = KeyRoutes(relay.keys)
+    app.add_route("/admin/keys", keys.list, methods=["GET"])
+    app.add_route("/admin/keys", keys.create, methods=["POST"])
+    app.add_route("/admin/keys/{key_id}", keys.revoke, methods=["DELETE"])
+    app.add_route("/admin/keys/{key_id}/rotate", keys.rotate, methods=["POST"])
+    app.add_route("/admin/audit", keys.audit, methods=["GET"])
     return app
 
 
 class _Routes:
     def __init__(self, relay: Relay) -> None:
-        self._registry = relay.registry
+        self._registry = relay.dispatch.registry
         self._meter = relay.meter
         self._keys = relay.keys
         self._counters = relay.counters
 
     async def models(self, request: Request) -> Response:
-        self._check_key(request)
-        return send_json(ModelList(self._registry.models()))
+        principal = self._admitted(request, "inference")
+        return send_json(ModelList([card for card in self._registry.models() if principal.may_use(card.id)]))
 
     async def model(self, request: Request) -> Response:
-        self._check_key(request)
+        principal = self._admitted(request, "inference")
         model = request.path_params["model"]
         for card in self._registry.models():
-            if card.id == model:
+            if card.id == model and principal.may_use(model):
                 return send_json(card)
         raise ModelNotFoundError(f"The model {model!r} does not exist here.", param="model")
 
@@ -76,7 +85,7 @@ class _Routes:
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
-        self._keys.check_admin(_authorization(request))
+        self._admitted(request, "admin")
         shown = [
             {
                 "url": node.url,
@@ -90,12 +99,10 @@ class _Routes:
         return send_json({"nodes": shown})
 
     async def usage(self, request: Request) -> Response:
-        self._keys.check_admin(_authorization(request))
+        self._admitted(request, "usage")
         return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
 
-    def _check_key(self, request: Request) -> None:
-        self._keys.name_of(_authorization(request))
-
-
-def _authorization(request: Request) -> str:
-    return request.headers.get("authorization", "")
+    def _admitted(self, request: Request, scope: Scope) -> Principal:
+        principal = self._keys.principal(request.headers.get("authorization", ""))
+        principal.require(scope)
+        return principal

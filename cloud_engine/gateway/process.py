@@ -21,7 +21,7 @@ class GatewayOptions:
     nodes: Sequence[str] = field(repr=False)
     # The SQLite file for usage rows.
     db: Path
-    # The key file. None needs `no_auth`, and serves loopback addresses only.
+    # The key database. None needs `no_auth`, and serves loopback addresses only.
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
@@ -42,7 +42,9 @@ def run_gateway(options: GatewayOptions) -> None:
     from .app import create_gateway_app
     from .balancing.nodes import NodeRegistry
     from .ledger.metering import Meter
-    from .relay.relay import Counters, Relay
+    from .relay.counters import Counters
+    from .relay.dispatch import Dispatch
+    from .relay.relay import Relay
     from .upstream.client import Upstream
 
     if options.exit_with_parent:
@@ -54,7 +56,7 @@ def run_gateway(options: GatewayOptions) -> None:
     upstream = Upstream(options.node_api_key)
     registry = NodeRegistry(options.nodes, upstream)
     with bind_socket(options.host, options.port) as sock:
-        relay = Relay(registry, upstream, keys, Meter(options.db), Counters(), options.timeout_s)
+        relay = Relay(Dispatch(registry, upstream), keys, Meter(options.db), Counters(), options.timeout_s)
         serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
 
 
@@ -62,8 +64,8 @@ def _keys(options: GatewayOptions) -> KeyStore:
     if options.keys is not None and options.no_auth:
         raise ConfigurationError("--keys and --no-auth exclude each other.", param="no_auth")
     if options.keys is not None:
-        return KeyStore.load(options.keys)
+        return KeyStore(options.keys)
     if not options.no_auth:
-        raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
-    check_keyless(options.host, "give --keys FILE instead of --no-auth")
-    return KeyStore(())
+        raise ConfigurationError("Give --keys PATH, or --no-auth to let everybody on this machine in.", param="keys")
+    check_keyless(options.host, "give --keys PATH instead of --no-auth")
+    return KeyStore(None)

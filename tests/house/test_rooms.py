@@ -88,7 +88,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init learn ledger policy servers talk tune",
+        "calibrate doctor evaluate init keys learn ledger policy servers talk tune",
         "models shared",
         "bootstrap",
     ],

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import httpcore
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
@@ -18,6 +17,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MOST_NAME
 from ..balancing.nodes import Node
 from ..ledger.metering import UsageRow
+from ..upstream.client import Response
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -57,6 +57,8 @@ class Call:
     started: float
     # Sends to the client.
     send: Send
+    # Whose cached prefixes it may share.
+    tenant: str = ""
     # The id under which nodes keep the cost of one answer.
     attempt: bytes = field(default_factory=lambda: new_id("try").encode())
     # Whether bytes of an answer are out.
@@ -64,7 +66,7 @@ class Call:
     # The nodes that were tried, the current one last.
     tried: list[Node] = field(default_factory=list[Node])
 
-    async def start(self, response: httpcore.Response, length: int | None) -> None:
+    async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
         headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
         if length is not None:
@@ -81,6 +83,7 @@ class Call:
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
     """Raises InvalidRequestError."""
     try:
+        _ = body.isascii() or body.decode()  # what the peek passes over is not looked at
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from updraft.cloud_engine.gateway import new_key
+from gateway_keys import make_key
 from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
@@ -66,8 +66,7 @@ def _echo() -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
-    key, line = new_key("tester", admin=True)
-    (folder / "keys").write_text(line)
+    key = make_key(folder / "keys", "tester", "inference", "usage", "admin")
     command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys")]
     command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
     with (folder / "log").open("w") as log:
