@@ -228,7 +228,21 @@ def gateway(
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
     ],
     db: Annotated[
-        Path | None, typer.Option(help="SQLite file for the usage rows. [gateway.sqlite3 in the state folder]")
+        str | None,
+        typer.Option(
+            metavar="DB", help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]"
+        ),
+    ] = None,
+    ledger_failure: Annotated[
+        Literal["stop", "continue"], typer.Option(help="What requests do while the ledger cannot be written.")
+    ] = "stop",
+    keep_days: Annotated[float | None, typer.Option(min=1, help="Delete usage rows that are older. [never]")] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Prices: TOML or JSON, or LiteLLM's file; a path or https URL.")
+    ] = None,
+    limits: Annotated[Path | None, typer.Option(help="TOML file with the limits of tenants and models.")] = None,
+    limits_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis or Valkey server, for limits that gateways share.")
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Key database, as updraft keys makes it. [keys.sqlite3 in the state folder]")
@@ -236,13 +250,16 @@ def gateway(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
-    timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
+    connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
+    first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
+    idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
-    """Run the cloud endpoint that apps escalate to: keys, metering, and fail-over between nodes.
+    """Run the cloud endpoint that apps escalate to: keys, limits, metering, and fail-over between nodes.
 
     A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY.
 
@@ -251,22 +268,22 @@ def gateway(
       updraft keys create team-a
       updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116
     """
+    from ..cloud_engine.gateway.limits.accounting import AccountingOptions
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+    from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
-    if db is None:
-        db = state_folder() / "gateway.sqlite3"
-
+    database = str(state_folder() / "gateway.sqlite3") if db is None else db
     run_gateway(
         GatewayOptions(
             nodes=nodes,
-            db=db,
+            accounting=AccountingOptions(database, ledger_failure, keep_days, prices, limits, limits_url),
             keys=keys if no_auth else options.key_database(keys),
             no_auth=no_auth,
             host=host,
             port=port,
             node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
-            timeout_s=timeout_s,
+            timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
             ready_file=ready_file,

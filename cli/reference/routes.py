@@ -14,7 +14,7 @@ from starlette.routing import Route
 from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
 from ...cloud_engine.gateway.balancing.nodes import NodeRegistry
-from ...cloud_engine.gateway.ledger.metering import Meter
+from ...cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.gateway.relay.dispatch import Dispatch
 from ...cloud_engine.gateway.relay.relay import Relay
@@ -118,18 +118,17 @@ def node_app() -> FastAPI:
 
 def _gateway_app() -> FastAPI:
     with TemporaryDirectory() as folder:
-        meter = Meter(Path(folder) / "usage.sqlite3")
+        accounting = open_accounting(AccountingOptions(str(Path(folder) / "usage.sqlite3")))
         upstream = Upstream(None)
         app = create_gateway_app(
             Relay(
                 Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream),
                 KeyStore(None),
-                meter,
+                accounting,
                 Counters(),
-                1.0,
             )
         )
-        meter.close()
+        accounting.ledger.close()
     return app
 
 

@@ -33,7 +33,8 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
         finally:
             await relay.dispatch.registry.close()
             await relay.dispatch.upstream.close()
-            await asyncio.to_thread(relay.meter.close)
+            await relay.accounting.close()
+            await asyncio.to_thread(relay.accounting.ledger.close)
             relay.keys.close()
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
@@ -58,7 +59,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 class _Routes:
     def __init__(self, relay: Relay) -> None:
         self._registry = relay.dispatch.registry
-        self._meter = relay.meter
+        self._accounting = relay.accounting
         self._keys = relay.keys
         self._counters = relay.counters
 
@@ -81,7 +82,7 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, _request: Request) -> Response:
-        metrics = gateway_metrics(self._registry.nodes, self._counters)
+        metrics = gateway_metrics(self._registry.nodes, self._counters, self._accounting.ledger)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
@@ -100,7 +101,7 @@ class _Routes:
 
     async def usage(self, request: Request) -> Response:
         self._admitted(request, "usage")
-        return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
+        return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
     def _admitted(self, request: Request, scope: Scope) -> Principal:
         principal = self._keys.principal(request.headers.get("authorization", ""))

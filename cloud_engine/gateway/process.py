@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,8 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from .access.keys import KeyStore
+from .limits.accounting import AccountingOptions
+from .upstream.timeouts import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class GatewayOptions:
 
     # URLs of OpenAI-compatible servers, which may hold passwords.
     nodes: Sequence[str] = field(repr=False)
-    # The SQLite file for usage rows.
-    db: Path
+    # The ledger, prices and limits; a URL may hold a password.
+    accounting: AccountingOptions = field(repr=False)
     # The key database. None needs `no_auth`, and serves loopback addresses only.
     keys: Path | None = None
     no_auth: bool = False
@@ -28,8 +29,8 @@ class GatewayOptions:
     port: int = 0
     # Sent to the nodes.
     node_api_key: str | None = field(default=None, repr=False)
-    # For a request from its arrival to its last byte; `Relay` may add two seconds.
-    timeout_s: float = 600.0
+    # `Relay` may add two seconds to that of the whole.
+    timeouts: Timeouts = field(default_factory=Timeouts)
     # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
@@ -41,22 +42,22 @@ def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
     from .app import create_gateway_app
     from .balancing.nodes import NodeRegistry
-    from .ledger.metering import Meter
+    from .limits.accounting import open_accounting
     from .relay.counters import Counters
     from .relay.dispatch import Dispatch
     from .relay.relay import Relay
     from .upstream.client import Upstream
+    from .upstream.pool import PoolLimits
 
     if options.exit_with_parent:
         exit_with_parent()
-    if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
-        raise ConfigurationError(f"timeout_s must be a number above 0, got {options.timeout_s}.", param="timeout_s")
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    upstream = Upstream(options.node_api_key)
+    upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     registry = NodeRegistry(options.nodes, upstream)
     with bind_socket(options.host, options.port) as sock:
-        relay = Relay(Dispatch(registry, upstream), keys, Meter(options.db), Counters(), options.timeout_s)
+        accounting = open_accounting(options.accounting)
+        relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters())
         serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
 
 

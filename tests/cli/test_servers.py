@@ -16,6 +16,7 @@ from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
 from updraft.embedded import pocket
@@ -88,7 +89,11 @@ def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None
         with pytest.raises(ConfigurationError, match="without a key: set UPDRAFT_NODE_API_KEY"):
             process.run_node(process.NodeOptions("none", EngineConfig(), host=host))
         with pytest.raises(ConfigurationError, match="without a key: give --keys PATH"):
-            run_gateway(GatewayOptions(["http://127.0.0.1:1"], tmp_path / "usage", no_auth=True, host=host))
+            run_gateway(
+                GatewayOptions(
+                    ["http://127.0.0.1:1"], AccountingOptions(str(tmp_path / "usage")), no_auth=True, host=host
+                )
+            )
 
 
 ENGINE = {

@@ -6,8 +6,9 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ....protocol.errors import ConfigurationError
 from .metering import COLUMNS
@@ -15,11 +16,11 @@ from .metering import COLUMNS
 Group = Literal["key", "tenant", "model", "day", "node", "tier"]
 
 _READ_S = 2.0
-_GROUPS: dict[Group, str] = {
+_FIRST_DAY = date(1970, 1, 1)
+_COLUMNS: dict[Group, str] = {
     "key": "key_name",
     "tenant": "tenant",
     "model": "model",
-    "day": "CAST(started_at / 86400 AS INTEGER)",
     "node": "node",
     "tier": "tier",
 }
@@ -59,16 +60,20 @@ class UsageReader:
     database: str
     # The rows of a query to it.
     select: Callable[[str, str, Sequence[object]], AbstractContextManager[Iterator[dict[str, Any]]]] = _select
+    # The day of a row, in days since 1970.
+    day: str = "CAST(started_at / 86400 AS INTEGER)"
 
     def totals(self, by: Sequence[Group], since: float = 0.0) -> list[dict[str, Any]]:
         """Over the rows that began from `since` on, a group for each combination of what `by` names."""
-        names = ["key_name" if name == "key" else name for name in by]
-        columns = "".join(f"{_GROUPS[name]} AS {shown}, " for name, shown in zip(by, names, strict=True))
-        grouped = f" GROUP BY {', '.join(_GROUPS[name] for name in by)}" if by else ""
-        order = f" ORDER BY {', '.join(str(number + 1) for number in range(len(by)))}" if by else ""
-        query = f"SELECT {columns}{_TOTALS} FROM usage WHERE started_at >= ? AND state <> 'intent'{grouped}{order}"
+        groups = [(self.day, "day") if name == "day" else (_COLUMNS[name],) * 2 for name in by]
+        columns = "".join(f"{column} AS {name}, " for column, name in groups)
+        numbers = ", ".join(str(number) for number in range(1, len(by) + 1))
+        grouped = f" GROUP BY {numbers} ORDER BY {numbers}" if by else ""
+        query = f"SELECT {columns}{_TOTALS} FROM usage WHERE started_at >= ? AND state <> 'intent'{grouped}"
         with self._rows(query, since) as found:
-            return list(found)
+            return [
+                each | {"day": str(_FIRST_DAY + timedelta(each["day"]))} if "day" in each else each for each in found
+            ]
 
     @contextmanager
     def rows(self, since: float = 0.0) -> Iterator[Iterator[dict[str, Any]]]:
@@ -84,6 +89,3 @@ class UsageReader:
 
     def _rows(self, query: str, *values: object) -> AbstractContextManager[Iterator[dict[str, Any]]]:
         return self.select(self.database, query, values)
-
-
-GROUPS = get_args(Group)

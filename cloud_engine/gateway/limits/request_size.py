@@ -37,9 +37,9 @@ class SizeFields(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class RequestSize:
     # An estimate of the prompt's tokens: a third of the body's bytes, and 1,500 for each attachment.
-    prompt_tokens: int
+    prompt_tokens: int = 0
     # The limit on the tokens of all answers. None: the request names none.
-    max_tokens: int | None
+    max_tokens: int | None = None
 
 
 def size_of(body: bytes, fields: SizeFields) -> RequestSize:

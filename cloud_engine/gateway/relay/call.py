@@ -17,6 +17,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MOST_NAME
 from ..balancing.nodes import Node
 from ..ledger.metering import UsageRow
+from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import Response
 from .usage import UsageOptions
 
@@ -25,7 +26,7 @@ _RELAYED_HEADERS = frozenset(
 )
 
 
-class _Peek(msgspec.Struct):
+class _Peek(SizeFields, kw_only=True):
     """What the gateway must know of a request; everything else is the node's business."""
 
     model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
@@ -61,6 +62,10 @@ class Call:
     tenant: str = ""
     # The id under which nodes keep the cost of one answer.
     attempt: bytes = field(default_factory=lambda: new_id("try").encode())
+    # How much it may take of its limits.
+    size: RequestSize = field(default_factory=RequestSize)
+    # `x-ratelimit-*`, for the client.
+    limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether bytes of an answer are out.
     answered: bool = False
     # The nodes that were tried, the current one last.
@@ -68,7 +73,8 @@ class Call:
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
-        headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
+        headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
+        headers += self.limit_headers
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3
@@ -95,4 +101,6 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(request.url.path).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    return Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send)
+    call = Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send)
+    call.size = size_of(body, peek)
+    return call

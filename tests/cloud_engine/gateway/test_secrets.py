@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 from gateway_keys import make_key
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
@@ -121,7 +122,9 @@ def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) 
 
 
 def test_options_do_not_print_their_secrets(tmp_path: Path) -> None:
-    options = GatewayOptions([f"http://operator:{PASSWORD}@host"], tmp_path, node_api_key=NODE_KEY)
+    options = GatewayOptions(
+        [f"http://operator:{PASSWORD}@host"], AccountingOptions("postgresql://u:pw@h"), node_api_key=NODE_KEY
+    )
     assert PASSWORD not in repr(options)
     assert NODE_KEY not in repr(options)
 
