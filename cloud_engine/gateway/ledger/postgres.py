@@ -8,20 +8,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import ConfigurationError, MissingDependencyError
 from ....protocol.safety.redaction import shown_url
 from .metering import COLUMNS
 from .store import VERSION, LedgerWriteError, RowRefusedError, Values, create_table, insert
 
-try:
-    import psycopg  # pyright: ignore[reportMissingImports]
-    from psycopg.rows import dict_row  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise MissingDependencyError(
-        "A ledger in PostgreSQL needs psycopg: pip install 'updraft-llm[postgres]'."
-    ) from error
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
 _TYPES = {"TEXT": "text", "INTEGER": "bigint", "REAL": "double precision"}
@@ -34,13 +29,14 @@ class PostgresStore:
     _INTENT, _SETTLE = insert("%s", settle=False), insert("%s", settle=True)
 
     def __init__(self, url: str) -> None:
+        self._psycopg = _client_library()
         self._url = url
         self._lock = secrets.randbits(31)
         self.worker = f"{self._lock:08x}"
         try:
             self._connection = self._connect()
             self._create()
-        except psycopg.Error as error:
+        except self._psycopg.Error as error:
             raise ConfigurationError(f"Cannot use {shown_url(url)} as the usage database: {error}.") from error
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
@@ -50,9 +46,9 @@ class PostgresStore:
                     cursor.executemany(self._INTENT, intents)
                 if settled:
                     cursor.executemany(self._SETTLE, settled)
-        except (psycopg.DataError, psycopg.ProgrammingError, UnicodeError) as error:
+        except (self._psycopg.DataError, self._psycopg.ProgrammingError, UnicodeError) as error:
             raise RowRefusedError(str(error)) from error
-        except psycopg.Error as error:
+        except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 
     def abandon(self) -> int:
@@ -73,12 +69,12 @@ class PostgresStore:
     def close(self) -> None:
         self._connection.close()
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        connection = psycopg.connect(self._url, autocommit=True, **_SETTINGS)
+    def _connect(self) -> Any:
+        connection = self._psycopg.connect(self._url, autocommit=True, **_SETTINGS)
         connection.execute("SELECT pg_advisory_lock(%s, %s)", (_LOCKS, self._lock))
         return connection
 
-    def _alive(self) -> psycopg.Connection[Any]:
+    def _alive(self) -> Any:
         if self._connection.closed:
             self._connection = self._connect()
         return self._connection
@@ -98,18 +94,29 @@ class PostgresStore:
     def _changed(self, query: str, *values: object) -> int:
         try:
             return self._alive().execute(query.encode(), values).rowcount
-        except psycopg.Error as error:
+        except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 
 
 @contextmanager
 def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[Iterator[dict[str, Any]]]:
     """The rows of a query, as dictionaries. Raises ConfigurationError."""
+    psycopg = _client_library()
     try:
         with (
-            psycopg.connect(url, row_factory=dict_row, **_SETTINGS) as connection,
+            psycopg.connect(url, row_factory=psycopg.rows.dict_row, **_SETTINGS) as connection,
             connection.cursor(name="usage") as cursor,
         ):
             yield iter(cursor.execute(query.replace("?", "%s").encode(), values))
     except psycopg.Error as error:
         raise ConfigurationError(f"The usage database {shown_url(url)} cannot be read: {error}.") from error
+
+
+def _client_library() -> ModuleType:
+    try:
+        import psycopg.rows  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."
+        ) from error
+    return psycopg

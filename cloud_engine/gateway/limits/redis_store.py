@@ -127,9 +127,7 @@ class RedisStore:
             from redis.asyncio import BlockingConnectionPool, Redis  # pyright: ignore[reportMissingImports]
             from redis.exceptions import RedisError  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise MissingDependencyError(
-                "Limits in Redis need its client: pip install 'updraft-llm[redis]'."
-            ) from error
+            raise MissingDependencyError("Limits in Redis need its client: pip install redis.") from error
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
