@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ..cloud_engine.gateway.access.keys import new_key
+from ..cloud_engine.gateway.access.database import KeyDatabase, NewKey
 
 _READY_S = 180.0
 _NGINX = """
@@ -69,17 +69,17 @@ class Server:
 def stub(core: int, *options: str) -> Generator[Server]:
     command = [sys.executable, "-m", "updraft.bench.gateway_stub", *options]
     with _started("stub", command, core) as process:
-        yield Server("direct", _said_url(process), "", psutil.Process(process.pid))
+        yield Server("direct", _announced_url(process), "", psutil.Process(process.pid))
 
 
 @contextmanager
 def updraft(node: str, core: int, folder: Path) -> Generator[Server]:
-    key, line = new_key("bench")
-    (folder / "keys").write_text(f"{line}\n")
+    keys = folder / "keys.sqlite3"
+    _, key = KeyDatabase(keys).create(NewKey("bench"), "bench")
     command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent"]
-    command += ["--keys", str(folder / "keys"), "--db", str(folder / "usage.sqlite3")]
+    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3")]
     with _started("updraft", command, core) as process:
-        yield Server("updraft", _said_url(process), key, psutil.Process(process.pid))
+        yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _started(name: str, command: Sequence[str], core: int) -> Generator[subproce
                 raise RuntimeError(f"{name} did not end on SIGTERM.") from None
 
 
-def _said_url(process: subprocess.Popen[bytes]) -> str:
+def _announced_url(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().decode()
     if not line.startswith("ready "):

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, evaluate, init, learn, policy, servers, tune
+from . import bench, demo, evaluate, init, keys, learn, policy, servers, tune
 from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import log, usage, why
@@ -78,7 +78,6 @@ app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
-app.command("gateway-key")(servers.gateway_key)
 app.command("eval")(evaluate.evaluate)
 app.command()(store.pull)
 app.command()(store.models)
@@ -89,6 +88,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")
 app.add_typer(bench.app, name="bench")
 

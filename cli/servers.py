@@ -1,4 +1,4 @@
-"""`updraft serve`, `node`, `gateway`, `gateway-key`: the long-running processes and the keys to them."""
+"""`updraft serve`, `node`, `gateway`: the long-running processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import json_output, options, output
+from .shared import options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -237,9 +237,25 @@ def gateway(
         int, typer.Option(min=0, help="Requests that wait for a node; of more, the lowest priority is refused.")
     ] = 256,
     db: Annotated[
-        Path | None, typer.Option(help="SQLite file for the usage rows. [gateway.sqlite3 in the state folder]")
+        str | None,
+        typer.Option(
+            metavar="DB", help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]"
+        ),
     ] = None,
-    keys: Annotated[Path | None, typer.Option(help="Key file, as `updraft gateway-key` writes it.")] = None,
+    ledger_failure: Annotated[
+        Literal["stop", "continue"], typer.Option(help="What requests do while the ledger cannot be written.")
+    ] = "stop",
+    keep_days: Annotated[float | None, typer.Option(min=1, help="Delete usage rows that are older. [never]")] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Prices: TOML or JSON, or LiteLLM's file; a path or https URL.")
+    ] = None,
+    limits: Annotated[Path | None, typer.Option(help="TOML file with the limits of tenants and models.")] = None,
+    limits_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Redis or Valkey server, for limits that gateways share.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Key database, as updraft keys makes it. [keys.sqlite3 in the state folder]")
+    ] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
@@ -253,31 +269,29 @@ def gateway(
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run the cloud endpoint that apps escalate to: keys, metering, and fail-over between nodes.
+    """Run the cloud endpoint that apps escalate to: keys, limits, metering, and fail-over between nodes.
 
     A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY.
 
     \b
     Examples
-      updraft gateway-key team-a --keys keys.txt
-      updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116 \\
-          --keys keys.txt --db usage.sqlite
+      updraft keys create team-a
+      updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116
     """
+    from ..cloud_engine.gateway.limits.accounting import AccountingOptions
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
     from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
-    if db is None:
-        db = state_folder() / "gateway.sqlite3"
-
+    database = str(state_folder() / "gateway.sqlite3") if db is None else db
     run_gateway(
         GatewayOptions(
             nodes=nodes or (),
             nodes_file=nodes_file,
             node_concurrency=node_concurrency,
             max_waiting=max_waiting,
-            db=db,
-            keys=keys,
+            accounting=AccountingOptions(database, ledger_failure, keep_days, prices, limits, limits_url),
+            keys=keys if no_auth else options.key_database(keys),
             no_auth=no_auth,
             host=host,
             port=port,
@@ -290,38 +304,6 @@ def gateway(
             exit_with_parent=exit_with_parent,
         )
     )
-
-
-def gateway_key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
-    keys: Annotated[Path, typer.Option(help="Key file to add it to; made if there is none.")],
-    admin: Annotated[bool, typer.Option("--admin", help="It may also see all nodes and everybody's usage.")] = False,
-    as_json: json_output.Flag = False,
-) -> None:
-    """Make an API key for the gateway: the key is printed once, its hash is added to the file.
-
-    \b
-    Examples
-      updraft gateway-key team-a --keys keys.txt
-      updraft gateway-key operator --admin --keys keys.txt
-    """
-    from ..cloud_engine.gateway.access.keys import KeyStore, new_key
-    from ..protocol.errors import ConfigurationError
-    from ..protocol.safety.private_files import private_file
-    from ..protocol.unicode_forms import read_text
-
-    key, line = new_key(name, admin=admin)
-    written = read_text(keys, ConfigurationError) if keys.exists() else ""
-    if written.strip():
-        KeyStore.load(keys)
-        if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
-            raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
-    begun = "" if written.endswith("\n") or not written else "\n"
-    private_file(keys).write_text(f"{written}{begun}{line}\n", encoding="utf-8")
-    if as_json:
-        json_output.show({"name": name, "admin": admin, "key": key, "file": str(keys)})
-    else:
-        output.echo(key)
 
 
 def _note(line: str) -> None:

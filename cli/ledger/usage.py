@@ -12,6 +12,7 @@ import typer
 
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output
+from .gateway_usage import GatewayUsage
 from .rows import LedgerPath, open_ledger, printable
 
 if TYPE_CHECKING:
@@ -23,12 +24,21 @@ _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def usage(
-    by: Annotated[Literal["day", "model", "tier", "key"], typer.Option(help="One line for each of these.")] = "day",
+    by: Annotated[
+        Literal["day", "model", "tier", "key", "tenant", "node"],
+        typer.Option(help="One line for each of these; tenants and nodes are the gateway's."),
+    ] = "day",
     since: Annotated[
         str | None,
         typer.Option(metavar="WHEN", help="Only requests since then: 30m, 12h, 7d, 4w, or 2026-01-31 (UTC). [all]"),
     ] = None,
     ledger: LedgerPath = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="DB", help="The gateway's ledger instead: a SQLite file, or a postgresql:// URL."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; with --gateway.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Each request, as CSV or JSON lines; with --gateway.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
     """Add up the ledger: requests, the share that stayed local, tokens, cost, and the saving against the cloud alone.
@@ -40,10 +50,18 @@ def usage(
       updraft usage --since 30d
       updraft usage --by model
       updraft usage --json
+      updraft usage --gateway gateway.sqlite3 --by key --csv
     """
+    start = 0.0 if since is None else _start(since)
+    if gateway is not None:
+        if ledger is not None or (as_csv and as_json):
+            raise InvalidRequestError("Choose one of --gateway and --ledger, and one of --csv and --json.")
+        GatewayUsage(gateway, by, start, "csv" if as_csv else "json" if as_json else "table", rows).show()
+        return
     from ...router.accounting.ledger import GROUPS
 
-    start = 0.0 if since is None else _start(since)
+    if as_csv or rows or by not in GROUPS:
+        raise InvalidRequestError("--csv, --rows and --by tenant or node read the gateway's ledger: add --gateway DB.")
     with open_ledger(ledger) as opened:
         (total,) = opened.totals(since=start)
         groups = {name: opened.totals(name, since=start) for name in (GROUPS if as_json else (by,))}

@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...cloud_engine.gateway.ledger.metering import Meter, UsageRow
+from ...cloud_engine.gateway.ledger.metering import UsageRow
+from ...cloud_engine.gateway.ledger.store import SqliteStore
 from ...router.accounting.budget import Charge
 from ...router.accounting.ledger import Ledger, LedgerRow
 from .fields import entries
@@ -20,7 +21,6 @@ _OWN = {
     "period": "Of the budget: `day` or `month`.",
     "day": "The period's first day, in days since 1970, in UTC.",
     "scope": "All requests, those of a key, or those of a user.",
-    "id": "Number of the row.",
 }
 
 
@@ -28,7 +28,7 @@ def ledger_page() -> str:
     with TemporaryDirectory() as folder:
         ledger, usage = Path(folder) / "ledger.sqlite3", Path(folder) / "usage.sqlite3"
         Ledger(ledger).close()
-        Meter(usage).close()
+        SqliteStore(usage).close()
         requests, spending = _columns(ledger, "requests", LedgerRow), _columns(ledger, "spending", Charge)
         used = _columns(usage, "usage", UsageRow)
     return page(
@@ -40,7 +40,7 @@ def ledger_page() -> str:
         "What a period has spent, for budgets.",
         spending,
         "## The gateway's table `usage`",
-        "One row per request to a relayed route, in the file that `updraft gateway --db` names.",
+        "One row per request to a relayed route, in the database that `updraft gateway --db` names.",
         used,
     )
 

@@ -15,7 +15,7 @@ from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
 from ...cloud_engine.gateway.balancing.node import NodeAddress
 from ...cloud_engine.gateway.balancing.registry import NodeRegistry
-from ...cloud_engine.gateway.ledger.metering import Meter
+from ...cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.gateway.relay.dispatch import Dispatch
 from ...cloud_engine.gateway.relay.relay import Relay
@@ -48,8 +48,12 @@ _GATEWAY = {
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",
     "/metrics": "see [metrics](metrics.md)",
-    "/admin/nodes": "the nodes, whether they are up, and why not; for admin keys",
-    "/admin/usage": "requests and tokens by key and model; for admin keys",
+    "/admin/nodes": "the nodes, whether they are up, and why not; scope `admin`",
+    "/admin/usage": "requests and tokens by key and model; scope `usage`",
+    "/admin/keys": "list keys, or make one: it is shown this once; scope `admin`",
+    "/admin/keys/{key_id}": "revoke it, by id or name; within a second it works nowhere; scope `admin`",
+    "/admin/keys/{key_id}/rotate": "a new secret; the old one works for `overlap_s` more seconds; scope `admin`",
+    "/admin/audit": "who changed which key when, the last 1,000 changes; scope `admin`",
 }
 #: The router dispatches by itself: (path, method, meaning).
 ROUTER = (
@@ -96,10 +100,10 @@ def routes_page() -> str:
     return page(
         "Routes and errors",
         "## Node",
-        "A node asks for no key. Let only the gateway reach it.",
+        "A node wants `UPDRAFT_NODE_API_KEY`; without one it serves this machine only. `/health` wants no key.",
         _described(node_app(), _NODE),
         "## Gateway",
-        "Routes under `/v1` want a key, and `/admin` wants an admin key. `/health` and `/metrics` want none.",
+        "Routes under `/v1` want a key with the scope `inference`. `/health` and `/metrics` want none.",
         _described(_gateway_app(), _GATEWAY),
         "## Router",
         "`updraft serve` and the SDK answer these. `/v1/completions` is refused.",
@@ -117,17 +121,17 @@ def node_app() -> FastAPI:
 
 def _gateway_app() -> FastAPI:
     with TemporaryDirectory() as folder:
-        meter = Meter(Path(folder) / "usage.sqlite3")
+        accounting = open_accounting(AccountingOptions(str(Path(folder) / "usage.sqlite3")))
         upstream = Upstream(None)
         app = create_gateway_app(
             Relay(
                 Dispatch(NodeRegistry([NodeAddress("http://127.0.0.1:1")], upstream), upstream),
-                KeyStore(()),
-                meter,
+                KeyStore(None),
+                accounting,
                 Counters(),
             )
         )
-        meter.close()
+        accounting.ledger.close()
     return app
 
 

@@ -208,3 +208,10 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
             cloud_model="pocket-large",
             cloud_continues=True,
         )
+
+
+def key_database(given: Path | None) -> Path:
+    """Where a gateway's keys are: as said, or in the state folder."""
+    from ...protocol.settings import state_folder
+
+    return given or state_folder() / "keys.sqlite3"

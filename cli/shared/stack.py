@@ -55,7 +55,7 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
 
 def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str], None]) -> PocketCloud:
     """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
-    from ...cloud_engine.gateway.access.keys import new_key
+    from ...cloud_engine.gateway.access.database import KeyDatabase, NewKey
     from ...embedded import pocket
 
     node = [
@@ -71,9 +71,8 @@ def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str],
         children.append(Child(f"node-{number}", "updraft", node, folder))
     started = list(children)
     urls = [child.wait_ready(say=say) for child in started]
-    key, line = new_key("pocket")
-    keys = folder / "keys"
-    keys.write_text(f"{line}\n")
+    keys = folder / "keys.sqlite3"
+    _, key = KeyDatabase(keys).create(NewKey("pocket"), "updraft")
     arguments = ["gateway", *(word for url in urls for word in ("--node", url))]
     arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
     gateway = Child("gateway", "updraft", arguments, folder)

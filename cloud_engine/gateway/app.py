@@ -11,13 +11,16 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
 from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
+from .access.principal import Principal, Scope
+from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .relay.relay import Relay
 
@@ -35,7 +38,9 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
         finally:
             await relay.dispatch.registry.close()
             await relay.dispatch.upstream.close()
-            await asyncio.to_thread(relay.meter.close)
+            await relay.accounting.close()
+            await asyncio.to_thread(relay.accounting.ledger.close)
+            relay.keys.close()
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
@@ -48,6 +53,12 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/metrics", routes.metrics, methods=["GET"])
     app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
     app.add_route("/admin/usage", routes.usage, methods=["GET"])
+    keys = KeyRoutes(relay.keys)
+    app.add_route("/admin/keys", keys.list, methods=["GET"])
+    app.add_route("/admin/keys", keys.create, methods=["POST"])
+    app.add_route("/admin/keys/{key_id}", keys.revoke, methods=["DELETE"])
+    app.add_route("/admin/keys/{key_id}/rotate", keys.rotate, methods=["POST"])
+    app.add_route("/admin/audit", keys.audit, methods=["GET"])
     return app
 
 
@@ -58,7 +69,7 @@ class _RelayFirst:
         self._app = app
         self._relay = relay
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         is_relayed = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in RELAYED
         await (self._relay if is_relayed else self._app)(scope, receive, send)
 
@@ -66,19 +77,19 @@ class _RelayFirst:
 class _Routes:
     def __init__(self, relay: Relay) -> None:
         self._registry = relay.dispatch.registry
-        self._meter = relay.meter
+        self._accounting = relay.accounting
         self._keys = relay.keys
         self._counters = relay.counters
 
     async def models(self, request: Request) -> Response:
-        self._check_key(request)
-        return send_json(ModelList(self._registry.models()))
+        principal = self._admitted(request, "inference")
+        return send_json(ModelList([card for card in self._registry.models() if principal.may_use(card.id)]))
 
     async def model(self, request: Request) -> Response:
-        self._check_key(request)
+        principal = self._admitted(request, "inference")
         model = request.path_params["model"]
         for card in self._registry.models():
-            if card.id == model:
+            if card.id == model and principal.may_use(model):
                 return send_json(card)
         raise ModelNotFoundError(f"The model {model!r} does not exist here.", param="model")
 
@@ -89,11 +100,13 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, _request: Request) -> Response:
-        metrics = gateway_metrics(self._registry.nodes, self._registry.num_waiting, self._counters)
+        metrics = gateway_metrics(
+            self._registry.nodes, self._registry.num_waiting, self._counters, self._accounting.ledger
+        )
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
-        self._keys.check_admin(_authorization(request))
+        self._admitted(request, "admin")
         shown = [
             {
                 "url": node.url,
@@ -107,12 +120,10 @@ class _Routes:
         return send_json({"nodes": shown})
 
     async def usage(self, request: Request) -> Response:
-        self._keys.check_admin(_authorization(request))
-        return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
+        self._admitted(request, "usage")
+        return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
-    def _check_key(self, request: Request) -> None:
-        self._keys.name_of(_authorization(request))
-
-
-def _authorization(request: Request) -> str:
-    return request.headers.get("authorization", "")
+    def _admitted(self, request: Request, scope: Scope) -> Principal:
+        principal = self._keys.principal(request.headers.get("authorization", ""))
+        principal.require(scope)
+        return principal

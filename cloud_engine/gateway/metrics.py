@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ...protocol.http.prometheus import Metric
 from .balancing.node import Node
+from .ledger.ledger import UsageLedger
 from .relay.counters import Counters
 
 
-def gateway_metrics(nodes: Sequence[Node], waiting: int, counters: Counters) -> list[Metric]:
+def gateway_metrics(nodes: Sequence[Node], waiting: int, counters: Counters, ledger: UsageLedger) -> list[Metric]:
     by_status = {(("status", str(status)),): count for status, count in sorted(counters.by_status.items())}
     up = {(("node", node.url),): node.healthy for node in nodes}
     in_flight = {(("node", node.url),): node.in_flight for node in nodes}
@@ -21,4 +22,7 @@ def gateway_metrics(nodes: Sequence[Node], waiting: int, counters: Counters) -> 
         Metric("updraft_gateway_retries_total", "counter", "fail-overs to another node", counters.retries),
         Metric("updraft_gateway_prompt_tokens_total", "counter", "prompt tokens", counters.prompt_tokens),
         Metric("updraft_gateway_completion_tokens_total", "counter", "completion tokens", counters.completion_tokens),
+        Metric("updraft_gateway_ledger_failing", "gauge", "1 if the ledger cannot be written now", ledger.failing),
+        Metric("updraft_gateway_ledger_waiting", "gauge", "rows on their way to the ledger, now", ledger.waiting),
+        Metric("updraft_gateway_ledger_lost_total", "counter", "rows that never came into the ledger", ledger.lost),
     ]

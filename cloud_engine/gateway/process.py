@@ -13,6 +13,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from .access.keys import KeyStore
+from .limits.accounting import AccountingOptions
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class GatewayOptions:
 
     # URLs of OpenAI-compatible servers, which may hold passwords.
     nodes: Sequence[str] = field(repr=False)
-    # The SQLite file for usage rows.
-    db: Path
-    # The key file. None needs `no_auth`, and serves loopback addresses only.
+    # The ledger, prices and limits; a URL may hold a password.
+    accounting: AccountingOptions = field(repr=False)
+    # The key database. None needs `no_auth`, and serves loopback addresses only.
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
@@ -91,7 +92,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
     from .balancing.registry import NodeRegistry
-    from .ledger.metering import Meter
+    from .limits.accounting import open_accounting
     from .relay.counters import Counters
     from .relay.dispatch import Dispatch
     from .relay.relay import Relay
@@ -102,7 +103,8 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
-    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, Meter(options.db), Counters(rows, worker))
+    accounting = open_accounting(options.accounting)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters(rows, worker))
     app = create_gateway_app(relay, access)
     _collect_seldom()
     serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0)
@@ -127,8 +129,8 @@ def _keys(options: GatewayOptions) -> KeyStore:
     if options.keys is not None and options.no_auth:
         raise ConfigurationError("--keys and --no-auth exclude each other.", param="no_auth")
     if options.keys is not None:
-        return KeyStore.load(options.keys)
+        return KeyStore(options.keys)
     if not options.no_auth:
-        raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
-    check_keyless(options.host, "give --keys FILE instead of --no-auth")
-    return KeyStore(())
+        raise ConfigurationError("Give --keys PATH, or --no-auth to let everybody on this machine in.", param="keys")
+    check_keyless(options.host, "give --keys PATH instead of --no-auth")
+    return KeyStore(None)

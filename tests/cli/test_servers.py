@@ -1,8 +1,7 @@
-"""The long-running commands: keys are handed out once, bad options and busy ports are refused at once."""
+"""The long-running commands: bad options and busy ports are refused at once."""
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from dataclasses import fields
@@ -17,36 +16,11 @@ from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.gateway.access.keys import KeyStore
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
 from updraft.embedded import pocket
-from updraft.protocol.errors import ConfigurationError, PermissionDeniedError
-
-
-def test_a_key_is_printed_once_and_only_its_hash_is_kept(updraft, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    first, second = (updraft("gateway-key", name, "--keys", str(file)) for name in ("team-a", "team-b"))
-    third = updraft("gateway-key", "operator", "--admin", "--keys", str(file))
-    store = KeyStore.load(file)
-    store.check_admin(f"Bearer {third.stdout.strip()}")
-    with pytest.raises(PermissionDeniedError, match="--admin"):
-        store.check_admin(f"Bearer {first.stdout.strip()}")
-    for done, name in ((first, "team-a"), (second, "team-b"), (third, "operator")):
-        assert done.returncode == 0
-        assert store.name_of(f"Bearer {done.stdout.strip()}") == name
-        assert done.stdout.strip() not in file.read_text()
-    assert file.stat().st_mode & 0o077 == 0
-
-
-def test_a_name_has_one_key(updraft, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    updraft("gateway-key", "team-a", "--keys", str(file))
-    before = file.read_text()
-    done = updraft("gateway-key", "team-a", "--keys", str(file))
-    assert done.returncode == 2
-    assert "already has a key" in done.stderr
-    assert file.read_text() == before
+from updraft.protocol.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -54,7 +28,10 @@ def test_a_name_has_one_key(updraft, tmp_path: Path) -> None:
     [
         (["node", "--model", "missing", "--port", "0"], "missing"),
         (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--port", "0"], "--keys"),
-        (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"], "key file"),
+        (
+            ["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"],
+            "There is no key database missing",
+        ),
     ],
 )
 def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], message: str) -> None:
@@ -73,13 +50,6 @@ def test_pocket_is_a_model_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.draft == str(pocket.pocket_small_folder())
 
 
-def test_a_key_as_json(updraft, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    found = json.loads(updraft("gateway-key", "team-a", "--keys", str(file), "--json").stdout)
-    assert (found["name"], found["admin"], found["file"]) == ("team-a", False, str(file))
-    assert KeyStore.load(file).name_of(f"Bearer {found['key']}") == "team-a"
-
-
 @pytest.mark.parametrize("command", [["serve", "--local", "pocket"], ["node", "--model", "x"]])
 def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     with socket.socket() as busy:
@@ -90,17 +60,6 @@ def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     assert done.returncode == 2
     assert str(port) in done.stderr
     assert "in use" in done.stderr
-
-
-def test_a_key_file_of_another_form_is_left_as_it_is(updraft, tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    file.write_text('{"a": "' + "0" * 64 + '"}')
-    before = file.read_text()
-    done = updraft("gateway-key", "b", "--keys", str(file))
-    assert done.returncode > 0
-    assert file.read_text() == before
-    file.write_text("")
-    assert updraft("gateway-key", "b", "--keys", str(file)).returncode == 0
 
 
 def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
@@ -129,8 +88,12 @@ def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None
     for host in ("0.0.0.0", "::", "", "192.168.1.5", "box.lan"):
         with pytest.raises(ConfigurationError, match="without a key: set UPDRAFT_NODE_API_KEY"):
             process.run_node(process.NodeOptions("none", EngineConfig(), host=host))
-        with pytest.raises(ConfigurationError, match="without a key: give --keys FILE"):
-            run_gateway(GatewayOptions(["http://127.0.0.1:1"], tmp_path / "usage", no_auth=True, host=host))
+        with pytest.raises(ConfigurationError, match="without a key: give --keys PATH"):
+            run_gateway(
+                GatewayOptions(
+                    ["http://127.0.0.1:1"], AccountingOptions(str(tmp_path / "usage")), no_auth=True, host=host
+                )
+            )
 
 
 ENGINE = {

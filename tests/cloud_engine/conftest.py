@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
-
-TYPING = Path(__file__).parents[2] / ".typing"
-FAKE_NODE = Path(__file__).with_name("fake_node.py")
-
-
-@dataclass
-class Process:
-    url: str
-    popen: subprocess.Popen[str]
-
-
-@contextmanager
-def running(*command: str) -> Iterator[Process]:
-    """`python command...`, from its `ready` line to its end."""
-    environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, *command]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as popen:
-        try:
-            assert popen.stdout is not None
-            line = popen.stdout.readline()
-            assert line.startswith("ready "), f"{command} said {line!r}"
-            yield Process(line.split()[1], popen)
-        finally:
-            popen.kill()
-
+from server_processes import FAKE_NODE, Process, running
 
 Spawn = Callable[..., Process]
 

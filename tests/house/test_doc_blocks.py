@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import typer
 from updraft.cli.main import app
+from updraft.cloud_engine.gateway.ledger.prices import load_prices
+from updraft.cloud_engine.gateway.limits.policy import load_policy
 from updraft.router.settings_sources import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,9 +115,15 @@ def test_what_is_not_there_is_found(script: str, wrong: str) -> None:
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"))
 def test_settings_are_taken(where: str, text: str, tmp_path: Path) -> None:
+    """A block that names another file in its first line is read by the gateway."""
     file = tmp_path / "config.toml"
     file.write_text(text)
-    load_config(file=file, environ={})
+    if text.startswith("# prices.toml"):
+        load_prices(str(file))
+    elif text.startswith("# limits.toml"):
+        load_policy(file)
+    else:
+        load_config(file=file, environ={})
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))

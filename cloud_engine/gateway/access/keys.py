@@ -1,92 +1,119 @@
-"""API keys: hashed at rest, compared in constant time, never logged. Admin keys may also ask for everybody's usage."""
+"""Whose key a request carries: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import re
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import os
+import sqlite3
+import time
 from pathlib import Path
+from typing import NamedTuple
 
-from ....protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
-from ....protocol.unicode_forms import read_text
+import msgspec
 
-_LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})(?P<admin>:admin)?")
+from ....protocol.errors import AuthenticationError, OverloadedError
+from .database import KeyDatabase, digest_of
+from .principal import ANONYMOUS, Principal
 
-
-def new_key(name: str, *, admin: bool = False) -> tuple[str, str]:
-    """A fresh key for `name`: the secret to hand out, and the line to put into the key file."""
-    key = f"updraft-{secrets.token_urlsafe(32)}"
-    line = f"{name}:{_digest(key)}{':admin' if admin else ''}"
-    if not _LINE.fullmatch(line):
-        raise ConfigurationError(f"A key name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}.")
-    return key, line
+_CHECK_S = 0.25  # a revoked key works no longer than this
+_MOST_CACHED = 10_000
+_LOG_EVERY_S = 10.0
+_log = logging.getLogger("updraft.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """`digest`: SHA-256 of the key, hexadecimal."""
-
-    name: str
-    digest: str
-    admin: bool = False
+class _Known(NamedTuple):
+    digest: bytes
+    principal: Principal
+    # Seconds since the epoch.
+    expires_at: float
 
 
 class KeyStore:
-    """Who may use the gateway. Without keys everybody may do everything, under the name `anonymous`."""
+    """Reads the key database for one worker, and sees the changes of others. One thread at a time uses it.
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = tuple(keys)
+    Without a database everybody may do everything, under the name `anonymous`.
+    """
 
-    @classmethod
-    def load(cls, path: Path) -> KeyStore:
-        """Read lines of `name:sha256hex` or `name:sha256hex:admin`, and `#` comments.
+    def __init__(self, path: Path | None) -> None:
+        """Raises ConfigurationError for a file that is missing or no key database."""
+        self.database: KeyDatabase | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._cache: dict[bytes, _Known] = {}
+        self._checked = self._logged = float("-inf")
+        self._state: tuple[int, ...] = ()
+        if path is None:
+            return
+        self.database = KeyDatabase.existing(path)
+        if not self.database.keys():
+            _log.warning("%s holds no key: every request is refused until `updraft keys create` makes one.", path)
 
-        Raises ConfigurationError.
+    def principal(self, authorization: str) -> Principal:
+        """Who is behind an `Authorization` header.
+
+        Raises AuthenticationError, and OverloadedError while the database cannot be read.
         """
-        try:
-            text = read_text(path, ConfigurationError)
-        except OSError as error:
-            raise ConfigurationError(f"Cannot read the key file {path}: {error}.") from error
-        keys: dict[str, Key] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.startswith("#"):
-                continue
-            match = _LINE.fullmatch(line.strip())
-            if match is None:  # the line itself stays out of the message: it may be a bare key
-                raise ConfigurationError(
-                    f"{path}, entry {number}: expected name:sha256hex, as `updraft gateway-key` makes it."
-                )
-            if match["name"] in keys:
-                raise ConfigurationError(f"{path}, entry {number}: the name {match['name']!r} is there twice.")
-            keys[match["name"]] = Key(match["name"], match["digest"], match["admin"] is not None)
-        if not keys:
-            raise ConfigurationError(f"The key file {path} holds no key: add one, or use --no-auth on loopback.")
-        return cls(list(keys.values()))
-
-    def name_of(self, authorization: str) -> str:
-        """The name behind an `Authorization` header. Raises AuthenticationError."""
-        return self._key_of(authorization).name
-
-    def check_admin(self, authorization: str) -> None:
-        """Raises AuthenticationError, or PermissionDeniedError for a key that is not an admin's."""
-        if not self._key_of(authorization).admin:
-            raise PermissionDeniedError("This needs an admin key: make one with `updraft gateway-key NAME --admin`.")
-
-    def _key_of(self, authorization: str) -> Key:
-        if not self._keys:
-            return Key("anonymous", "", admin=True)
+        if self.database is None:
+            return ANONYMOUS
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise AuthenticationError("No API key: send it as `Authorization: Bearer KEY`.")
-        digest = _digest(key.strip()).encode()
-        found = [known for known in self._keys if hmac.compare_digest(known.digest.encode(), digest)]
-        if not found:
+        digest = digest_of(key.strip())
+        try:
+            known = self._find(self.database.path, digest)
+        except (OSError, sqlite3.Error) as error:
+            self._cache.clear()  # nobody knows what was revoked since
+            self._log_failure(error)
+            raise OverloadedError("The keys cannot be read now: try again in a moment.") from error
+        if known is None or not hmac.compare_digest(known.digest, digest):
             raise AuthenticationError("This API key is not known here.")
-        return found[0]
+        if known.expires_at <= time.time():
+            raise AuthenticationError("This API key has expired: ask for a new one.", code="expired_api_key")
+        return known.principal
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _find(self, path: Path, digest: bytes) -> _Known | None:
+        connection = self._current(path)
+        known = self._cache.get(digest)
+        if known is None and (row := connection.execute(_BY_DIGEST, (digest,)).fetchone()):
+            principal = msgspec.json.decode(row[1], type=Principal)
+            known = _Known(row[0], principal, float("inf") if row[2] is None else row[2])
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+            self._cache[digest] = known
+        return known
+
+    def _current(self, path: Path) -> sqlite3.Connection:
+        """The connection, after what others have changed is out of the cache."""
+        now = time.monotonic()
+        if self._connection is not None and now < self._checked + _CHECK_S:
+            return self._connection
+        file = os.stat(path)  # noqa: PTH116 - a file that replaced it is another database
+        if self._connection is None or self._state[:2] != (file.st_dev, file.st_ino):
+            self.close()
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=1, check_same_thread=False
+            )
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        state = (file.st_dev, file.st_ino, version)
+        if state != self._state:
+            self._cache.clear()
+            self._state = state
+        self._checked = now
+        return self._connection
+
+    def _log_failure(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now >= self._logged + _LOG_EVERY_S:
+            self._logged = now
+            _log.error("Cannot read the keys, so that every request is refused: %s", error)
 
 
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+_BY_DIGEST = (
+    "SELECT digests.digest, keys.principal, digests.expires_at FROM digests JOIN keys ON keys.id = digests.key_id "
+    "WHERE digests.digest = ? AND keys.revoked_at IS NULL"
+)

@@ -18,6 +18,7 @@ from ....protocol.safety.names import MAX_NAME
 from ..balancing.node import Node
 from ..balancing.waiting import Priority
 from ..ledger.metering import UsageRow
+from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import Response
 from .continuation import BegunAnswer
 from .usage import UsageOptions
@@ -27,7 +28,7 @@ _RELAYED_HEADERS = frozenset(
 )
 
 
-class _Peek(msgspec.Struct):
+class _Peek(SizeFields, kw_only=True):
     """What the gateway must know of a request; everything else is the node's business."""
 
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -60,8 +61,14 @@ class Call:
     started: float
     # Sends to the client.
     send: Send
+    # Whose cached prefixes it may share.
+    tenant: str = ""
     # The id under which nodes keep the cost of one answer.
     attempt: bytes = field(default_factory=lambda: new_id("try").encode())
+    # How much it may take of its limits.
+    size: RequestSize = field(default_factory=RequestSize)
+    # `x-ratelimit-*`, for the client.
+    limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether bytes of an answer are out.
     answered: bool = False
     # The nodes that were tried, the current one last.
@@ -79,6 +86,7 @@ class Call:
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
         headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
+        headers += self.limit_headers
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3
@@ -93,6 +101,7 @@ class Call:
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
     """Raises InvalidRequestError."""
     try:
+        _ = body.isascii() or body.decode()  # what the peek passes over is not looked at
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
@@ -105,4 +114,4 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
     about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
-    return Call(*about, session=peek.prompt_cache_key or "")
+    return Call(*about, session=peek.prompt_cache_key or "", size=size_of(body, peek))

@@ -161,7 +161,7 @@ def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
 
 
 def _headers(call: Call) -> Headers:
-    # Nodes keep the caches of different keys apart, without being told whose they are.
-    tenant = blake2b(call.row.key_name.encode(), digest_size=16).hexdigest().encode()
+    # Nodes keep the caches of different tenants apart, without being told whose they are.
+    tenant = blake2b(call.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
     return [*own, *call.forwarded]

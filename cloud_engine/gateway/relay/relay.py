@@ -17,7 +17,8 @@ from ....protocol.errors import RequestCancelledError, RequestTimeoutError, Updr
 from ....protocol.http import sse
 from ....protocol.http.shell import read_body, request_id, while_connected
 from ..access.keys import KeyStore
-from ..ledger.metering import Meter, UsageRow
+from ..ledger.metering import UsageRow
+from ..limits.accounting import Accounting
 from ..upstream.failures import UpstreamFailure, UpstreamTimeout
 from .answer import EngineFailure
 from .call import Call, read_call
@@ -35,13 +36,13 @@ class Relay:
     longer than the whole may, the node is asked what it has cost before the client is refused, for two more
     seconds at most.
 
-    Every request that comes here leaves a usage row, refused ones too. One that is sent away because the gateway is
-    shutting down does not come here: it is asked again elsewhere, and counted there.
+    Every request with a key leaves a usage row, refused ones too; a stranger leaves a count. One that is sent away
+    because the gateway is shutting down does not come here: it is asked again elsewhere, and counted there.
     """
 
     dispatch: Dispatch
     keys: KeyStore
-    meter: Meter
+    accounting: Accounting
     counters: Counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,17 +58,24 @@ class Relay:
             raise
         finally:
             row.latency_ms = (time.perf_counter() - started) * 1e3
-            self.meter.record(row)
+            if row.key_name:
+                self.accounting.ledger.settle(row)
             self.counters.count(row)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
         request = Request(scope, receive)
-        row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
+        principal = self.keys.principal(request.headers.get("authorization", ""))
+        row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
+        row.tier = principal.priority
+        principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         call = read_call(request, await _body_in_time(request, deadline), row, started, send)
-        # What limits a key, and what records an intent, stands here: before any node is asked.
-        await self._answer(call, receive, deadline)
+        principal.check_model(call.model)
+        call.tenant = principal.tenant
+        async with self.accounting.admitted(principal, row, call.size) as reservation:
+            call.limit_headers = reservation.headers()
+            await self._answer(call, receive, deadline)
 
     async def _answer(self, call: Call, receive: Receive, deadline: float) -> None:
         """The answer goes out while the client is there and the time lasts."""

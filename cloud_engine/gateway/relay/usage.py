@@ -38,9 +38,14 @@ class _Details(msgspec.Struct):
     rejected_prediction_tokens: _Count | None = 0
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Count | None = 0
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
+    prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _Details | None = None
 
 
@@ -147,6 +152,7 @@ def read_usage(payload: bytes, row: UsageRow) -> bool:
         return False
     details = usage.completion_tokens_details or _Details()
     row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    row.cached_tokens = (usage.prompt_tokens_details or _PromptDetails()).cached_tokens or 0
     row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
     row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
     return True

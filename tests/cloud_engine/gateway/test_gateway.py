@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 from full_cloud import running_full_cloud
-from updraft.cloud_engine.gateway import new_key
+from gateway_keys import make_key
 
 GATEWAY = ("-m", "updraft", "gateway", "--port", "0")
 
@@ -60,10 +60,8 @@ class Running:
 @pytest.fixture
 def spawn_gateway(spawn: Any, tmp_path: Path) -> Callable[..., Running]:
     def start(*nodes: Any) -> Running:
-        key, line = new_key("tester")
-        admin_key, admin_line = new_key("operator", admin=True)
         keys, db = tmp_path / "keys", tmp_path / "usage.sqlite"
-        keys.write_text(f"# who may\n{line}\n{admin_line}\n")
+        key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage")
         urls = [word for node in nodes for word in ("--node", node.url)]
         process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
         return Running(process.url, key, admin_key, db, process.popen)
@@ -128,8 +126,9 @@ def test_keys(gateway: Running) -> None:
     for path in ("nodes", "usage"):
         response = httpx.get(f"{gateway.url}/admin/{path}", headers=gateway.headers)
         assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
-    assert gateway.key not in gateway.db.with_name("keys").read_text()
-    assert [row["status"] for row in gateway.rows()] == [401] * 3
+    assert gateway.key.encode() not in gateway.db.with_name("keys").read_bytes()
+    assert gateway.rows() == [], "a stranger leaves a count, not a row"
+    assert 'updraft_gateway_requests_total{status="401"} 3.0\n' in httpx.get(f"{gateway.url}/metrics").text
 
 
 def test_bad_requests_and_rows(gateway: Running) -> None:

@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from gateway_keys import make_key
 from tiny_model import write_model
-from updraft.cloud_engine.gateway import new_key
 
 
 def test_what_one_key_has_asked_is_in_no_other_keys_cache(spawn: Any, tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", 0)
     node = spawn("-m", "updraft", "node", "--port", "0", "--model", str(model), "--threads", "1", "--exit-with-parent")
-    keys = {name: new_key(name) for name in ("alice", "bob", "carol")}
-    (tmp_path / "keys").write_text("\n".join(line for _, line in keys.values()))
+    keys = {name: make_key(tmp_path / "keys", name) for name in ("alice", "bob", "carol")}
     files = ("--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "usage.sqlite"))
     gateway = spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, "--exit-with-parent")
 
     def cached(name: str, **options: Any) -> int:
         messages: list[Any] = [{"role": "user", "content": "A question of more than sixteen tokens, which is a block."}]
-        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=keys[name][0], max_retries=0, timeout=120) as client:
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=keys[name], max_retries=0, timeout=120) as client:
             answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1, **options)
         assert answer.usage and answer.usage.prompt_tokens_details
         return answer.usage.prompt_tokens_details.cached_tokens or 0

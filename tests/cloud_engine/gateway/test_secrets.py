@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from updraft.cloud_engine.gateway import new_key
+from gateway_keys import make_key
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
@@ -66,8 +67,7 @@ def _echo() -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
-    key, line = new_key("tester", admin=True)
-    (folder / "keys").write_text(line)
+    key = make_key(folder / "keys", "tester", "inference", "usage", "admin")
     command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys")]
     command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
     with (folder / "log").open("w") as log:
@@ -122,7 +122,9 @@ def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) 
 
 
 def test_options_do_not_print_their_secrets(tmp_path: Path) -> None:
-    options = GatewayOptions([f"http://operator:{PASSWORD}@host"], tmp_path, node_api_key=NODE_KEY)
+    options = GatewayOptions(
+        [f"http://operator:{PASSWORD}@host"], AccountingOptions("postgresql://u:pw@h"), node_api_key=NODE_KEY
+    )
     assert PASSWORD not in repr(options)
     assert NODE_KEY not in repr(options)
 

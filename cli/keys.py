@@ -1,0 +1,182 @@
+"""`updraft keys create|list|rotate|revoke|audit`: who may use a gateway, changed while it runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .shared import json_output, options, output
+from .shared.command_line import CommandLine
+
+if TYPE_CHECKING:
+    from ..cloud_engine.gateway.access.database import KeyDatabase, KeyRecord
+
+app = CommandLine(help="The API keys of a gateway: every change holds within a second, without a restart.")
+
+KeyFile = Annotated[
+    Path | None, typer.Option("--keys", metavar="PATH", help="The key database. [keys.sqlite3 in the state folder]")
+]
+Which = Annotated[str, typer.Argument(metavar="KEY", help="Its name or id, as updraft keys list has them.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
+    keys: KeyFile = None,
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option("--scope", help="What it may do: inference, usage, admin; once for each. [inference]"),
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Keys of one tenant share cached prefixes. [the key's own name]")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="A model that it may ask; once for each. [all]")
+    ] = None,
+    priority: Annotated[
+        Literal["interactive", "escalation", "batch"], typer.Option(help="The class in which its requests queue.")
+    ] = "interactive",
+    expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. [never]")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests that may begin in a minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens in a minute.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
+    usd_per_day: Annotated[float | None, typer.Option(min=0, help="Dollars a day of UTC.")] = None,
+    usd_per_month: Annotated[float | None, typer.Option(min=0, help="Dollars a month of UTC.")] = None,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Make a key and print it, once: its hash is what is kept.
+
+    \b
+    Examples
+      updraft keys create team-a
+      updraft keys create operator --scope admin --scope usage
+      updraft keys create nightly --priority batch --usd-per-day 5 --expires-in-days 90
+    """
+    from ..cloud_engine.gateway.access.database import KeyDatabase, NewKey
+    from ..protocol.decoding import convert
+
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+        "usd_per_day": usd_per_day,
+        "usd_per_month": usd_per_month,
+    }
+    given = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
+    new = convert({**given, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
+    _print_key(*KeyDatabase(options.key_database(keys)).create(new, _actor()), as_json)
+
+
+@app.command("list")
+def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
+    """List the keys: name, tenant, scopes, models, priority, limits and expiry. --json has ids too.
+
+    \b
+    Example
+      updraft keys list
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .shared.console import Console
+
+    found = _database(keys).keys()
+    if as_json:
+        return json_output.show([_facts(record) for record in found])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "tenant", "scopes", "models", "priority", "limits", "expires"):
+        table.add_column(heading, overflow="fold")
+    for each in map(_facts, found):
+        limits = ", ".join(f"{name} {value:g}" for name, value in each["limits"].items()) or "none"
+        models, scopes = ", ".join(each["models"]) or "all", ", ".join(each["scopes"])
+        words = (each["name"], each["tenant"], scopes, models, each["priority"], limits)
+        table.add_row(*map(escape, words), "never" if each["expires_at"] is None else _day(each["expires_at"]))
+    return Console(highlight=False).print(table)
+
+
+@app.command()
+def rotate(
+    key: Which,
+    overlap_s: Annotated[
+        float, typer.Option("--overlap-s", min=0, help="Seconds for which the old key goes on working.")
+    ] = 0.0,
+    keys: KeyFile = None,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Replace a key by a new one with the same name, id and rights, and print it, once.
+
+    \b
+    Example
+      updraft keys rotate team-a --overlap-s 3600
+    """
+    from ..cloud_engine.gateway.access.database import Rotation
+    from ..protocol.decoding import convert
+
+    rotation = convert({"overlap_s": overlap_s}, Rotation)
+    _print_key(*_database(keys).rotate(key, _actor(), rotation), as_json)
+
+
+@app.command()
+def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
+    """Take a key back: within a second no gateway that reads the database takes it.
+
+    \b
+    Example
+      updraft keys revoke team-a
+    """
+    record = _database(keys).revoke(key, _actor())
+    if as_json:
+        json_output.show({"id": record.principal.key_id, "name": record.principal.name, "revoked": True})
+    else:
+        output.echo(f"{record.principal.name} ({record.principal.key_id}) is revoked.")
+
+
+@app.command()
+def audit(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
+    """Show who changed which key when, the last change first.
+
+    \b
+    Example
+      updraft keys audit
+    """
+    import msgspec
+
+    entries = _database(keys).audit()
+    if as_json:
+        return json_output.show(msgspec.to_builtins(entries))
+    for each in entries:
+        output.echo(f"{_day(each.at)}  {each.actor}  {each.action}  {each.name} ({each.key_id})")
+    return None
+
+
+def _database(keys: Path | None) -> KeyDatabase:
+    from ..cloud_engine.gateway.access.database import KeyDatabase
+
+    return KeyDatabase.existing(options.key_database(keys))
+
+
+def _facts(record: KeyRecord) -> dict[str, Any]:
+    from ..cloud_engine.gateway.access.routes import shown
+
+    return shown(record)
+
+
+def _print_key(record: KeyRecord, key: str, as_json: bool) -> None:
+    if as_json:
+        json_output.show({**_facts(record), "key": key})
+    else:
+        output.echo(key)
+
+
+def _actor() -> str:
+    import psutil
+
+    return f"{psutil.Process().username()} (on this machine)"
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds").removesuffix("+00:00")

@@ -1,0 +1,209 @@
+"""The keys of a gateway in SQLite: made, listed, rotated and revoked while it runs, each change in an audit log.
+
+A key itself is shown once. Its SHA-256 is what is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ....protocol.errors import ConfigurationError, NotFoundError
+from ....protocol.http.ids import new_id
+from ....protocol.safety.private_files import private_file
+from ....protocol.wal import transaction, use_wal
+from .principal import Limits, Models, Name, Principal, Priority, Scope
+
+_DAY_S = 86_400.0
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, principal TEXT NOT NULL,
+    created_at REAL NOT NULL, expires_at REAL, revoked_at REAL);
+CREATE UNIQUE INDEX IF NOT EXISTS live_names ON keys (name) WHERE revoked_at IS NULL;
+CREATE TABLE IF NOT EXISTS digests (
+    digest BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id), expires_at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
+    key_id TEXT NOT NULL, name TEXT NOT NULL);
+CREATE TRIGGER IF NOT EXISTS audit_keeps_rows BEFORE DELETE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER IF NOT EXISTS audit_keeps_facts BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+"""
+
+
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator says of a key that is to be made."""
+
+    # What usage rows call it; no two live keys share one.
+    name: Name
+    # Whose it is. None: the key's own name.
+    tenant: Name | None = None
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=3)] = ("inference",)
+    priority: Priority = "interactive"
+    # Empty: all.
+    models: Models = ()
+    limits: Limits = Limits()
+    # None: it never expires.
+    expires_in_days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] | None = None
+
+
+class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a key is replaced."""
+
+    # Seconds for which the old key goes on working, so that apps can change over.
+    overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0
+
+
+class KeyRecord(msgspec.Struct, frozen=True):
+    """A key as an operator sees it."""
+
+    principal: Principal
+    # Seconds since the epoch, as is the next.
+    created_at: float
+    # None: never.
+    expires_at: float | None
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One change of a key."""
+
+    # Seconds since the epoch.
+    at: float
+    # The admin key, or the user of this machine.
+    actor: str
+    # create, rotate or revoke.
+    action: str
+    key_id: str
+    # The key's name then.
+    name: str
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class KeyDatabase:
+    """The file with the keys, readable by its user alone. Every method is one transaction; any thread may call them."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create it. Raises ConfigurationError."""
+        self.path = path
+        try:
+            private_file(path)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {path} as the key database: {error}.", param="keys") from error
+        with self._connected() as connection:
+            use_wal(connection)
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+
+    @classmethod
+    def existing(cls, path: Path) -> KeyDatabase:
+        """One that is there already: a mistyped path is no empty database. Raises ConfigurationError."""
+        if not path.exists():
+            raise ConfigurationError(
+                f"There is no key database {path}: make a first key with `updraft keys create NAME --keys {path}`.",
+                param="keys",
+            )
+        return cls(path)
+
+    def create(self, new: NewKey, actor: str) -> tuple[KeyRecord, str]:
+        """The key's record, and the key. Raises ConfigurationError for a name that is taken."""
+        now, key = time.time(), _new_key()
+        principal = Principal(
+            new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
+        )
+        expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
+        with self._connected() as connection, transaction(connection):
+            if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
+                raise ConfigurationError(
+                    f"There is a key {new.name!r} already: rotate or revoke it, or take another name.", param="name"
+                )
+            row = (principal.key_id, new.name, msgspec.json.encode(principal).decode(), now, expires_at)
+            connection.execute(
+                "INSERT INTO keys (id, name, principal, created_at, expires_at) VALUES (?, ?, ?, ?, ?)", row
+            )
+            connection.execute("INSERT INTO digests VALUES (?, ?, ?)", (digest_of(key), principal.key_id, expires_at))
+            _note(connection, actor, "create", principal)
+        return KeyRecord(principal, now, expires_at), key
+
+    def keys(self) -> list[KeyRecord]:
+        """Those that are not revoked, by name."""
+        with self._connected() as connection:
+            rows = connection.execute(f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL ORDER BY name")
+            return [_record(row) for row in rows]
+
+    def rotate(self, key: str, actor: str, rotation: Rotation | None = None) -> tuple[KeyRecord, str]:
+        """A new secret for a key, named by id or name. Raises NotFoundError."""
+        now, fresh = time.time(), _new_key()
+        until = now + (rotation or Rotation()).overlap_s
+        with self._connected() as connection, transaction(connection):
+            record = _live(connection, key)
+            key_id = record.principal.key_id
+            connection.execute("DELETE FROM digests WHERE key_id = ? AND expires_at <= ?", (key_id, now))
+            connection.execute(
+                "UPDATE digests SET expires_at = min(coalesce(expires_at, ?1), ?1) WHERE key_id = ?2", (until, key_id)
+            )
+            connection.execute("INSERT INTO digests VALUES (?, ?, ?)", (digest_of(fresh), key_id, record.expires_at))
+            _note(connection, actor, "rotate", record.principal)
+        return record, fresh
+
+    def revoke(self, key: str, actor: str) -> KeyRecord:
+        """The key, named by id or name, works no longer. Raises NotFoundError."""
+        with self._connected() as connection, transaction(connection):
+            record = _live(connection, key)
+            key_id = record.principal.key_id
+            connection.execute("DELETE FROM digests WHERE key_id = ?", (key_id,))
+            connection.execute("UPDATE keys SET revoked_at = ? WHERE id = ?", (time.time(), key_id))
+            _note(connection, actor, "revoke", record.principal)
+        return record
+
+    def audit(self, most: int = 1000) -> list[AuditEntry]:
+        """The latest changes, the last one first."""
+        with self._connected() as connection:
+            rows = connection.execute(
+                "SELECT at, actor, action, key_id, name FROM audit ORDER BY id DESC LIMIT ?", (most,)
+            )
+            return [AuditEntry(*row) for row in rows]
+
+    @contextmanager
+    def _connected(self) -> Generator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"Cannot use {self.path} as the key database: {error}.", param="keys") from error
+
+
+_RECORD = "principal, created_at, expires_at"
+
+
+def _record(row: tuple[str, float, float | None]) -> KeyRecord:
+    return KeyRecord(msgspec.json.decode(row[0], type=Principal), row[1], row[2])
+
+
+def _live(connection: sqlite3.Connection, key: str) -> KeyRecord:
+    found = connection.execute(
+        f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL AND ? IN (id, name) ORDER BY id = ? DESC", (key, key)
+    ).fetchone()
+    if found is None:
+        raise NotFoundError(f"There is no key {key[:64]!r}: `updraft keys list` shows them.", code="key_not_found")
+    return _record(found)
+
+
+def _note(connection: sqlite3.Connection, actor: str, action: str, key: Principal) -> None:
+    entry = (time.time(), actor, action, key.key_id, key.name)
+    connection.execute("INSERT INTO audit (at, actor, action, key_id, name) VALUES (?, ?, ?, ?, ?)", entry)
+
+
+def _new_key() -> str:
+    return f"updraft-{secrets.token_urlsafe(32)}"

@@ -1,0 +1,241 @@
+"""The ledger of the gateway: an intent before a request is sent to a node, settled once, whatever became of it.
+
+A thread commits what has come together since its last commit (group commit), so that one wait for the disk serves
+many requests. A disk that fails or hangs never holds up the gateway for longer than the bounds below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ....protocol.errors import ConfigurationError, OverloadedError
+from .metering import UsageRow, values_of
+from .store import LedgerWriteError, RowRefusedError, UsageStore, Values
+
+FailurePolicy = Literal["stop", "continue"]
+"""Whether requests are refused (503) or answered while the ledger cannot be written."""
+
+MOST_WAITING = 20_000
+"""Rows, of less than a kilobyte each, that wait in memory for a disk to come back."""
+
+_OPEN_S = 2.0  # that a request waits for its intent
+_CLOSE_S = 5.0
+_MOST_BATCH = 1000
+_RETRY_S = 0.5
+_HOUSEKEEPING_S = 60.0
+_PRUNED_AT_ONCE = 500
+_DAY_S = 86_400
+_log = logging.getLogger("updraft.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One row on its way to the disk."""
+
+    # In the order of the columns.
+    values: Values
+    # Settled, or still an intent.
+    settled: bool
+    # Who waits for the commit.
+    committed: asyncio.Future[bool] | None = None
+
+
+class UsageLedger:
+    """Safe in one event loop; several processes may have one each on one database. `close()` it in the end."""
+
+    def __init__(
+        self, store: UsageStore, *, on_failure: FailurePolicy = "stop", keep_days: float | None = None
+    ) -> None:
+        self.worker = store.worker
+        #: Rows that are not in the ledger and never will be.
+        self.lost = 0
+        #: Whether the last commit failed.
+        self.failing = False
+        self._store = store
+        self._on_failure: FailurePolicy = on_failure
+        self._keep_days = keep_days
+        self._queue: queue.SimpleQueue[_Entry | threading.Event | None] = queue.SimpleQueue()
+        self._unwritten: list[_Entry] = []
+        self._closes_at: float | None = None
+        self._housekeeping_at = 0.0
+        self._failure_is_logged = False
+        try:
+            self._abandon()
+        except LedgerWriteError as error:
+            store.close()
+            raise ConfigurationError(f"The ledger cannot be written: {error}. Choose another --db.") from error
+        self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait to be written, about."""
+        return self._queue.qsize() + len(self._unwritten)
+
+    async def open(self, row: UsageRow) -> None:
+        """Commit the intent of a request that is about to be sent to a node.
+
+        Raises OverloadedError where that fails and the operator wants requests to stop then.
+        """
+        row.worker, row.state = self.worker, "intent"
+        if self.failing and self._on_failure == "continue":
+            self._enter(_Entry(values_of(row), settled=False))
+            return
+        if self.failing or self.waiting >= MOST_WAITING:
+            raise _unwritable()
+        committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._enter(_Entry(values_of(row), settled=False, committed=committed))
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                is_written = await committed
+        except TimeoutError:
+            is_written = False
+        if not is_written and self._on_failure == "stop":
+            raise _unwritable()
+
+    def settle(self, row: UsageRow) -> None:
+        """What the request came to. Without an intent it becomes a row all the same; a second time changes nothing."""
+        row.worker, row.state = self.worker, "settled"
+        self._enter(_Entry(values_of(row), settled=True))
+
+    def flush(self, timeout_s: float = _OPEN_S) -> bool:
+        """Wait until what was entered before is committed. False: it is not yet."""
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Write what is left, for which there are `timeout_s` seconds."""
+        self._closes_at = time.monotonic() + timeout_s
+        self._queue.put(None)
+        self._thread.join(timeout_s + 0.1)
+        if self._thread.is_alive():
+            _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
+
+    def _enter(self, entry: _Entry) -> None:
+        if self.waiting < MOST_WAITING:
+            self._queue.put(entry)
+            return
+        self.lost += 1
+        if entry.committed is not None:
+            entry.committed.set_result(False)
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on or (self._unwritten and self._has_time()):
+            goes_on, flushed = self._take(goes_on)
+            self._write()
+            for done in flushed:
+                if self.failing:
+                    self._queue.put(done)
+                else:
+                    done.set()
+            if self.failing:
+                time.sleep(_RETRY_S)
+            self._keep_house()
+        if self._unwritten:
+            self.lost += len(self._unwritten)
+            _log.error("%d rows are not in the ledger.", len(self._unwritten))
+        self._store.close()
+
+    def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
+        """Move what has come to `_unwritten`. False: it was the last."""
+        flushed: list[threading.Event] = []
+        with contextlib.suppress(queue.Empty):
+            pause = _RETRY_S if self.failing else _HOUSEKEEPING_S
+            item = self._queue.get(timeout=0 if self._unwritten or not goes_on else pause)
+            while True:
+                if item is None:
+                    goes_on = False
+                elif isinstance(item, _Entry):
+                    self._unwritten.append(item)
+                else:
+                    flushed.append(item)
+                if len(self._unwritten) >= _MOST_BATCH and goes_on:
+                    break
+                item = self._queue.get_nowait()
+        return goes_on, flushed
+
+    def _has_time(self) -> bool:
+        return self._closes_at is None or time.monotonic() < self._closes_at
+
+    def _write(self) -> None:
+        batch = self._unwritten
+        if not batch:
+            self.failing = False  # the next intent finds out
+            return
+        try:
+            self._commit(batch)
+        except LedgerWriteError as error:
+            if not self._failure_is_logged:
+                _log.error("The ledger cannot be written: %s. Requests %s.", error, _CONSEQUENCES[self._on_failure])
+            self.failing = self._failure_is_logged = True
+            kept = [each for each in batch if each.settled or self._on_failure == "continue"]
+            self._unwritten = [_Entry(each.values, each.settled) for each in kept]
+            _tell(batch, is_written=False)
+        else:
+            if self._failure_is_logged:
+                _log.warning("The ledger is written again.")
+            self.failing = self._failure_is_logged = False
+            self._unwritten = []
+            _tell(batch, is_written=True)
+
+    def _commit(self, batch: Sequence[_Entry]) -> None:
+        try:
+            self._store.write(
+                [each.values for each in batch if not each.settled], [each.values for each in batch if each.settled]
+            )
+        except RowRefusedError as error:
+            if len(batch) > 1:
+                for each in batch:
+                    self._commit([each])
+            else:
+                self.lost += 1
+                _log.error("A row cannot be entered in the ledger: %s.", error)
+
+    def _keep_house(self) -> None:
+        """Now and then: mark what dead workers left behind, and delete what is older than the operator wants."""
+        if self.failing or self._closes_at is not None or time.monotonic() < self._housekeeping_at:
+            return
+        deleted = 0
+        try:
+            self._abandon()
+            if self._keep_days is not None:
+                deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
+        except LedgerWriteError as error:
+            _log.warning("Old rows of the ledger stay for now: %s.", error)
+        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else _HOUSEKEEPING_S)
+
+    def _abandon(self) -> None:
+        if count := self._store.abandon():
+            _log.warning("%d requests were cut off by the death of their worker: they are marked as abandoned.", count)
+
+
+_CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
+
+
+def _tell(batch: Sequence[_Entry], *, is_written: bool) -> None:
+    """One wake-up for all who wait for this commit."""
+    waiting = [each.committed for each in batch if each.committed is not None]
+    if not waiting:
+        return
+
+    def wake() -> None:
+        for each in waiting:
+            if not each.done():
+                each.set_result(is_written)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        waiting[0].get_loop().call_soon_threadsafe(wake)
+
+
+def _unwritable() -> OverloadedError:
+    return OverloadedError("The gateway cannot account for requests now: try again later.", code="ledger_unavailable")

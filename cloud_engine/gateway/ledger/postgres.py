@@ -1,0 +1,122 @@
+"""Usage rows in PostgreSQL, for gateways on several machines.
+
+A worker lives while its session holds an advisory lock, which the server takes back when the connection ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ....protocol.errors import ConfigurationError, MissingDependencyError
+from ....protocol.safety.redaction import shown_url
+from .metering import COLUMNS
+from .store import VERSION, LedgerWriteError, RowRefusedError, Values, create_table, insert
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
+_TYPES = {"TEXT": "text", "INTEGER": "bigint", "REAL": "double precision"}
+_LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
+
+
+class PostgresStore:
+    """A failed connection is made again with the next commit. Raises ConfigurationError."""
+
+    _INTENT, _SETTLE = insert("%s", settle=False), insert("%s", settle=True)
+
+    def __init__(self, url: str) -> None:
+        self._psycopg = _client_library()
+        self._url = url
+        self._lock = secrets.randbits(31)
+        self.worker = f"{self._lock:08x}"
+        try:
+            self._connection = self._connect()
+            self._create()
+        except self._psycopg.Error as error:
+            raise ConfigurationError(f"Cannot use {shown_url(url)} as the usage database: {error}.") from error
+
+    def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
+        try:
+            with self._alive().transaction(), self._connection.cursor() as cursor:
+                if intents:
+                    cursor.executemany(self._INTENT, intents)
+                if settled:
+                    cursor.executemany(self._SETTLE, settled)
+        except (self._psycopg.DataError, self._psycopg.ProgrammingError, UnicodeError) as error:
+            raise RowRefusedError(str(error)) from error
+        except self._psycopg.Error as error:
+            raise LedgerWriteError(str(error)) from error
+
+    def abandon(self) -> int:
+        return self._changed(
+            "UPDATE usage SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
+            " lpad(to_hex(objid::bigint), 8, '0') FROM pg_locks WHERE locktype = 'advisory' AND classid = %s)",
+            _LOCKS,
+        )
+
+    def prune(self, before: float, most: int) -> int:
+        return self._changed(
+            "DELETE FROM usage WHERE id IN"
+            " (SELECT id FROM usage WHERE started_at < %s ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED)",
+            before,
+            most,
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _connect(self) -> Any:
+        connection = self._psycopg.connect(self._url, autocommit=True, **_SETTINGS)
+        connection.execute("SELECT pg_advisory_lock(%s, %s)", (_LOCKS, self._lock))
+        return connection
+
+    def _alive(self) -> Any:
+        if self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def _create(self) -> None:
+        with self._connection.transaction():
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
+            for statement in create_table(_TYPES):
+                self._connection.execute(statement.encode())
+            found = self._connection.execute("SELECT version FROM usage_schema").fetchone()
+            if found is None:
+                self._connection.execute("INSERT INTO usage_schema VALUES (%s)", (VERSION,))
+            elif found[0] != VERSION:
+                raise ConfigurationError(f"{shown_url(self._url)} has schema {found[0]}, this version has {VERSION}.")
+            self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage LIMIT 0".encode())
+
+    def _changed(self, query: str, *values: object) -> int:
+        try:
+            return self._alive().execute(query.encode(), values).rowcount
+        except self._psycopg.Error as error:
+            raise LedgerWriteError(str(error)) from error
+
+
+@contextmanager
+def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[Iterator[dict[str, Any]]]:
+    """The rows of a query, as dictionaries. Raises ConfigurationError."""
+    psycopg = _client_library()
+    try:
+        with (
+            psycopg.connect(url, row_factory=psycopg.rows.dict_row, **_SETTINGS) as connection,
+            connection.cursor(name="usage") as cursor,
+        ):
+            yield iter(cursor.execute(query.replace("?", "%s").encode(), values))
+    except psycopg.Error as error:
+        raise ConfigurationError(f"The usage database {shown_url(url)} cannot be read: {error}.") from error
+
+
+def _client_library() -> ModuleType:
+    try:
+        import psycopg.rows  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."
+        ) from error
+    return psycopg

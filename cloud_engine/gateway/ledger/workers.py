@@ -1,0 +1,73 @@
+"""Which worker processes of a gateway live: each holds a lock that the kernel takes back when the process ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from ....protocol.errors import ConfigurationError
+from ....protocol.safety.private_files import private_file
+
+MOST_WORKERS = 32
+
+
+class WorkerSlot:
+    """One of 32 numbered places in `folder`, held by this object until `close()` or the death of the process.
+
+    Raises ConfigurationError if all are taken, or the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.id = secrets.token_hex(8)
+        self._folder = folder
+        try:
+            self._file, self.number = self._take()
+            os.pwrite(self._file, self.id.encode(), 0)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {folder} for the locks of the workers: {error}.") from error
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def living(self, numbers: Iterable[int]) -> set[int]:
+        """Those of the slots that are held."""
+        return {number for number in numbers if self._holder(number)}
+
+    def live_ids(self) -> list[str]:
+        """Of all workers that live."""
+        return [worker for number in range(MOST_WORKERS) if (worker := self._holder(number))]
+
+    def _take(self) -> tuple[int, int]:
+        for number in range(MOST_WORKERS):
+            file = os.open(private_file(self._path(number)), os.O_RDWR | os.O_CLOEXEC)
+            if _locked(file):
+                return file, number
+            os.close(file)
+        raise ConfigurationError(f"{MOST_WORKERS} workers share {self._folder} already: use fewer, or another --db.")
+
+    def _holder(self, number: int) -> str:
+        """Empty: nobody."""
+        if number == self.number:
+            return self.id
+        try:
+            file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return ""
+        try:
+            return "" if _locked(file) else os.pread(file, 64, 0).decode()
+        finally:
+            os.close(file)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"worker-{number}"
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

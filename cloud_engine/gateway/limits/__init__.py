@@ -1,0 +1,1 @@
+"""What keys, tenants and models may use up: rates, requests in flight, budgets."""

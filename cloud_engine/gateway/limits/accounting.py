@@ -1,0 +1,87 @@
+"""What stands around a request: limits before, an intent in the ledger, and what it came to after."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....protocol.settings import state_folder
+from ..access.principal import Principal
+from ..ledger.ledger import FailurePolicy, UsageLedger
+from ..ledger.metering import UsageRow
+from ..ledger.opening import is_url, open_reader, open_store
+from ..ledger.prices import PriceTable, load_prices
+from ..ledger.reading import UsageReader
+from .limiter import Limiter, LimitReservation
+from .policy import LimitPolicy, load_policy
+from .redis_store import RedisStore
+from .request_size import RequestSize
+from .shared_memory import SharedMemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class AccountingOptions:
+    """Where accounts are kept, and by which rules."""
+
+    # A SQLite file, or a PostgreSQL URL.
+    database: str = field(repr=False)
+    # What becomes of requests while the ledger cannot be written.
+    on_failure: FailurePolicy = "stop"
+    # Older rows are deleted. None: none is.
+    keep_days: float | None = None
+    # A path or https URL.
+    prices: str | None = None
+    # The TOML file with the limits of tenants and models.
+    limits: Path | None = None
+    # A Redis server, for limits that gateways share. None: the workers of this machine share them.
+    limits_url: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """The ledger, the limits and the prices of one worker process."""
+
+    ledger: UsageLedger
+    reader: UsageReader
+    limiter: Limiter
+    prices: PriceTable
+
+    @asynccontextmanager
+    async def admitted(
+        self, principal: Principal, row: UsageRow, size: RequestSize
+    ) -> AsyncGenerator[LimitReservation]:
+        """Around a request to nodes. The row itself is settled by the caller, who knows its end.
+
+        Raises RateLimitError, PermissionDeniedError or OverloadedError.
+        """
+        reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.max_tokens)
+        try:
+            await self.ledger.open(row)
+            yield reservation
+        finally:
+            price = self.prices.at(row.model, row.started_at)
+            if price is not None:
+                row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
+            await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
+
+    def usage(self) -> list[dict[str, Any]]:
+        """Sums by key and model. Waits for rows on their way and for the database, but not for long."""
+        self.ledger.flush()
+        return self.reader.totals(["key", "model"])
+
+    async def close(self) -> None:
+        await self.limiter.store.close()
+
+
+def open_accounting(options: AccountingOptions) -> Accounting:
+    """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
+    prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
+    policy = LimitPolicy() if options.limits is None else load_policy(options.limits)
+    reader = open_reader(options.database)
+    ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
+    file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
+    store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
+    return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices)

@@ -1,0 +1,96 @@
+"""The arithmetic of limits. Every limit is an account: what is used, and what requests in flight have reserved.
+
+A rate is a leaky bucket that holds one minute's limit and drains at the limit's pace, kept as the time at which it is
+empty: the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371). So T seconds never use up more
+than the limit times 1 + T/60. A budget does not drain, it ends with its period. Requests in flight are only reserved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Owner = Literal["key", "tenant", "model"]
+Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month"]
+
+PERIOD_S = 60.0
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one request asks of one account."""
+
+    # Whether a key, a tenant or a model has the limit.
+    owner: Owner
+    # Which of them.
+    name: str
+    # What is limited.
+    kind: Kind
+    # The most that the account may hold.
+    limit: float
+    # The estimate of what the request will use.
+    amount: float
+    # When a budget's period begins, in seconds since the epoch. 0: it is none.
+    begins: float = 0.0
+    # When that ends.
+    ends: float = 0.0
+
+    @property
+    def account(self) -> str:
+        """The name in the store; each period of a budget has its own."""
+        return f"{self.owner} {self.kind} {self.begins:.0f} {self.name}"
+
+    @property
+    def is_rate(self) -> bool:
+        return self.kind in ("requests", "tokens")
+
+    @property
+    def is_budget(self) -> bool:
+        return self.ends > 0
+
+    @property
+    def is_reserved(self) -> bool:
+        """A request that begins is a request, whatever becomes of it; all else is settled later."""
+        return self.kind != "requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An account as a claim found it."""
+
+    # What is used: of a rate, what has not drained yet.
+    used: float
+    # What requests in flight have reserved.
+    reserved: float
+
+    def fits(self, claim: Claim) -> bool:
+        return self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
+
+    def wait_s(self, claim: Claim, now: float) -> float:
+        """Until the claim fits, if requests in flight use all that they have reserved."""
+        if claim.is_budget:
+            return max(0.0, claim.ends - now)
+        if not claim.is_rate:
+            return 1.0
+        excess = self.used + self.reserved + claim.amount - claim.limit
+        return max(0.0, excess * PERIOD_S / claim.limit)
+
+
+def used(claim: Claim, value: float, now: float) -> float:
+    """What the stored `value` of an account means at `now`."""
+    if claim.is_rate:
+        return max(0.0, value - now) * claim.limit / PERIOD_S
+    return value if claim.is_budget else 0.0
+
+
+def settled(claim: Claim, value: float, amount: float, now: float) -> float:
+    """The stored value after `amount` more was used."""
+    if claim.is_rate:
+        return max(value, now) + amount * PERIOD_S / claim.limit
+    return value + amount if claim.is_budget else 0.0
+
+
+def expires(claim: Claim, value: float) -> float:
+    """From when on an account that nothing is reserved of is as good as a new one."""
+    return claim.ends if claim.is_budget else value

@@ -1,0 +1,228 @@
+"""Limits of requests: the estimate is reserved before a request is sent to a node, and what it took is settled after.
+
+A request is held against its key, its tenant and its model, all at once or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from ....protocol.errors import BudgetExceededError, OverloadedError, PermissionDeniedError, RateLimitError
+from ..access.principal import Limits, Principal
+from ..ledger.prices import DatedPrice, PriceTable
+from ..ledger.reading import UsageReader
+from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
+from .policy import LimitPolicy
+from .store import LimitStore
+
+ANSWER_TOKENS = 1024
+"""What an answer is reckoned with whose request names no limit."""
+
+_LEDGER_S = 5.0
+_COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
+_UNITS = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrent": "requests at once",
+    "usd_per_day": "US dollars a day",
+    "usd_per_month": "US dollars a month",
+}
+
+
+class LimitError(RateLimitError):
+    """A limit is reached. `wait_s`: seconds until the request may fit. None: it never will."""
+
+    def __init__(self, message: str, wait_s: float | None, standing: Sequence[tuple[bytes, bytes]]) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+        self.standing = standing
+
+    def headers(self) -> dict[str, str]:
+        shown = {name.decode(): value.decode() for name, value in self.standing}
+        if self.wait_s is None:
+            return {**shown, "x-should-retry": "false"}
+        return {**super().headers(), **shown, "retry-after": str(max(1, math.ceil(self.wait_s)))}
+
+
+@dataclass(slots=True)
+class LimitReservation:
+    """What one request has reserved. Settle it in the end, whatever became of the request."""
+
+    # Where.
+    store: LimitStore
+    # What.
+    claims: Sequence[Claim] = ()
+    # How the accounts stood before.
+    standings: Sequence[Standing] = ()
+    # Whether it is settled.
+    is_settled: bool = False
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`x-ratelimit-*`, as OpenAI spells them, of the tightest account of each kind."""
+        return _standing_headers(self.claims, self.standings, taken=True)
+
+    async def settle(self, prompt_tokens: int, completion_tokens: int, usd: float | None) -> None:
+        """A second time changes nothing."""
+        if self.is_settled or not self.claims:
+            return
+        self.is_settled = True
+        amounts: dict[Kind, float] = {"tokens": prompt_tokens + completion_tokens}
+        amounts["usd_per_day"] = amounts["usd_per_month"] = usd or 0.0
+        await self.store.settle(self.claims, amounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Limiter:
+    """Admits requests."""
+
+    # Where the accounts are.
+    store: LimitStore
+    # Limits that are not a key's own.
+    policy: LimitPolicy
+    # For budgets.
+    prices: PriceTable
+    # The ledger, from which budgets begin.
+    ledger: UsageReader
+    # Budgets that are being begun.
+    seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def admit(
+        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None
+    ) -> LimitReservation:
+        """`prompt_tokens`: an estimate. `max_tokens`: of all answers together, None if the request names no limit.
+
+        Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
+        """
+        claims = list(self._claims(principal, model, prompt_tokens, max_tokens))
+        if not claims:
+            return LimitReservation(self.store)
+        for claim in claims:
+            if claim.amount > claim.limit and claim.kind == "tokens":
+                raise LimitError(_too_large(claim), None, ())
+        admission = await self.store.admit(claims)
+        while admission.unknown is not None:
+            await self._seed(admission.unknown)
+            admission = await self.store.admit(claims)
+        if (refused := admission.refused) is not None:
+            raise _refusal(refused, claims, admission.standings, admission.now)
+        return LimitReservation(self.store, claims, admission.standings)
+
+    def _claims(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None) -> Iterator[Claim]:
+        none = Limits()
+        owners: tuple[tuple[Owner, str, Limits], ...] = (
+            ("key", principal.key_id, principal.limits),
+            ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, none)),
+            ("model", model, self.policy.models.get(model, none)),
+        )
+        for owner, name, limits in owners:
+            if limits == none:
+                continue
+            if limits.requests_per_minute is not None:
+                yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
+            if limits.tokens_per_minute is not None:
+                amount = _reserved(limits.tokens_per_minute, prompt_tokens, max_tokens)
+                yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
+            if limits.concurrent is not None:
+                yield Claim(owner, name, "concurrent", limits.concurrent, 1)
+            for kind, limit, first, last in _budgets(limits, datetime.now(UTC)):
+                usd = self._price(model).of(prompt_tokens, ANSWER_TOKENS if max_tokens is None else max_tokens)
+                yield Claim(owner, name, kind, limit, usd, first.timestamp(), last.timestamp())
+
+    def _price(self, model: str) -> DatedPrice:
+        price = self.prices.at(model, time.time())
+        if price is None:
+            raise PermissionDeniedError(
+                f"The model {model!r} has no price, and a budget applies to this request: the operator adds a price "
+                "to the table of --prices.",
+                param="model",
+            )
+        return price
+
+    async def _seed(self, claim: Claim) -> None:
+        """What the ledger says that was spent of a budget since its period began."""
+        async with self.seeding:
+            try:
+                async with asyncio.timeout(_LEDGER_S):
+                    spent = await asyncio.to_thread(self.ledger.spent, _COLUMNS[claim.owner], claim.name, claim.begins)
+            except TimeoutError as error:
+                raise OverloadedError("The ledger does not say what is left of the budget: try again later.") from error
+            await self.store.seed(claim, spent)
+
+
+def _reserved(limit: int, prompt_tokens: int, max_tokens: int | None) -> int:
+    """An estimate alone never makes a request too large: it waits at most until the account is empty."""
+    answer = min(ANSWER_TOKENS, limit) if max_tokens is None else max_tokens
+    return answer + min(prompt_tokens, max(0, limit - answer))
+
+
+def _budgets(limits: Limits, now: datetime) -> Iterator[tuple[Kind, float, datetime, datetime]]:
+    """Their kinds and limits, and where the running periods begin and end."""
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if limits.usd_per_day is not None:
+        yield "usd_per_day", limits.usd_per_day, today, today + timedelta(days=1)
+    if limits.usd_per_month is not None:
+        first = today.replace(day=1)
+        yield "usd_per_month", limits.usd_per_month, first, (first + timedelta(days=32)).replace(day=1)
+
+
+def _refusal(
+    refused: Claim, claims: Sequence[Claim], standings: Sequence[Standing], now: float
+) -> LimitError | BudgetExceededError:
+    standing = standings[-1]
+    wait_s = standing.wait_s(refused, now)
+    used = standing.used + standing.reserved
+    message = (
+        f"The limit of this {refused.owner} is {refused.limit:g} {_UNITS[refused.kind]}: "
+        f"{used:.6g} are used or reserved, "
+    )
+    if refused.is_budget:
+        renews = datetime.fromtimestamp(refused.ends, UTC)
+        message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
+        return BudgetExceededError(message, renews_s=wait_s)
+    message += f"and this takes {refused.amount:g}. Try again in {duration(wait_s)}."
+    return LimitError(message, wait_s, _standing_headers(claims, standings, taken=False))
+
+
+def _too_large(claim: Claim) -> str:
+    return (
+        f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per minute: "
+        "lower max_tokens."
+    )
+
+
+def _standing_headers(
+    claims: Sequence[Claim], standings: Sequence[Standing], *, taken: bool
+) -> list[tuple[bytes, bytes]]:
+    """Of the accounts that were looked at. `taken`: with the claims on top of how they stood."""
+    tightest: dict[Kind, tuple[float, float, float]] = {}
+    for claim, standing in zip(claims, standings, strict=False):
+        if claim.is_rate:
+            held = standing.used + standing.reserved + (claim.amount if taken else 0)
+            found = (max(0.0, claim.limit - held), claim.limit, held * PERIOD_S / claim.limit)
+            tightest[claim.kind] = min(found, tightest.get(claim.kind, found))
+    headers: list[tuple[bytes, bytes]] = []
+    for kind, (remaining, limit, reset_s) in tightest.items():
+        for name, value in (
+            ("limit", f"{limit:.0f}"),
+            ("remaining", f"{int(remaining)}"),
+            ("reset", duration(reset_s)),
+        ):
+            headers.append((f"x-ratelimit-{name}-{kind}".encode(), value.encode()))
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes durations: `17ms`, `1s`, `6m0s`, `1h0m0s`; rounded up."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, left = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{left}s"
+    return f"{minutes}m{left}s" if minutes else f"{left}s"

@@ -1,0 +1,204 @@
+"""Accounts in Redis or Valkey, which several gateways share.
+
+A script makes each change, so that it happens whole or not at all. What a worker has reserved counts while the worker
+renews a lease: when it dies, its reservations expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....protocol.errors import ConfigurationError, MissingDependencyError, OverloadedError
+from ....protocol.safety.redaction import shown_url
+from .accounts import PERIOD_S, Claim, Kind, Standing
+from .store import Admission
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis  # pyright: ignore[reportMissingImports]
+
+LEASE_S = 15.0
+_RENEWED_S = 3.0
+_ANSWER_S = 2.0
+_CONNECTIONS = 16
+_MOST_UNSETTLED = 10_000
+_log = logging.getLogger("updraft.gateway")
+
+# The arithmetic of `accounts`. An account is a hash: `value`, and what each worker has reserved under its id. All keys
+# have one hash tag: a cluster keeps them together.
+_SCRIPT = f"""
+local prefix, worker, action = '{{updraft}}:', ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+redis.call('SET', prefix .. 'worker:' .. worker, 1, 'PX', {LEASE_S * 1000:.0f})
+
+local function used(kind, limit, value)
+  if kind == 'rate' then return math.max(0, value - now) * limit / {PERIOD_S} end
+  return kind == 'budget' and value or 0
+end
+
+local function use(key, kind, limit, amount, ends)
+  local value = tonumber(redis.call('HGET', key, 'value') or '0')
+  if kind == 'rate' then
+    value = math.max(value, now) + amount * {PERIOD_S} / limit
+    ends = value
+  elseif kind == 'budget' then
+    value = value + amount
+  else
+    value = 0
+  end
+  redis.call('HSET', key, 'value', string.format('%.17g', value))
+  redis.call('PEXPIRE', key, math.ceil(math.max(ends - now, 86400) * 1000))
+end
+
+local function reserve(key, amount)
+  local reserved = tonumber(redis.call('HGET', key, worker) or '0') + amount
+  if reserved > 1e-12 then
+    redis.call('HSET', key, worker, string.format('%.17g', reserved))
+  else
+    redis.call('HDEL', key, worker)
+  end
+end
+
+local function reserved(key)
+  local sum, found = 0, redis.call('HGETALL', key)
+  for i = 1, #found, 2 do
+    if found[i] ~= 'value' then
+      if redis.call('EXISTS', prefix .. 'worker:' .. found[i]) == 1 then
+        sum = sum + tonumber(found[i + 1])
+      else
+        redis.call('HDEL', key, found[i])
+      end
+    end
+  end
+  return sum
+end
+
+local result = {{string.format('%.17g', now), 'taken', 0}}
+for i, key in ipairs(KEYS) do
+  local at = 3 + (i - 1) * 5
+  local kind, limit, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local ends, settled = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+  local value = redis.call('HGET', key, 'value')
+  if action == 'settle' then
+    if value or kind ~= 'budget' then
+      reserve(key, -amount)
+      use(key, kind, limit, settled, ends)
+    end
+  elseif action == 'seed' then
+    if not value then use(key, kind, limit, settled, ends) end
+  elseif kind == 'budget' and not value then
+    return {{result[1], 'unknown', i - 1}}
+  else
+    local before, held = used(kind, limit, tonumber(value or '0')), reserved(key)
+    table.insert(result, string.format('%.17g', before))
+    table.insert(result, string.format('%.17g', held))
+    if before + held + amount > limit * (1 + 1e-9) then
+      result[2], result[3] = 'refused', i - 1
+      return result
+    end
+  end
+end
+if action == 'admit' then
+  for i, key in ipairs(KEYS) do
+    local at = 3 + (i - 1) * 5
+    if ARGV[at + 4] == '1' then
+      reserve(key, tonumber(ARGV[at + 2]))
+      redis.call('PEXPIRE', key, 86400000 + math.ceil(math.max(tonumber(ARGV[at + 3]) - now, 0) * 1000))
+    else
+      use(key, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), 0)
+    end
+  end
+end
+return result
+"""
+
+
+class RedisStore:
+    """Raises ConfigurationError where the URL is unusable, MissingDependencyError without the client library."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from redis.asyncio import BlockingConnectionPool, Redis  # pyright: ignore[reportMissingImports]
+            from redis.exceptions import RedisError  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise MissingDependencyError("Limits in Redis need its client: pip install redis.") from error
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=_CONNECTIONS,
+                timeout=_ANSWER_S,
+                socket_timeout=_ANSWER_S,
+                socket_connect_timeout=_ANSWER_S,
+                decode_responses=True,
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"The URL {shown_url(url)} names no Redis server: {error}.") from error
+        self._redis: Redis = Redis.from_pool(pool)
+        self._failure: type[Exception] = RedisError
+        self._script = self._redis.register_script(_SCRIPT)
+        self._worker = secrets.token_hex(8)
+        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float]]] = deque(maxlen=_MOST_UNSETTLED)
+        self._is_down = False
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def admit(self, claims: Sequence[Claim]) -> Admission:
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew())
+        now, outcome, at, *numbers = await self._run("admit", claims, [float(each.is_reserved) for each in claims])
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        standings = [Standing(float(before), float(held)) for before, held in pairs]
+        return Admission(
+            standings,
+            claims[at] if outcome == "refused" else None,
+            claims[at] if outcome == "unknown" else None,
+            float(now),
+        )
+
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
+        """Later, if the server cannot be reached now."""
+        claims = [claim for claim in claims if claim.is_reserved]
+        settled = [amounts.get(claim.kind, 0.0) for claim in claims]
+        try:
+            await self._run("settle", claims, settled)
+        except OverloadedError:
+            self._unsettled.append((claims, settled))
+
+    async def seed(self, claim: Claim, spent: float) -> None:
+        await self._run("seed", [claim], [spent])
+
+    async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.wait([self._renewal])
+        await self._redis.aclose()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWED_S)
+            with contextlib.suppress(OverloadedError):
+                await self._run("renew", (), ())
+                while self._unsettled:
+                    await self._run("settle", *self._unsettled[0])
+                    self._unsettled.popleft()
+
+    async def _run(self, action: str, claims: Sequence[Claim], settled: Sequence[float]) -> list[Any]:
+        keys = [f"{{updraft}}:{claim.account}" for claim in claims]
+        arguments: list[str | float] = [self._worker, action]
+        for claim, amount in zip(claims, settled, strict=True):
+            kind = "rate" if claim.is_rate else "budget" if claim.is_budget else "concurrent"
+            arguments += [kind, repr(claim.limit), repr(claim.amount), repr(claim.ends), f"{amount:.17g}"]
+        try:
+            answer: list[Any] = await self._script(keys=keys, args=arguments)
+        except (self._failure, OSError) as error:
+            if not self._is_down:
+                _log.error("The Redis server for the limits fails: %s.", error)
+            self._is_down = True
+            raise OverloadedError("The limits cannot be looked up now: try again later.") from error
+        self._is_down = False
+        return answer

@@ -1,0 +1,95 @@
+"""How large a request is: what it may cost at most, and the numbers that no request may pass."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from ....protocol.decoding import refusal
+from ....protocol.errors import InvalidRequestError
+
+MOST_ANSWERS = 128
+MOST_MESSAGES = 10_000
+MOST_BIASES = 1024
+MOST_DEPTH = 32
+_BYTES_PER_TOKEN = 3
+_ATTACHED_TOKENS = 1500
+_ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+class SizeFields(msgspec.Struct):
+    """The fields of a request that say how large its answer may become."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    messages: list[msgspec.Raw] | None = None
+    logit_bias: dict[str, msgspec.Raw] | None = None
+    response_format: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    # An estimate of the prompt's tokens: a third of the body's bytes, and 1,500 for each attachment.
+    prompt_tokens: int = 0
+    # The limit on the tokens of all answers. None: the request names none.
+    max_tokens: int | None = None
+
+
+def size_of(body: bytes, fields: SizeFields) -> RequestSize:
+    """Raises InvalidRequestError where a number passes the gateway's bounds."""
+    answers = max(1, fields.n or 1, fields.best_of or 1)
+    _check("n", fields.n or 1, MOST_ANSWERS)
+    _check("best_of", fields.best_of or 1, MOST_ANSWERS)
+    _check("messages", len(fields.messages or ()), MOST_MESSAGES)
+    _check("logit_bias", len(fields.logit_bias or ()), MOST_BIASES)
+    for name in ("response_format", "tools"):
+        _check_depth(name, getattr(fields, name))
+    limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+    limit = next((each for each in limits if each is not None and each > 0), None)
+    return RequestSize(_prompt_tokens(body), None if limit is None else limit * answers)
+
+
+def decode_size(body: bytes) -> RequestSize:
+    """Of a request that nobody has decoded yet. Raises InvalidRequestError."""
+    try:
+        return size_of(body, msgspec.json.decode(body, type=SizeFields))
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _prompt_tokens(body: bytes) -> int:
+    size = len(body)
+    if b";base64," not in body:
+        return -(-size // _BYTES_PER_TOKEN)
+    attached = [len(found[0]) for found in _ATTACHED.finditer(body)]
+    return -(-(size - sum(attached)) // _BYTES_PER_TOKEN) + _ATTACHED_TOKENS * len(attached)
+
+
+def _check(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequestError(f"{name} is {count}, and may be {most} at most.", param=name, code="invalid_value")
+
+
+def _check_depth(name: str, value: msgspec.Raw) -> None:
+    """Brackets outside of texts, counted."""
+    depth = 0
+    for character in _TEXT.sub(b"", bytes(value)):
+        if character in b"[{":
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise InvalidRequestError(
+                    f"{name} is nested more than {MOST_DEPTH} levels deep: flatten its schema.",
+                    param=name,
+                    code="invalid_value",
+                )
+        elif character in b"]}":
+            depth -= 1

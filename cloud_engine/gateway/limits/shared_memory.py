@@ -1,0 +1,181 @@
+"""Accounts in a file that the worker processes of one machine map into their memory.
+
+A worker changes it under a lock that the kernel takes back when the worker dies. Each change is one aligned store of
+eight bytes, so that a kill in between leaves every account whole. What a worker has reserved stands in a column of its
+own, which is cleared after its death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+
+from ....protocol.errors import ConfigurationError, OverloadedError
+from ....protocol.safety.private_files import private_file
+from ..ledger.workers import MOST_WORKERS, WorkerSlot
+from . import accounts
+from .accounts import Claim, Kind, Standing
+from .store import Admission
+
+_KEY_BYTES = 16
+_RECORD = Struct(f"=dd{MOST_WORKERS}d")  # after the key: value, expiry, and what each worker has reserved
+_RECORD_BYTES = _KEY_BYTES + _RECORD.size
+_RECORDS = 65_536
+_HEADER_BYTES = 64  # one flag for each worker: whether its column may hold something
+_MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
+_PROBED = 16  # records in which one account may be
+_NUMBER = Struct("=d")
+_NOTHING = bytes(_NUMBER.size)
+_VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
+_LOCK_S = 2.0
+_TRIES = 50  # at once: the lock is rarely held for longer than these take
+_PAUSE_S = 0.0002
+
+
+class SharedMemoryStore:
+    """Made anew by the first worker that opens it. Raises ConfigurationError."""
+
+    def __init__(self, path: Path) -> None:
+        self._turn = asyncio.Lock()
+        try:
+            self._file = os.open(private_file(path), os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
+            if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
+                os.ftruncate(self._file, 0)
+            os.ftruncate(self._file, _MEMORY_BYTES)
+            self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
+            self._clear(self._slot.number)
+            self._memory[self._slot.number] = 1
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
+
+    async def admit(self, claims: Sequence[Claim]) -> Admission:
+        async with self._alone():
+            admission = self._admit(claims)
+            if admission.refused is not None and self._sweep():
+                admission = self._admit(claims)
+            return admission
+
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
+        async with self._alone():
+            now = time.time()
+            for claim in claims:
+                if claim.is_reserved and (record := self._find(claim.account)) is not None:
+                    self._reserve(record, -claim.amount)
+                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
+
+    async def seed(self, claim: Claim, spent: float) -> None:
+        async with self._alone():
+            now = time.time()
+            if self._find(claim.account) is None:
+                self._use(self._made(claim, now, ()), claim, spent, now)
+
+    async def close(self) -> None:
+        self._memory.close()
+        self._slot.close()
+        os.close(self._file)
+
+    def _admit(self, claims: Sequence[Claim]) -> Admission:
+        now, records, standings = time.time(), list[int](), list[Standing]()
+        for claim in claims:
+            record = self._find(claim.account)
+            if record is None:
+                if claim.is_budget:
+                    return Admission(standings, unknown=claim, now=now)
+                record = self._made(claim, now, records)
+            value, _, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
+            standings.append(Standing(accounts.used(claim, value, now), sum(reserved)))
+            if not standings[-1].fits(claim):
+                return Admission(standings, refused=claim, now=now)
+            records.append(record)
+        for claim, record in zip(claims, records, strict=True):
+            if claim.is_reserved:
+                self._reserve(record, claim.amount)
+            else:
+                self._use(record, claim, claim.amount, now)
+        return Admission(standings, now=now)
+
+    def _use(self, record: int, claim: Claim, amount: float, now: float) -> None:
+        (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
+        value = accounts.settled(claim, value, amount, now)
+        _NUMBER.pack_into(self._memory, record + _VALUE_AT, value)
+        _NUMBER.pack_into(self._memory, record + _EXPIRY_AT, accounts.expires(claim, value))
+
+    def _reserve(self, record: int, amount: float) -> None:
+        at = record + _RESERVED_AT + 8 * self._slot.number
+        (reserved,) = _NUMBER.unpack_from(self._memory, at)
+        reserved += amount
+        _NUMBER.pack_into(self._memory, at, reserved if reserved > 1e-12 else 0.0)
+
+    def _find(self, account: str) -> int | None:
+        """Where the record is that has this name."""
+        key, first = _place(account)
+        at, end = first, first + _PROBED * _RECORD_BYTES
+        while (at := self._memory.find(key, at, end)) >= 0:
+            if (at - first) % _RECORD_BYTES == 0:
+                return at
+            at += 1
+        return None
+
+    def _made(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
+        """A record for a new account, in the place of one that has expired if there is none free."""
+        key, first = _place(claim.account)
+        for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
+            _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
+            if expiry < now and not any(reserved) and record not in kept:
+                self._memory[record : record + _KEY_BYTES] = bytes(_KEY_BYTES)
+                _RECORD.pack_into(self._memory, record + _KEY_BYTES, *([0.0] * (2 + MOST_WORKERS)))
+                self._memory[record : record + _KEY_BYTES] = key
+                return record
+        raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
+
+    def _sweep(self) -> bool:
+        """Clear what workers have reserved that are dead."""
+        flagged = {number for number in range(MOST_WORKERS) if self._memory[number]}
+        dead = flagged - self._slot.living(flagged)
+        for number in dead:
+            self._clear(number)
+        return bool(dead)
+
+    def _clear(self, worker: int) -> None:
+        for at in range(_HEADER_BYTES + _RESERVED_AT + 8 * worker, _MEMORY_BYTES, _RECORD_BYTES):
+            if self._memory[at : at + 8] != _NOTHING:
+                self._memory[at : at + 8] = _NOTHING
+        self._memory[worker] = 0
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncGenerator[None]:
+        """Alone with the memory, also among processes. Nothing may be awaited within."""
+        async with self._turn:  # of a whole process only one tries
+            until = time.monotonic() + _LOCK_S
+            while not any(self._locked() for _ in range(_TRIES)):
+                if time.monotonic() > until:
+                    raise OverloadedError("Another worker holds the limits for too long: try again later.")
+                await asyncio.sleep(_PAUSE_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _place(account: str) -> tuple[bytes, int]:
+    """The key of an account, and the first record that it may have."""
+    key = blake2b(account.encode(), digest_size=_KEY_BYTES).digest()
+    return key, int.from_bytes(key[:8], "big") % (_RECORDS - _PROBED) * _RECORD_BYTES + _HEADER_BYTES

@@ -1,0 +1,41 @@
+"""Where the accounts of limits are kept: what a store must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .accounts import Claim, Kind, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What became of the claims of one request."""
+
+    # How each account stood before, as far as they were looked at.
+    standings: Sequence[Standing] = ()
+    # The first claim that does not fit. None: all fit, and are taken.
+    refused: Claim | None = None
+    # A budget that the store does not know yet: nothing is taken, `seed` it and ask again.
+    unknown: Claim | None = None
+    # The store's time, in seconds since the epoch.
+    now: float = 0.0
+
+
+class LimitStore(Protocol):
+    """Accounts that worker processes, or gateways, share. Raises OverloadedError where it cannot be reached in time."""
+
+    async def admit(self, claims: Sequence[Claim]) -> Admission:
+        """Take all of the claims or none."""
+        ...
+
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
+        """Put what was really used in the place of what the claims reserved."""
+        ...
+
+    async def seed(self, claim: Claim, spent: float) -> None:
+        """Begin a budget with what the ledger says, unless somebody has."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,69 @@
+"""Price tables: from when a price holds, what tokens cost, and what files may say."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable, load_prices
+from updraft.protocol.errors import ConfigurationError
+
+DAYS = st.dates(date(2020, 1, 1), date(2030, 1, 1))
+
+
+@given(st.lists(DAYS, unique=True, max_size=6), DAYS)
+def test_the_latest_price_that_has_begun_holds(begins: list[date], today: date) -> None:
+    table = PriceTable.of([DatedPrice("m", input=1, output=day.toordinal(), since=day) for day in begins])
+    found = table.at("m", datetime(today.year, today.month, today.day, 12, tzinfo=UTC).timestamp())
+    begun = [day for day in begins if day <= today]
+    assert (found.output if found else None) == (max(begun).toordinal() if begun else None)
+
+
+def test_a_price_begins_at_midnight_of_utc() -> None:
+    table = PriceTable.of([DatedPrice("m", 1, 1), DatedPrice("m", 2, 2, since=date(2026, 3, 1))])
+    midnight = datetime(2026, 3, 1, tzinfo=UTC)
+    for when, price in ((midnight - timedelta(seconds=1), 1), (midnight, 2)):
+        found = table.at("m", when.timestamp())
+        assert found is not None
+        assert found.input == price
+    assert table.at("other", 0) is None
+
+
+def test_cached_tokens_have_a_price_of_their_own() -> None:
+    assert DatedPrice("m", input=10, output=20, cached_input=1).of(1000, 100, 400) == pytest.approx(8.4e-3)
+    assert DatedPrice("m", input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
+
+
+def test_files(tmp_path: Path) -> None:
+    """Ours as TOML and JSON, and the public one of LiteLLM, whose entries without token prices are left out."""
+    ours = tmp_path / "prices.toml"
+    ours.write_text('[[prices]]\nmodel = "m"\nfrom = 2026-01-01\ninput = 1\noutput = 2.5\ncached_input = 0.1\n')
+    expected = PriceTable.of([DatedPrice("m", 1, 2.5, 0.1, date(2026, 1, 1))])
+    assert load_prices(str(ours)) == expected
+    entry = {"model": "m", "from": "2026-01-01", "input": 1, "output": 2.5, "cached_input": 0.1}
+    ours.write_text(json.dumps({"prices": [entry]}))
+    assert load_prices(str(ours)) == expected
+    public = {
+        "sample_spec": {"mode": "chat", "max_tokens": "a text"},
+        "m": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6, "litellm_provider": "x"},
+        "image": {"output_cost_per_image": 0.02},
+    }
+    ours.write_text(json.dumps(public))
+    assert load_prices(str(ours)) == PriceTable.of([DatedPrice("m", 1.0, 2.0)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"],
+)
+def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "prices"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match="prices"):
+        load_prices(str(file))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_prices(str(tmp_path / "missing"))

@@ -1,0 +1,335 @@
+"""The gateway's ledger in SQLite and in a real PostgreSQL: no row is lost or doubled, whatever dies or fills up."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import ledger_worker
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_worker import row
+from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
+from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.protocol.errors import ConfigurationError, OverloadedError
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server of our own."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    initdb = shutil.which("initdb", path=f"{os.environ['PATH']}:{folders[-1] if folders else ''}")
+    if initdb is None or importlib.util.find_spec("psycopg") is None:
+        pytest.skip("needs PostgreSQL's programs, and the package psycopg")
+    folder = tmp_path_factory.mktemp("postgres")
+    demote = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    if demote:  # the server refuses to run as root
+        for each in (folder, *list(folder.parents)[:2]):
+            each.chmod(0o755)
+        shutil.chown(folder, "nobody", "nogroup")
+    data, user = folder / "data", "tester"
+    subprocess.run(
+        [*demote, initdb, "-D", data, "-U", user, "-A", "trust", "-N"], check=True, stdout=subprocess.DEVNULL
+    )
+    program = str(Path(initdb).with_name("postgres"))
+    command = [*demote, program, "-D", str(data), "-h", "", "-k", str(folder), "-F"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        url = f"postgresql://{user}@/postgres?host={folder}"
+        import psycopg
+
+        until = time.monotonic() + 30
+        while True:
+            try:
+                psycopg.connect(url).close()
+                break
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        yield url
+        server.send_signal(signal.SIGINT)  # without waiting for clients
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "usage.sqlite3")
+    import psycopg
+
+    url = request.getfixturevalue("postgres")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS usage, usage_schema")
+    return url
+
+
+def rows(where: str) -> list[dict[str, Any]]:
+    with open_reader(where).rows() as found:
+        return list(found)
+
+
+def start(where: str, requests: int, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, ledger_worker.__file__, where, str(requests), *more]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    return worker.stdout.readline().strip()
+
+
+def go(worker: subprocess.Popen[str]) -> None:
+    assert line(worker) == "ready"
+    assert worker.stdin is not None
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_several_processes_write_one_ledger(where: str) -> None:
+    workers = [start(where, 200) for _ in range(4)]
+    for worker in workers:
+        go(worker)
+    for worker in workers:
+        worker.communicate("go\n")
+    found = rows(where)
+    assert len(found) == 800
+    assert {each["state"] for each in found} == {"settled"}
+    assert Counter(each["completion_tokens"] for each in found) == dict.fromkeys(range(200), 4)
+
+
+def test_what_a_killed_worker_opened_is_abandoned_and_nothing_else(where: str) -> None:
+    """Every intent that was promised is a row, once; those of a worker that lives stay open."""
+    with start(where, 20, "--hold") as living, start(where, 10_000) as victim:
+        go(living)
+        promised = [line(living).split()[-1] for _ in range(20)]
+        go(victim)
+        killed = [line(victim).split()[-1] for _ in range(150)]
+        victim.kill()
+        killed += [text.split()[-1] for text in victim.communicate()[0].splitlines() if text.startswith("opened")]
+        UsageLedger(open_store(where)).close()
+        states = {each["id"]: each["state"] for each in rows(where)}
+        assert {states[each] for each in promised} == {"intent"}
+        assert {states[each] for each in killed} <= {"settled", "abandoned"}
+        assert len(states) == len(rows(where)) >= len(promised) + len(killed)
+        living.communicate("go\n")
+    UsageLedger(open_store(where)).close()
+    assert Counter(each["state"] for each in rows(where))["abandoned"] >= 20
+
+
+def test_settled_once(where: str) -> None:
+    async def work() -> None:
+        ledger = UsageLedger(open_store(where))
+        opened, refused = row(1), row(2)
+        await ledger.open(opened)
+        assert rows(where)[0]["state"] == "intent"  # on disk when `open` returns
+        opened.completion_tokens = 5
+        ledger.settle(opened)
+        opened.completion_tokens = 7
+        ledger.settle(opened)
+        refused.status = 429
+        ledger.settle(refused)
+        ledger.close()
+        assert [(each["completion_tokens"], each["state"]) for each in rows(where)] == [(5, "settled"), (0, "settled")]
+
+    run(work())
+
+
+def test_a_row_that_the_database_refuses_is_left_out_alone(where: str) -> None:
+    async def work() -> None:
+        ledger = UsageLedger(open_store(where))
+        for number, model in enumerate(("a", "\ud800", "b")):
+            each = row(number)
+            each.model = model
+            ledger.settle(each)
+        assert ledger.flush(30)
+        assert [each["model"] for each in rows(where)] == ["a", "b"]
+        assert ledger.lost == 1
+        ledger.close()
+
+    run(work())
+
+
+def test_old_rows_go(where: str) -> None:
+    async def work() -> None:
+        ledger = UsageLedger(open_store(where))
+        for number, age_days in enumerate((3, 1, 0)):
+            each = row(number)
+            each.started_at -= age_days * 86_400
+            ledger.settle(each)
+        ledger.close()
+        ledger = UsageLedger(open_store(where), keep_days=2)
+        ledger.settle(row(3))
+        for _ in range(600):
+            names = {each["request_id"] for each in rows(where)}
+            if names == {"request-1", "request-2", "request-3"}:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            pytest.fail(f"still there: {names}")
+        ledger.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_database_that_is_locked(tmp_path: Path, policy: Any) -> None:
+    """Requests stop or go on as the operator chose; what came to an end before is written once it is free."""
+    file = tmp_path / "usage.sqlite3"
+
+    async def work() -> None:
+        ledger = UsageLedger(open_store(file), on_failure=policy)
+        before, during = row(1), row(2)
+        await ledger.open(before)
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            ledger.settle(before)
+            if policy == "stop":
+                with pytest.raises(OverloadedError) as refused:
+                    await ledger.open(during)
+                assert (refused.value.status, refused.value.code) == (503, "ledger_unavailable")
+            else:
+                await ledger.open(during)
+            assert not ledger.flush(0.01)
+            assert open_reader(file).totals(["key"]) == []  # reads go on
+            other.execute("ROLLBACK")
+        ledger.settle(during)
+        assert ledger.flush(30)
+        assert [each["state"] for each in rows(str(file))] == ["settled"] * 2
+        assert ledger.lost == 0
+        ledger.close()
+
+    run(work())
+
+
+def test_a_ledger_that_hangs_is_closed_in_time(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite3"
+
+    async def work() -> None:
+        ledger = UsageLedger(open_store(file))
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            ledger.settle(row(1))
+            closing_thread = asyncio.create_task(asyncio.to_thread(ledger.close, 0.5))
+            await asyncio.wait_for(closing_thread, 60)
+            other.execute("ROLLBACK")
+
+    run(work())
+
+
+FULL = """
+import asyncio, resource, sys
+from ledger_worker import row
+from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.opening import open_store
+from updraft.protocol.errors import OverloadedError
+
+async def work():
+    ledger, opened = UsageLedger(open_store(sys.argv[1]), on_failure=sys.argv[2]), 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    refused = 0
+    for number in range(2000):
+        try:
+            await ledger.open(row(number))
+            opened += 1
+        except OverloadedError:
+            refused += 1
+            if refused > 3:
+                break
+    assert ledger.failing or refused
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    while not ledger.flush(1):
+        pass
+    await ledger.open(row(9999))
+    ledger.close()
+    print(opened, refused, ledger.lost)
+
+asyncio.run(work())
+"""
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_full_disk(tmp_path: Path, policy: str) -> None:
+    """The kernel refuses to let the files grow; what was promised is there when there is room again."""
+    file = tmp_path / "usage.sqlite3"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(file), policy],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    opened, refused, lost = map(int, done.stdout.split())
+    assert (refused > 0) == (policy == "stop")
+    assert lost == 0
+    assert len(rows(str(file))) == opened + 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["open", "settle", "flush", "crash"])), max_size=30))
+def test_any_order_of_events_leaves_one_row_each(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, str]]
+) -> None:
+    """The first settlement counts, also after the intent was abandoned."""
+    file = tmp_path_factory.mktemp("usage") / "usage.sqlite3"
+
+    async def work() -> None:
+        ledger = UsageLedger(SqliteStore(file))
+        known = [row(number) for number in range(6)]
+        wanted: dict[str, tuple[str, int]] = {}
+        for at, (number, event) in enumerate(events):
+            each = known[number]
+            if event == "open":
+                await ledger.open(each)
+                wanted.setdefault(each.id, ("intent", 0))
+            elif event == "settle":
+                each.completion_tokens = at
+                ledger.settle(each)
+                if wanted.get(each.id, ("", 0))[0] != "settled":
+                    wanted[each.id] = ("settled", at)
+            elif event == "flush":
+                assert ledger.flush(60)
+            else:
+                ledger.close()  # its slot is free, as after a crash
+                ledger = UsageLedger(SqliteStore(file))
+                wanted = {
+                    key: ("abandoned", 0) if state == "intent" else (state, tokens)
+                    for key, (state, tokens) in wanted.items()
+                }
+        ledger.close()
+        found = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
+        assert {key: state for key, (state, _) in found.items()} == {key: state for key, (state, _) in wanted.items()}
+        assert {key: each for key, each in found.items() if each[0] == "settled"} == {
+            key: each for key, each in wanted.items() if each[0] == "settled"
+        }
+
+    run(work())
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "usage.sqlite3"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE usage (id INTEGER)")
+    with pytest.raises(ConfigurationError, match="choose another --db"):
+        open_store(file)

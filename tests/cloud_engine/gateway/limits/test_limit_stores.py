@@ -1,0 +1,198 @@
+"""Limits in a mapped file and in a real Redis server: processes never pass them, and nothing leaks by kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import limit_worker
+import pytest
+from updraft.cloud_engine.gateway.limits import redis_store
+from updraft.cloud_engine.gateway.limits.accounts import Claim
+from updraft.cloud_engine.gateway.limits.store import LimitStore
+
+WithStore = Callable[[Callable[[LimitStore], Coroutine[Any, Any, None]]], None]
+LIMIT = 10_000.0
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    if program is None or importlib.util.find_spec("redis") is None:
+        pytest.skip("needs redis-server or valkey-server, and the package redis")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}/0"
+        server.terminate()
+
+
+@pytest.fixture(params=["file", "redis"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "file":
+        yield str(tmp_path / "limits")
+        return
+    import redis
+
+    url = request.getfixturevalue("redis_url")
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    yield url
+
+
+@pytest.fixture
+def with_store(where: str) -> WithStore:
+    """Runs a test with a store of its own."""
+
+    def run(work: Callable[[LimitStore], Coroutine[Any, Any, None]]) -> None:
+        async def inside() -> None:
+            store = limit_worker.open_store(where)
+            try:
+                await work(store)
+            finally:
+                await store.close()
+
+        asyncio.run(inside())
+
+    return run
+
+
+def start(where: str, requests: int, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, limit_worker.__file__, where, str(requests), str(LIMIT), *more]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def tell(worker: subprocess.Popen[str]) -> None:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "ready\n"
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+
+
+def told(worker: subprocess.Popen[str]) -> dict[str, int]:
+    assert worker.stdout is not None
+    return json.loads(worker.stdout.readline())
+
+
+async def begin(store: LimitStore) -> None:
+    (budget,) = (claim for claim in limit_worker.claims(LIMIT, 1) if claim.is_budget)
+    await store.seed(budget, 0.0)
+
+
+def test_a_thousand_requests_in_four_processes_never_pass_a_limit(where: str, with_store: WithStore) -> None:
+    """What they used is in the account to the token, less what drained since."""
+
+    async def work(store: LimitStore) -> None:
+        await begin(store)
+        began = time.time()
+        workers = [start(where, 250) for _ in range(4)]
+        for worker in workers:
+            tell(worker)
+        answers = [told(worker) for worker in workers]
+        for worker in workers:
+            worker.communicate()
+        used = sum(answer["used"] for answer in answers)
+        found = await store.admit(limit_worker.claims(LIMIT, 0))
+        drained = LIMIT * (time.time() - began) / 60
+        tokens, in_flight, usd = found.standings
+        assert used <= LIMIT + drained
+        assert sum(answer["admitted"] for answer in answers) < 1000  # the limit was reached: they asked for 75,000
+        assert used - drained - 2 <= tokens.used <= used
+        assert usd.used == pytest.approx(used / 1000)
+        assert (tokens.reserved, in_flight.reserved, usd.reserved) == (0, 0, 0)
+
+    with_store(work)
+
+
+def test_a_killed_worker_leaves_no_reservation(where: str, with_store: WithStore) -> None:
+    async def work(store: LimitStore) -> None:
+        await begin(store)
+        with start(where, 400, "--hold") as victim:
+            tell(victim)
+            assert told(victim)["admitted"] > 50
+            full = await store.admit(limit_worker.claims(LIMIT, 2000))
+            assert full.refused is not None
+            assert full.standings[-1].reserved > 8000
+            victim.kill()
+        if "://" in where:
+            expire_leases(where)
+        assert (await store.admit(limit_worker.claims(LIMIT, LIMIT - 10))).refused is None
+
+    with_store(work)
+
+
+def expire_leases(url: str) -> None:
+    """As if the lease of every worker had run out."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        for key in client.keys("{updraft}:worker:*"):
+            assert 0 < client.pttl(key) <= redis_store.LEASE_S * 1000
+            client.delete(key)
+
+
+def test_all_or_nothing(with_store: WithStore) -> None:
+    async def work(store: LimitStore) -> None:
+        first, second = Claim("key", "a", "requests", 5, 1), Claim("model", "m", "requests", 1, 1)
+        assert (await store.admit([first, second])).refused is None
+        for _ in range(3):
+            refused = await store.admit([first, second])
+            assert refused.refused == second
+            assert 0 < refused.standings[-1].wait_s(second, refused.now) <= 60
+        (left,) = (await store.admit([first])).standings
+        assert left.used == pytest.approx(1, abs=0.5)
+
+    with_store(work)
+
+
+def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> None:
+    async def work(store: LimitStore) -> None:
+        begins = time.time() // 86_400 * 86_400
+        budget = Claim("key", "a", "usd_per_day", 10.0, 4.0, begins, begins + 86_400)
+        assert (await store.admit([budget])).unknown == budget
+        await store.seed(budget, 5.0)
+        await store.seed(budget, 0.0)  # somebody has
+        assert (await store.admit([budget])).refused is None
+        assert (await store.admit([budget])).refused == budget
+        await store.settle([budget], {"usd_per_day": 0.5})
+        assert (await store.admit([budget])).standings[0].used == 5.5
+
+    with_store(work)
+
+
+def test_requests_in_flight(with_store: WithStore) -> None:
+    async def work(store: LimitStore) -> None:
+        claim = Claim("tenant", "t", "concurrent", 2, 1)
+        assert [(await store.admit([claim])).refused for _ in range(3)] == [None, None, claim]
+        await store.settle([claim], {})
+        assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
+
+    with_store(work)
+
+
+def test_files_are_the_users_alone(tmp_path: Path) -> None:
+    store = limit_worker.open_store(str(tmp_path / "limits"))
+    assert (tmp_path / "limits").stat().st_mode & 0o077 == 0
+    for file in (tmp_path / "limits.workers").iterdir():
+        assert file.stat().st_mode & 0o077 == 0
+    asyncio.run(store.close())

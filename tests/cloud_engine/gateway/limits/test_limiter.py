@@ -1,0 +1,190 @@
+"""Which limits hold for a request, what it reserves of them, and how a refusal and the headers read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
+from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
+from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable
+from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
+from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
+from updraft.cloud_engine.gateway.limits.request_size import decode_size
+from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
+from updraft.protocol.errors import BudgetExceededError, ConfigurationError, InvalidRequestError, PermissionDeniedError
+
+PRICES = PriceTable.of([DatedPrice("m", input=10.0, output=20.0)])
+Work = Callable[[Limiter], Coroutine[Any, Any, None]]
+
+
+def principal(**limits: Any) -> Principal:
+    return Principal("key_1", "tester", "acme", ("inference",), limits=Limits(**limits))
+
+
+@pytest.fixture
+def with_limiter(tmp_path: Path) -> Callable[..., None]:
+    def run(work: Work, policy: LimitPolicy = LimitPolicy()) -> None:  # noqa: B008
+        async def inside() -> None:
+            file = tmp_path / "usage.sqlite3"
+            UsageLedger(open_store(file)).close()
+            store = SharedMemoryStore(tmp_path / "limits")
+            await work(Limiter(store, policy, PRICES, open_reader(file)))
+            await store.close()
+
+        asyncio.run(inside())
+
+    return run
+
+
+def test_headers_as_openai_spells_them(with_limiter: Callable[..., None]) -> None:
+    async def work(limiter: Limiter) -> None:
+        caller = principal(requests_per_minute=60, tokens_per_minute=6000)
+        reservation = await limiter.admit(caller, "m", 400, 200)
+        assert [(name.decode(), value.decode()) for name, value in reservation.headers()] == [
+            ("x-ratelimit-limit-requests", "60"),
+            ("x-ratelimit-remaining-requests", "59"),
+            ("x-ratelimit-reset-requests", "1s"),
+            ("x-ratelimit-limit-tokens", "6000"),
+            ("x-ratelimit-remaining-tokens", "5400"),
+            ("x-ratelimit-reset-tokens", "6s"),
+        ]
+        await reservation.settle(10, 5, None)
+        await reservation.settle(10, 5, None)
+        after = dict((await limiter.admit(caller, "m", 0, 1)).headers())
+        assert int(after[b"x-ratelimit-remaining-tokens"]) >= 6000 - 15 - 1
+
+    with_limiter(work)
+
+
+def test_a_refusal_says_which_limit_and_when_to_come_back(with_limiter: Callable[..., None]) -> None:
+    async def work(limiter: Limiter) -> None:
+        caller = principal(tokens_per_minute=1000)
+        await limiter.admit(caller, "m", 100, 800)
+        with pytest.raises(LimitError, match="1000 tokens per minute: 900 are used or reserved") as refused:
+            await limiter.admit(caller, "m", 100, 100)
+        assert refused.value.status == 429
+        assert refused.value.to_body()["error"]["code"] == "rate_limit_exceeded"
+        headers = refused.value.headers()
+        assert headers["retry-after"] == "6"
+        assert headers["x-should-retry"] == "true"
+        assert headers["x-ratelimit-remaining-tokens"] == "100"
+        with pytest.raises(LimitError, match="lower max_tokens") as refused:
+            await limiter.admit(caller, "m", 10, 1001)
+        assert "retry-after" not in refused.value.headers()
+        assert refused.value.headers()["x-should-retry"] == "false"
+
+    with_limiter(work)
+
+
+def test_an_estimate_alone_never_makes_a_request_too_large(with_limiter: Callable[..., None]) -> None:
+    async def work(limiter: Limiter) -> None:
+        for prompt, most in ((10**6, 100), (10, None), (10**6, None)):
+            reservation = await limiter.admit(principal(tokens_per_minute=500), "m", prompt, most)
+            await reservation.settle(1, 0, None)
+            await asyncio.sleep(0.2)  # 1 token drains in 120 ms
+
+    with_limiter(work)
+
+
+def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -> None:
+    async def work(limiter: Limiter) -> None:
+        first = await limiter.admit(ANONYMOUS, "m", 1, 1)
+        with pytest.raises(LimitError, match="this model is 1 requests at once") as refused:
+            await limiter.admit(ANONYMOUS, "m", 1, 1)
+        assert refused.value.headers()["retry-after"] == "1"
+        await first.settle(1, 1, None)
+        await limiter.admit(principal(), "m", 1, 1)
+        with pytest.raises(LimitError, match="this tenant is 1 requests per minute"):
+            await limiter.admit(principal(), "other", 1, 1)
+
+    with_limiter(work, LimitPolicy(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
+
+
+def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path: Path) -> None:
+    """A new process begins with what the ledger says; a model without a price is refused where a budget holds."""
+    caller = principal(usd_per_day=0.5, usd_per_month=1.0)
+    spent = UsageRow("r", key_id="key_1", tenant="acme", model="m", cost_usd=0.45)
+    ledger = UsageLedger(open_store(tmp_path / "usage.sqlite3"))
+    ledger.settle(spent)
+    ledger.close()
+
+    async def work(limiter: Limiter) -> None:
+        reservation = await limiter.admit(caller, "m", 1000, 1000)  # may cost 3 cents
+        with pytest.raises(BudgetExceededError, match=r"0\.5 US dollars a day: 0\.48 are used") as refused:
+            await limiter.admit(caller, "m", 1000, 1000)
+        assert refused.value.status == 429
+        assert 0 < int(refused.value.headers()["retry-after"]) <= 86_400
+        await reservation.settle(10, 10, 0.001)
+        await limiter.admit(caller, "m", 1000, 1000)
+        with pytest.raises(PermissionDeniedError, match="has no price"):
+            await limiter.admit(caller, "unknown", 1, 1)
+        await limiter.admit(principal(), "unknown", 1, 1)
+
+    with_limiter(work)
+
+
+def test_the_policy_file(tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text('[tenants.acme]\nrequests_per_minute = 5\n\n[models."a/b"]\nusd_per_day = 2.5\n')
+    policy = load_policy(file)
+    assert policy.tenants == {"acme": Limits(requests_per_minute=5)}
+    assert policy.models == {"a/b": Limits(usd_per_day=2.5)}
+    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nconcurrent = 0\n", "["):
+        file.write_text(wrong)
+        with pytest.raises(ConfigurationError, match=r"limits\.toml"):
+            load_policy(file)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0ms"), (0.0161, "17ms"), (1, "1s"), (59.2, "1m0s"), (360, "6m0s"), (3600, "1h0m0s"), (86_399, "23h59m59s")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 129}, "n"),
+        ({"best_of": 10**9}, "best_of"),
+        ({"messages": [{}] * 10_001}, "messages"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+    ],
+)
+def test_numbers_that_no_request_may_pass(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        decode_size(json.dumps(fields).encode())
+    assert refused.value.param == param
+
+
+@given(st.integers(1, 60), st.text(alphabet='[{}]"\\', max_size=20))
+def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(depth: int, text: str) -> None:
+    schema: Any = {"description": text}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    body = json.dumps({"response_format": schema}).encode()
+    if depth <= 32:
+        decode_size(body)
+    else:
+        with pytest.raises(InvalidRequestError, match="nested"):
+            decode_size(body)
+
+
+def test_sizes() -> None:
+    size = decode_size(json.dumps({"model": "m", "n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
+    assert size.max_tokens == 150
+    assert 1000 <= size.prompt_tokens < 1050
+    image = {"image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
+    size = decode_size(json.dumps({"messages": [image]}).encode())
+    assert size.max_tokens is None
+    assert 1500 <= size.prompt_tokens < 1600

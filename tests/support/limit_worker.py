@@ -1,0 +1,58 @@
+"""A worker process that has many requests admitted at once: prints what it was given, and what it used, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+
+from updraft.cloud_engine.gateway.limits.accounts import Claim
+from updraft.cloud_engine.gateway.limits.redis_store import RedisStore
+from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
+from updraft.cloud_engine.gateway.limits.store import LimitStore
+
+
+def open_store(where: str) -> LimitStore:
+    return RedisStore(where) if "://" in where else SharedMemoryStore(Path(where))
+
+
+def claims(limit: float, amount: float) -> list[Claim]:
+    return [
+        Claim("key", "k", "tokens", limit, amount),
+        Claim("key", "k", "concurrent", 10_000, 1),
+        Claim("tenant", "t", "usd_per_day", 1e6, amount / 1000, 1.0, 4e9),
+    ]
+
+
+async def work(where: str, requests: int, limit: float, holds: bool) -> None:
+    store = open_store(where)
+    used, admitted = 0, 0
+
+    async def ask(number: int) -> None:
+        nonlocal used, admitted
+        chance = random.Random(number)
+        amount = chance.randint(50, 100)
+        asked = claims(limit, amount)
+        if (await store.admit(asked)).refused is not None:
+            return
+        admitted += 1
+        if holds:
+            return
+        await asyncio.sleep(chance.random() / 50)
+        actual = chance.randint(10, amount)
+        used += actual
+        await store.settle(asked, {"tokens": actual, "usd_per_day": actual / 1000})
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await asyncio.gather(*(ask(number) for number in range(requests)))
+    print(json.dumps({"used": used, "admitted": admitted}), flush=True)
+    if holds:
+        sys.stdin.readline()
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:] == ["--hold"]))

@@ -1,0 +1,45 @@
+"""Real server processes for tests: started, awaited, and gone with the block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TYPING = Path(__file__).parents[2] / ".typing"
+FAKE_NODE = Path(__file__).parents[1] / "cloud_engine" / "fake_node.py"
+
+
+@dataclass
+class Process:
+    url: str
+    popen: subprocess.Popen[str]
+
+
+@contextmanager
+def running(*command: str, log: Path | None = None, umask: int = -1, **variables: str) -> Iterator[Process]:
+    """`python command...`, from its `ready` line to its end. `log`: where its standard error goes."""
+    environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1", **variables}
+    with (
+        contextlib.nullcontext() if log is None else log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            umask=umask,
+        ) as popen,
+    ):
+        try:
+            assert popen.stdout is not None
+            line = popen.stdout.readline()
+            assert line.startswith("ready "), f"{command} said {line!r}"
+            yield Process(line.split()[1], popen)
+        finally:
+            popen.kill()
