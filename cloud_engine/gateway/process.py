@@ -10,6 +10,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.tls import TlsFiles, check_encrypted
 from .access.keys import KeyStore
 
 
@@ -33,6 +34,9 @@ class GatewayOptions:
     # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    tls: TlsFiles | None = None
+    insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
@@ -52,12 +56,13 @@ def run_gateway(options: GatewayOptions) -> None:
     if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
         raise ConfigurationError(f"timeout_s must be a number above 0, got {options.timeout_s}.", param="timeout_s")
     keys = _keys(options)
+    check_encrypted(options.host, options.tls, insecure=options.insecure)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key)
     registry = NodeRegistry(options.nodes, upstream)
     with bind_socket(options.host, options.port) as sock:
         relay = Relay(Dispatch(registry, upstream), keys, Meter(options.db), Counters(), options.timeout_s)
-        serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
+        serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file, tls=options.tls)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:
