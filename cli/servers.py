@@ -258,7 +258,11 @@ def gateway(
     node_api_key_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Key of the nodes. [UPDRAFT_NODE_API_KEY]")
     ] = None,
-    timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes behind the port.")] = 1,
+    timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
+    connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
+    first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
+    idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     tls_cert: TlsCert = None,
@@ -277,6 +281,7 @@ def gateway(
       updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116
     """
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+    from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
     if db is None:
@@ -291,7 +296,8 @@ def gateway(
             host=host,
             port=port,
             node_api_key=options.node_key(node_api_key_file),
-            timeout_s=timeout_s,
+            workers=workers,
+            timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
             tls=options.tls_files(tls_cert, tls_key),

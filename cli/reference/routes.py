@@ -121,13 +121,7 @@ def _gateway_app() -> FastAPI:
         meter = Meter(Path(folder) / "usage.sqlite3")
         upstream = Upstream(None)
         app = create_gateway_app(
-            Relay(
-                Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream),
-                KeyStore(None),
-                meter,
-                Counters(),
-                1.0,
-            )
+            Relay(Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream), KeyStore(None), meter, Counters())
         )
         meter.close()
     return app

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
+from http import HTTPStatus
 from typing import Any
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, OverloadedError, UpdraftError
+from .connection_limits import ConnectionLimits
 
+_LINGER_S = 2.0
+_MOST_HEAD = 2**16
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
+
+
+class _Framing(h11.Connection):
+    """h11, with a short way for the pieces of a stream: they are most of what a server sends."""
+
+    _is_chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        if type(event) is h11.Data and self._is_chunked and event.data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        output = super().send(event)
+        if type(event) is h11.Response:
+            self._is_chunked = output is not None and b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
+        return output
 
 
 class Connection(H11Protocol):
@@ -19,12 +39,29 @@ class Connection(H11Protocol):
 
     _waiting: asyncio.TimerHandle | None = None
 
+    def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self.conn = _Framing(h11.SERVER, _MOST_HEAD)
+        self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if not self._limits.admit(self, self.client[0] if self.client else ""):
+            self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
+            return
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wait()
 
+    def close_now(self) -> None:
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            self._limits.works(self)
         if self.conn.their_state is h11.IDLE and self._waiting is not None:
             return  # more of a head that began to come: no more time
         self._stop_waiting()
@@ -33,19 +70,31 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._stop_waiting()  # uvicorn closes a connection on which nothing comes
+        self._limits.rests(self)
+        if self.conn.their_state is h11.SEND_BODY:  # of a request that is answered already
+            self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._limits.forget(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
+        message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
+        self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
+
+    def _refuse(self, error: UpdraftError, status: int) -> None:
+        """Whatever was asked, if anything: the connection ends, and nobody answers on it any more."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            error = InvalidRequestError(
-                f"{msg} Its head, or a chunk of its body, is not HTTP/1.1.", code="invalid_http"
-            )
             headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            events: list[Any] = [h11.Response(status_code=400, headers=headers, reason=b"Bad Request")]
+            events: list[Any] = [
+                h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+            ]
             events += [h11.Data(data=msgspec.json.encode(error.to_body())), h11.EndOfMessage()]
             self.transport.write(b"".join(filter(None, map(self.conn.send, events))))
         self.transport.close()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -24,6 +25,7 @@ from ..safety.private_files import write_private
 from ..safety.system import KILL
 from ..safety.terminal_text import log_to_stderr
 from .connection import Connection
+from .connection_limits import ConnectionLimits, usual_limits
 from .shell import Traffic
 from .tls import TlsFiles, follow
 
@@ -43,6 +45,8 @@ def serve(  # noqa: PLR0913
     ready_file: Path | None = None,
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = DRAIN_S,
+    limits: ConnectionLimits | None = None,
+    announces: bool = True,
     tls: TlsFiles | None = None,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
@@ -51,6 +55,8 @@ def serve(  # noqa: PLR0913
 
     Once connections are accepted, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file`
     and calls `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
+    `limits`: of its connections, if not as many as the system's limits leave. `announces`: whether it says so at all,
+    for several processes behind one port.
     Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
@@ -59,6 +65,8 @@ def serve(  # noqa: PLR0913
     sock = sock or bind_socket(host, port)
 
     def announce() -> None:
+        if not announces:
+            return
         url = _url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
             write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us
@@ -70,7 +78,7 @@ def serve(  # noqa: PLR0913
     plain = _Plain(app)
     config = uvicorn.Config(
         plain,
-        http=Connection,
+        http=partial(Connection, limits=limits or usual_limits()),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,

@@ -17,7 +17,8 @@ from msgspec import UNSET
 from ....protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 from ....protocol.responses import ModelCard
 from ....protocol.safety.redaction import shown_url
-from ..upstream.client import Upstream, UpstreamAddress, UpstreamFailure
+from ..upstream.client import Upstream, UpstreamAddress
+from ..upstream.failures import UpstreamFailure
 
 _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 2.0

@@ -11,7 +11,8 @@ from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.foreign import error_in
 from ....protocol.safety.redaction import shown_url
-from ..upstream.client import Response, UpstreamFailure, body_of
+from ..upstream.client import Response
+from ..upstream.failures import UpstreamFailure
 from .call import Call
 from .stream import FINISH, events_of
 from .usage import StreamMeter, whole_answer
@@ -21,7 +22,7 @@ WithoutKey = Callable[[bytes], bytes]
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it."""
-    body, status = b"".join([chunk async for chunk in body_of(response)]), response.status
+    body, status = await response.read_whole(), response.status
     if status == 200:
         body = whole_answer(body, call.row)
     elif 400 <= status < 600:
@@ -36,19 +37,25 @@ async def relay_stream(call: Call, response: Response, meter: StreamMeter, witho
     """Whole events only, so that an error event can follow wherever the node breaks off."""
     ended = finished = False
     try:
-        async with aclosing(events_of(response)) as events:
-            async for event in events:
-                finished = finished or FINISH.search(event) is not None
-                shown = None if ended else meter.shown(event)
-                if shown is None:
-                    continue  # once ended: reading to the end keeps the connection usable
-                if not call.answered:
-                    await call.start(response, None)
-                if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
-                    call.row.status = UpstreamError.status
-                    ended, shown = True, without_key(shown)
-                ended = ended or event.startswith(b"data: [DONE]")
-                await call.emit(shown, more=not ended)
+        async with aclosing(events_of(response)) as batches:
+            async for events in batches:
+                out: list[bytes] = []
+                for event in events:
+                    if ended:
+                        break  # reading to the end keeps the connection usable
+                    finished = finished or FINISH.search(event) is not None
+                    shown = meter.shown(event)
+                    if shown is None:
+                        continue
+                    if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                        call.row.status = UpstreamError.status
+                        ended, shown = True, without_key(shown)
+                    ended = ended or event.startswith(b"data: [DONE]")
+                    out.append(shown)
+                if out:
+                    if not call.answered:
+                        await call.start(response, None)
+                    await call.emit(b"".join(out), more=not ended)
     finally:
         meter.settle()
     if finished and not ended:  # some leave the end mark out

@@ -68,7 +68,7 @@ class Call:
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
-        headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
+        headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3

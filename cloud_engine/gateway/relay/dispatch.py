@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ..balancing.nodes import Node, NodeRegistry
-from ..upstream.client import Headers, Upstream, UpstreamFailure
+from ..upstream.client import Headers, Upstream, UpstreamRequest
+from ..upstream.connection import Patience
+from ..upstream.failures import UpstreamFailure
+from ..upstream.timeouts import Timeouts
 from .answer import relay_stream, relay_whole
 from .call import Call
 from .usage import StreamMeter, asking_for_usage
@@ -23,6 +26,7 @@ class Dispatch:
 
     registry: NodeRegistry
     upstream: Upstream
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     async def answer(self, call: Call) -> None:
         """Try nodes until one answers. Raises UpdraftError if none does, UpstreamFailure once bytes are out."""
@@ -48,7 +52,8 @@ class Dispatch:
         body = asking_for_usage(call.body, running=tells_usage) if call.stream else call.body
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
-                sent = self.upstream.open("POST", node.target, call.path, body, _headers(call))
+                request = UpstreamRequest(b"POST", call.path, body, _headers(call))
+                sent = self.upstream.open(node.target, request, self.timeouts.of_streams if call.stream else Patience())
                 response = await stack.enter_async_context(sent)
             if response.status in _TRY_ELSEWHERE and not is_last:
                 return False

@@ -18,7 +18,7 @@ from ....protocol.http import sse
 from ....protocol.http.shell import read_body, request_id, while_connected
 from ..access.keys import KeyStore
 from ..ledger.metering import Meter, UsageRow
-from ..upstream.client import UpstreamFailure
+from ..upstream.failures import UpstreamFailure, UpstreamTimeout
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
@@ -30,8 +30,8 @@ _log = logging.getLogger("updraft.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relayed route, as `POST /v1/chat/completions`. `timeout_s` bounds the whole;
-    of a whole answer that takes longer, the node is asked what it has cost before the client is refused, for two more
+    """A relayed route, as `POST /v1/chat/completions`. Of a whole answer that takes
+    longer than the whole may, the node is asked what it has cost before the client is refused, for two more
     seconds at most.
 
     Every request with a key leaves a usage row, refused ones too; a stranger leaves a count. One that is sent away
@@ -42,7 +42,6 @@ class Relay:
     keys: KeyStore
     meter: Meter
     counters: Counters
-    timeout_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -67,27 +66,28 @@ class Relay:
         principal = self.keys.principal(request.headers.get("authorization", ""))
         row.key_name = principal.name
         principal.require("inference")
-        call = read_call(request, await read_body(request), row, started, send)
+        deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
+        call = read_call(request, await _body_in_time(request, deadline), row, started, send)
         principal.check_model(call.model)
         call.tenant = principal.tenant
         # What limits a key, and what records an intent, stands here: before any node is asked.
-        await self._answer(call, receive)
+        await self._answer(call, receive, deadline)
 
-    async def _answer(self, call: Call, receive: Receive) -> None:
+    async def _answer(self, call: Call, receive: Receive, deadline: float) -> None:
         """The answer goes out while the client is there and the time lasts."""
         try:
             async with while_connected(receive):
-                await self._answer_in_time(call)
+                await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError):
             await self._ask_what_it_cost(call)
             raise
 
-    async def _answer_in_time(self, call: Call) -> None:
+    async def _answer_in_time(self, call: Call, deadline: float) -> None:
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout_at(deadline):
                 await self.dispatch.answer(call)
         except (TimeoutError, UpstreamFailure) as error:
-            failure = _typed(error, self.timeout_s)
+            failure = _typed(error, self.dispatch.timeouts.whole_s)
             call.row.status = failure.status
             if not call.answered:
                 raise failure from error
@@ -107,7 +107,17 @@ class Relay:
                 read_usage(b'{"usage":%b}' % body, call.row)
 
 
-def _typed(error: TimeoutError | UpstreamFailure, timeout_s: float) -> UpdraftError:
+async def _body_in_time(request: Request, deadline: float) -> bytes:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await read_body(request)
+    except TimeoutError as error:
+        raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
+
+
+def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftError:
     if isinstance(error, TimeoutError):
-        return RequestTimeoutError(f"The request took longer than {timeout_s:g} s.")
+        return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
+    if isinstance(error, UpstreamTimeout):
+        return RequestTimeoutError(f"The answer stopped ({error}): send the request again.")
     return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")

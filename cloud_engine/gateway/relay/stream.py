@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from ....protocol.http import sse
 from ....protocol.http.foreign import apart
-from ..upstream.client import Response, UpstreamFailure, body_of
+from ..upstream.client import Response
+from ..upstream.failures import UpstreamFailure
 
 FINISH = re.compile(rb'"finish_reason":\s?"')
 
@@ -20,22 +20,29 @@ class _Piece(msgspec.Struct):
     delta: dict[str, Any] | None = None
 
 
-async def events_of(response: Response) -> AsyncGenerator[bytes]:
-    """The stream cut at event borders, in one spelling; what is left of a broken event is dropped."""
+async def events_of(response: Response) -> AsyncGenerator[list[bytes]]:
+    """The stream cut at event borders, in one spelling: the events of each read together.
+
+    What is left of a broken event is dropped. Raises UpstreamFailure.
+    """
     parser = sse.EventParser()
-    async with aclosing(body_of(response)) as chunks:
-        async for chunk in chunks:
-            try:
-                events = parser.events(chunk)
-            except sse.EventTooLongError as error:
-                raise UpstreamFailure(str(error)) from error
-            for event in events:
-                data = sse.data_of(event).replace(b"\n", b" ")
-                if data:
-                    for piece in _finish_apart(data):
-                        yield b"data: " + piece + b"\n\n"
-                else:
-                    yield event + b"\n\n"  # a sign of life
+    while chunk := await response.read():
+        try:
+            events = parser.events(chunk)
+        except sse.EventTooLongError as error:
+            raise UpstreamFailure(str(error)) from error
+        yield [spelled for event in events for spelled in _in_one_spelling(event)]
+
+
+def _in_one_spelling(event: bytes) -> list[bytes]:
+    if event.startswith(b"data: {") and b"\n" not in event and FINISH.search(event) is None:
+        return [event + b"\n\n"]  # nearly all of them
+    data = sse.data_of(event)
+    if not data:
+        return [event + b"\n\n"]  # a sign of life
+    if b"\n" in data:
+        data = data.replace(b"\n", b" ")
+    return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data)]
 
 
 def _finish_apart(data: bytes) -> list[bytes]:

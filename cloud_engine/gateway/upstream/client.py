@@ -1,26 +1,28 @@
-"""The gateway's pooled HTTP client: httpcore, the layer under httpx, which costs a third of it per request."""
+"""The gateway's HTTP client: one bounded pool of connections to each node, so that one in trouble leaves others alone.
+
+Proxies of the environment are not used: a node is reached as its URL says.
+"""
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import httpcore
-
-from ....protocol.errors import ConfigurationError
+from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.safety.redaction import is_sendable
+from .connection import ClosedUnansweredError, Connection, Patience
+from .failures import UpstreamFailure
+from .pool import Pool, PoolLimits, tls_context
 
-_CONNECT_S = 1.0
-_KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
-_POOL = 4096
+MOST_ANSWER_BYTES = 64 * 2**20
+_ENDLESS = Patience()
+_UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
 Headers = Sequence[tuple[bytes, bytes]]
-Response = httpcore.Response
-
-
-class UpstreamFailure(Exception):
-    """The node could not be reached, or the connection to it broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,71 +40,109 @@ class UpstreamAddress:
         host = b"[%b]" % self.host if b":" in self.host else self.host
         return b"%b:%d" % (host, self.port)
 
-    def url(self, path: bytes) -> httpcore.URL:
-        return httpcore.URL(scheme=self.scheme, host=self.host, port=self.port, target=self.prefix + path)
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    method: bytes
+    # Behind the node's prefix, with the query.
+    path: bytes
+    # JSON, or nothing.
+    body: bytes = b""
+    # Beside those for the host, the key and the body.
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response whose headers are here."""
+
+    status: int
+    # By lower-cased name.
+    headers: Headers
+    _connection: Connection
+
+    async def read(self) -> bytes:
+        """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
+        return await self._connection.read()
+
+    async def read_whole(self) -> bytes:
+        """Raises UpstreamFailure, also for a body that has no end."""
+        pieces, size = list[bytes](), 0
+        while piece := await self._connection.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_ANSWER_BYTES:
+                raise UpstreamFailure(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
+        return b"".join(pieces)
 
 
 class Upstream:
     """Connections to all nodes. `api_key`: what the nodes want as a key, if anything."""
 
-    def __init__(self, api_key: str | None) -> None:
-        self._pool = httpcore.AsyncConnectionPool(
-            max_connections=_POOL, max_keepalive_connections=_POOL, keepalive_expiry=_KEEPALIVE_S
-        )
+    def __init__(self, api_key: str | None, limits: PoolLimits | None = None) -> None:
         if api_key is not None and not is_sendable(api_key):
             raise ConfigurationError("UPDRAFT_NODE_API_KEY holds characters that no header can: set it anew.")
         self._authorization = b"Bearer " + api_key.encode() if api_key else b""
+        self._limits = limits or PoolLimits()
+        self._pools: dict[tuple[bytes, bytes, int], Pool] = {}
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        for pool in self._pools.values():
+            pool.close()
 
     def key_remover(self, target: UpstreamAddress) -> Callable[[bytes], bytes]:
         """Makes a node's answer fit for others: some quote the key that they refuse."""
         key = self._authorization_for(target).partition(b" ")[2]
         return lambda body: body.replace(key, b"[the node's key]") if key else body
 
-    def _authorization_for(self, target: UpstreamAddress) -> bytes:
-        return target.authorization or self._authorization
-
     async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamFailure."""
-        async with self.open("GET", target, path) as response:
-            return response.status, b"".join([chunk async for chunk in body_of(response)])
+        async with self.open(target, UpstreamRequest(b"GET", path)) as response:
+            return response.status, await response.read_whole()
 
     @asynccontextmanager
     async def open(
-        self, method: str, target: UpstreamAddress, path: bytes, body: bytes = b"", extra: Headers = ()
-    ) -> AsyncGenerator[httpcore.Response]:
-        """The response once its headers are here; read it with `body_of`. `extra` headers. Raises UpstreamFailure."""
-        headers = [(b"host", target.authority), *extra]
+        self, target: UpstreamAddress, request: UpstreamRequest, patience: Patience = _ENDLESS
+    ) -> AsyncGenerator[Response]:
+        """The response once its headers are here. Raises UpstreamFailure, or OverloadedError."""
+        pool = self._pool(target)
+        payload = self._payload(target, request)
+        connection = await pool.acquire()
+        try:
+            while True:
+                try:
+                    status, headers = await connection.request(payload, patience)
+                    break
+                except ClosedUnansweredError:
+                    if not connection.was_used:
+                        raise
+                    connection = await pool.exchange(connection)  # the node closed it while it was at rest
+            yield Response(status, headers, connection)
+        finally:
+            pool.release(connection)
+
+    def _payload(self, target: UpstreamAddress, request: UpstreamRequest) -> bytes:
+        headers = [(b"host", target.authority), *request.headers]
         if authorization := self._authorization_for(target):
             headers.append((b"authorization", authorization))
-        if body:
+        if body := request.body:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        request = httpcore.Request(
-            method, target.url(path), headers=headers, content=body, extensions={"timeout": {"connect": _CONNECT_S}}
-        )
-        try:
-            response = await self._pool.handle_async_request(request)
-        except _FAILURES as error:
-            raise UpstreamFailure(_message_of(error)) from error
-        try:
-            yield response
-        finally:
-            await response.aclose()
+        target_path = target.prefix + request.path
+        if _UNSENDABLE.search(target_path + b"".join([value for _, value in headers[1:]]).replace(b" ", b"")):
+            raise InvalidRequestError("The query or a header holds characters that HTTP cannot carry.")
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (request.method, target_path, lines, body)
 
+    def _authorization_for(self, target: UpstreamAddress) -> bytes:
+        return target.authorization or self._authorization
 
-async def body_of(response: httpcore.Response) -> AsyncGenerator[bytes]:
-    """Its chunks as they come. Raises UpstreamFailure if the connection breaks."""
-    try:
-        async for chunk in response.aiter_stream():
-            yield chunk
-    except _FAILURES as error:
-        raise UpstreamFailure(_message_of(error)) from error
+    def _pool(self, target: UpstreamAddress) -> Pool:
+        where = (target.scheme, target.host, target.port)
+        if (pool := self._pools.get(where)) is None:
+            context = self._context if target.scheme == b"https" else None
+            pool = self._pools[where] = Pool(target.host.decode(), target.port, context, self._limits)
+        return pool
 
-
-_FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
-
-
-def _message_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return tls_context()

@@ -1,0 +1,99 @@
+"""A stub of a node for `updraft bench gateway`: the least work per request that HTTP allows. Run as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import msgspec
+
+_WHOLE = {
+    "id": "chatcmpl-stub",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "stub",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
+}
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%b\r\n\r\n"
+
+
+def _whole(payload: object) -> bytes:
+    body = msgspec.json.encode(payload)
+    return _HEAD % (b"application/json", b"content-length: %d" % len(body)) + body
+
+
+def _chunk(payload: object) -> bytes:
+    data = b"data: %b\n\n" % (payload if isinstance(payload, bytes) else msgspec.json.encode(payload))
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _delta(text: str, finish: str | None = None) -> dict[str, object]:
+    choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish}
+    return {
+        "id": "chatcmpl-stub",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "stub",
+        "choices": [choice],
+    }
+
+
+_ANSWER = _whole(_WHOLE)
+_MODELS = _whole({"object": "list", "data": [{"id": "stub", "object": "model", "created": 1, "owned_by": "stub"}]})
+_STREAM = _HEAD % (b"text/event-stream", b"transfer-encoding: chunked")
+_FRAME = _chunk(_delta(" word"))
+_END = _chunk(_delta("", "stop")) + _chunk({**_delta(""), "choices": [], "usage": _WHOLE["usage"]})
+_END += _chunk(b"[DONE]") + b"0\r\n\r\n"
+
+
+class _Stub(asyncio.Protocol):
+    def __init__(self, frames: int, interval_s: float, delay_s: float) -> None:
+        self._frames, self._interval_s, self._delay_s = frames, interval_s, delay_s
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, _, body = self._buffer.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if b"\r\n\r\n" not in self._buffer or len(body) < length:
+            return
+        self._buffer = b""
+        if head.startswith(b"GET"):
+            self._transport.write(_MODELS)
+        elif b'"stream":true' in body:
+            self._transport.write(_STREAM)
+            self._stream(self._frames)
+        elif self._delay_s:
+            asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, _ANSWER)
+        else:
+            self._transport.write(_ANSWER)
+
+    def _stream(self, left: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(_FRAME if left else _END)
+        if left:
+            asyncio.get_running_loop().call_later(self._interval_s, self._stream, left - 1)
+
+
+async def _serve(frames: int, interval_s: float, delay_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Stub(frames, interval_s, delay_s), "127.0.0.1", 0, backlog=4096)
+    sys.stdout.write(f"ready http://127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--frames", type=int, default=100)
+    parser.add_argument("--interval-s", type=float, default=0.02)
+    parser.add_argument("--delay-s", type=float, default=0.0)
+    given = parser.parse_args()
+    asyncio.run(_serve(given.frames, given.interval_s, given.delay_s))

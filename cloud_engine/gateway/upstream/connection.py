@@ -1,0 +1,165 @@
+"""One connection to a node: a request goes out, its response comes in, one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .failures import UpstreamFailure, UpstreamTimeout
+from .response_parser import Headers, ResponseParser
+
+_MOST_UNREAD = 2**18  # bytes; with more the node has to wait until the client has read
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a node may be silent."""
+
+    # Seconds until the first bytes of the body.
+    first_s: float = math.inf
+    # Seconds between two pieces of the body.
+    idle_s: float = math.inf
+
+
+class ClosedUnansweredError(UpstreamFailure):
+    """The connection was closed before a byte of the response came."""
+
+
+class Connection(asyncio.Protocol):
+    """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked."""
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = ResponseParser()
+        self._chunks: deque[bytes] = deque()
+        self._unread = 0
+        self._has_body = False
+        self._is_paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._limit_s = self._deadline = math.inf
+        self._patience = Patience()
+        self._failure: UpstreamFailure | None = None
+        self._is_busy = False
+        self.idle_since = 0.0
+
+    @property
+    def was_used(self) -> bool:
+        """Whether it has served a request before this one."""
+        return self.idle_since > 0
+
+    @property
+    def is_reusable(self) -> bool:
+        parser = self._parser
+        return parser.complete and parser.reusable and not self._chunks and self._failure is None
+
+    def close(self) -> None:
+        """At once: what was not sent or read is dropped."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.abort()
+
+    async def request(self, payload: bytes, patience: Patience) -> tuple[int, Headers]:
+        """Send a request; the status and headers of its response. Raises UpstreamFailure."""
+        self._parser, self._patience, self._is_busy = ResponseParser(), patience, True
+        if self._failure is not None:
+            raise self._failure
+        self._transport.write(payload)
+        while not self._parser.status:
+            await self._wait(patience.first_s)
+        return self._parser.status, self._parser.headers
+
+    async def read(self) -> bytes:
+        """The next bytes of the body; empty at its end. Raises UpstreamFailure."""
+        while not self._chunks:
+            if self._parser.complete:
+                return b""
+            await self._wait(self._patience.idle_s if self._has_body else self._patience.first_s)
+        body = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return body
+
+    def rest(self) -> None:
+        """The response is read: nothing may come until the next request."""
+        self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_busy:
+            self._transport.abort()  # an answer to nothing
+            return
+        try:
+            body = self._parser.feed(data)
+        except UpstreamFailure as failure:
+            self._fail(failure)
+            self._transport.abort()
+            return
+        if body:
+            self._chunks.append(body)
+            self._unread += len(body)
+            self._has_body = True
+            if self._unread > _MOST_UNREAD and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._is_busy:
+            self._failure = self._failure or ClosedUnansweredError("the connection was closed")
+            self._on_lost(self)
+            return
+        try:
+            if exc is None:
+                self._parser.feed_end()
+                self._wake()
+                return
+            failure = UpstreamFailure(f"{type(exc).__name__}: {exc}")
+        except UpstreamFailure as error:
+            failure = error
+        self._fail(failure if self._parser.has_begun else ClosedUnansweredError("the connection was closed"))
+
+    async def _wait(self, limit_s: float) -> None:
+        """Until something came. Raises UpstreamFailure, UpstreamTimeout after `limit_s`."""
+        if self._failure is not None:
+            raise self._failure
+        waiter = self._waiter = self._loop.create_future()
+        if limit_s < math.inf:
+            self._limit_s, self._deadline = limit_s, self._loop.time() + limit_s
+            if self._timer is not None and self._timer.when() > self._deadline:
+                self._timer.cancel()
+                self._timer = None
+            self._timer = self._timer or self._loop.call_at(self._deadline, self._on_time)
+        try:
+            await waiter
+        finally:
+            self._waiter, self._deadline = None, math.inf
+
+    def _on_time(self) -> None:
+        """One timer for all waits, moved on when it comes: a new one for every frame would cost too much."""
+        self._timer = None
+        if self._deadline <= self._loop.time():
+            self._fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))
+        elif self._deadline < math.inf:
+            self._timer = self._loop.call_at(self._deadline, self._on_time)
+
+    def _fail(self, failure: UpstreamFailure) -> None:
+        self._failure = self._failure or failure
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            if self._failure is not None:
+                self._waiter.set_exception(self._failure)
+            else:
+                self._waiter.set_result(None)

@@ -1,0 +1,102 @@
+"""The connections to one node: those at rest are used again, the latest first, and all together are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from dataclasses import dataclass
+
+from ....protocol.errors import OverloadedError
+from .connection import Connection
+from .failures import UpstreamFailure, UpstreamTimeout
+
+_KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What a node gets of this process."""
+
+    # Connections to one node; further requests wait for one.
+    connections: int = 4096
+    # Seconds to connect, a TLS handshake included.
+    connect_s: float = 2.0
+
+
+class Pool:
+    """Every step costs the same, however many connections there are."""
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits) -> None:
+        self._host, self._port, self._context, self._limits = host, port, context, limits
+        self._idle: dict[Connection, None] = {}
+        self._slots = asyncio.Semaphore(limits.connections)
+
+    async def acquire(self) -> Connection:
+        """One at rest, or a new one. Raises UpstreamFailure, or OverloadedError."""
+        await self._slots.acquire()
+        try:
+            self._close_expired()
+            if self._idle:
+                return self._idle.popitem()[0]
+            return await self._connect()
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def exchange(self, broken: Connection) -> Connection:
+        """A new one for one that was closed. Raises as `acquire` does; `broken` is still to be released then."""
+        connection = await self._connect()
+        broken.close()
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        self._slots.release()
+        if connection.is_reusable:
+            connection.rest()
+            self._idle[connection] = None
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """The connections at rest."""
+        while self._idle:
+            self._idle.popitem()[0].close()
+
+    def _close_expired(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._idle and now - (oldest := next(iter(self._idle))).idle_since > _KEEPALIVE_S:
+            del self._idle[oldest]
+            oldest.close()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                transport, connection = await loop.create_connection(
+                    lambda: Connection(self._forget),
+                    self._host,
+                    self._port,
+                    ssl=self._context,
+                    happy_eyeballs_delay=0.25,
+                )
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:  # ours, which says nothing of the node
+                raise OverloadedError("The gateway is out of file descriptors: try again in a moment.") from error
+            raise UpstreamFailure(f"{type(error).__name__}: {error}") from error
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+
+
+def tls_context() -> ssl.SSLContext:
+    """The authorities that the environment names, or else certifi's."""
+    import httpx  # not needed for nodes without TLS
+
+    return httpx.create_ssl_context()

@@ -1,0 +1,89 @@
+"""How many connections a server holds: so many that its file descriptors last, and one address cannot take them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+from .access import is_loopback
+
+_MOST = 10_000
+_RESERVED = 128  # descriptors for files, databases and libraries
+
+
+class Closable(Protocol):
+    def close_now(self) -> None: ...
+
+
+class ConnectionLimits:
+    """Where a connection is one too many, the one that rests for longest makes room: it may be opened again."""
+
+    def __init__(self, total: int, per_address: int) -> None:
+        self._total = total
+        self._per_address = per_address
+        self._addresses: dict[Closable, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._resting: dict[str, dict[Closable, None]] = {}
+        self._all_resting: dict[Closable, None] = {}
+
+    def admit(self, connection: Closable, address: str) -> bool:
+        """Whether it may stay. It counts until `forget`, and rests until `works`."""
+        if self._counts[address] >= self._per_address and not is_loopback(address):  # a reverse proxy has one address
+            self._close_oldest(self._resting.get(address, {}))
+            if self._counts[address] >= self._per_address:
+                return False
+        if len(self._addresses) >= self._total:
+            self._close_oldest(self._all_resting)
+            if len(self._addresses) >= self._total:
+                return False
+        self._addresses[connection] = address
+        self._counts[address] += 1
+        self.rests(connection)
+        return True
+
+    def works(self, connection: Closable) -> None:
+        """A request is being answered."""
+        self._all_resting.pop(connection, None)
+        if (address := self._addresses.get(connection)) is not None and address in self._resting:
+            self._resting[address].pop(connection, None)
+            if not self._resting[address]:
+                del self._resting[address]
+
+    def rests(self, connection: Closable) -> None:
+        """It waits for a request, or for the rest of one."""
+        if (address := self._addresses.get(connection)) is not None:
+            self._all_resting[connection] = None
+            self._resting.setdefault(address, {})[connection] = None
+
+    def forget(self, connection: Closable) -> None:
+        self.works(connection)
+        if (address := self._addresses.pop(connection, None)) is not None:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
+
+    def _close_oldest(self, resting: dict[Closable, None]) -> None:
+        if resting:
+            oldest = next(iter(resting))
+            self.forget(oldest)
+            oldest.close_now()
+
+
+def usual_limits() -> ConnectionLimits:
+    """A half of the descriptors is left for connections to others. The process gets as many as the system allows it."""
+    total = min(_MOST, (_descriptors() - _RESERVED) // 2)
+    return ConnectionLimits(max(total, 8), max(total // 2, 4))
+
+
+def _descriptors() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows, where sockets are no descriptors
+        return 2 * _MOST + _RESERVED
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST + _RESERVED
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return wanted if soft == resource.RLIM_INFINITY else soft
