@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_keys import make_key
-from updraft.cloud_engine.gateway.access.database import KeyDatabase, NewKey, KeyRotation
+from updraft.cloud_engine.gateway.access.database import KeyDatabase, KeyRotation, NewKey
 from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits
 from updraft.protocol.errors import AuthenticationError, OverloadedError
