@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from .gateway_load import Load, drive
+from .gateway_load import LoadResult, drive
 from .gateway_servers import Server, litellm, nginx, stub, updraft
 
 Figures = dict[str, Any]
@@ -91,7 +91,7 @@ def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> F
     return figures
 
 
-def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = False) -> tuple[Load, float]:
+def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = False) -> tuple[LoadResult, float]:
     before = server.cpu_s()
     load = asyncio.run(drive(server.url, server.key, concurrency, seconds, stream=stream))
     return load, server.cpu_s() - before
@@ -99,7 +99,7 @@ def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = 
 
 async def _memory(server: Server, setting: Setting) -> Figures:
     """The least-squares slope of the resident memory over the requests, the first fifth left out."""
-    load = Load()
+    load = LoadResult()
     driving = asyncio.create_task(drive(server.url, server.key, 16, setting.memory_seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():

@@ -24,7 +24,7 @@ from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .relay.relay import Relay
 
-RELAYED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations"})
+RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:

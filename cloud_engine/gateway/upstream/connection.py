@@ -28,10 +28,10 @@ class ClosedUnansweredError(UpstreamFailure):
     """The connection was closed before a byte of the response came."""
 
 
-class Connection(asyncio.Protocol):
+class NodeConnection(asyncio.Protocol):
     """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked."""
 
-    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[NodeConnection], None]) -> None:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._parser = ResponseParser()
