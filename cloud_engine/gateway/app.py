@@ -19,12 +19,13 @@ from ...protocol.http import prometheus
 from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
-from .access.principal import Principal, Scope
+from .access.principal import Principal
+from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .relay.relay import Relay
 
-RELAYED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations"})
+RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
@@ -123,7 +124,7 @@ class _Routes:
         self._admitted(request, "usage")
         return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
-    def _admitted(self, request: Request, scope: Scope) -> Principal:
+    def _admitted(self, request: Request, scope: KeyScope) -> Principal:
         principal = self._keys.principal(request.headers.get("authorization", ""))
         principal.require(scope)
         return principal

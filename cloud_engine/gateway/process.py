@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.tls import TlsFiles, check_encrypted
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
 from .upstream.timeouts import Timeouts
@@ -51,6 +52,9 @@ class GatewayOptions:
     allowed_origins: Sequence[str] = ()
     # Processes behind the port.
     workers: int = 1
+    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    tls: TlsFiles | None = None
+    insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
@@ -84,6 +88,7 @@ def _checked(options: GatewayOptions) -> None:
     if options.workers < 1:
         raise ConfigurationError(f"workers must be at least 1, got {options.workers}.", param="workers")
     _keys(options)
+    check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting)
 
@@ -107,7 +112,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters(rows, worker))
     app = create_gateway_app(relay, access)
     _collect_seldom()
-    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0)
+    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
 
 
 def _collect_seldom() -> None:

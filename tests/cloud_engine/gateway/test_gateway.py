@@ -136,6 +136,7 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
     cases: list[tuple[Any, int, str]] = [
         (b"{", 400, "invalid_json"),
         (b"[1]", 400, "invalid_value"),
+        (b'{"model": "echo", "stream": true, "\xff": 1}', 400, "invalid_json"),
         ({**good, "model": "other"}, 404, "model_not_found"),
         ({**good, "messages": []}, 400, "invalid_value"),
         ({**good, "messages": say("x" * 1_000_000)}, 400, "context_length_exceeded"),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from updraft.cloud_engine.gateway.upstream import client
@@ -264,5 +268,32 @@ def test_an_answer_to_nothing_ends_the_connection() -> None:
             await upstream.get(server.target, b"/")
             assert server.connections == 2
             await upstream.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
+def test_a_node_behind_tls_needs_a_certificate_that_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=node"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    server = Server(always_ok)
+
+    async def run() -> None:
+        listening = await asyncio.start_server(server.accept, "127.0.0.1", 0, ssl=context)
+        target = UpstreamAddress(b"https", b"127.0.0.1", listening.sockets[0].getsockname()[1], b"")
+        with pytest.raises(UpstreamFailure, match="CERTIFICATE_VERIFY_FAILED"):
+            await Upstream(None).get(target, b"/")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+        upstream = Upstream(None, PoolLimits(connect_s=30))
+        for _ in range(2):
+            assert await upstream.get(target, b"/") == (200, b"ok")
+        assert server.connections == 1, "those that were not trusted sent nothing"
+        await upstream.close()
+        listening.close()
 
     asyncio.run(run())
