@@ -1,6 +1,6 @@
 """Questions asked in several ways, to see whether a router decides by what is asked or by how it is put.
 
-Every intent in `paraphrases.txt` has a few forms, one a line with @ for the thing, and a last line of things to fill in.
+Every intent in `paraphrases.txt` has a few forms, one a line with @ for the thing, and at the end a line of things.
 A pair is the same thing in two of the forms.
 """
 
