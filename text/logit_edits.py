@@ -36,12 +36,12 @@ class LogitEdits:
 
 
 class LogitEditor:
-    """The edits of one answer while it grows, also behind draft tokens. `num_tokens`: so many of its tokens they count."""
+    """The edits of one answer while it grows, also behind draft tokens."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
         """`end_ids`: the tokens that end the answer (`SamplingParams.end_ids`)."""
         repetition = params.repetition_penalty
-        self.num_tokens = 0
+        self.num_tokens = 0  # of the answer, that the edits count
         self._params = params
         self._penalises = repetition != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         self._bias = dict(params.logit_bias)
@@ -65,7 +65,7 @@ class LogitEditor:
         self.num_tokens += len(tokens)
 
     def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
-        """The edits for the token after the answer and `drafts`; None where nothing does."""
+        """The edits for the token after the answer and `drafts`; None where there are none."""
         self._follow(drafts)
         number, held_open = len(self._places), self.num_tokens + len(drafts) < self._params.min_tokens
         if not number or not (held_open or self._penalises or self._bias):
