@@ -241,8 +241,8 @@ async def _with_judge(
     judge = judging.config(config)
     if judge.cloud_url is None:
         raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
-    prompts = await stack.enter_async_context(cloud_model(judge, spending))
-    grader.judge = PairwiseJudge(judging.model, prompts.verdict, cache)
+    judge_client = await stack.enter_async_context(cloud_model(judge, spending))
+    grader.judge = PairwiseJudge(judging.model, judge_client.verdict, cache)
 
 
 def _keeper(kept: KeptAnswers) -> Callable[[], None]:

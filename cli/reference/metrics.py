@@ -7,7 +7,7 @@ from typing import Any
 
 from ...cloud_engine.engine.stats import EngineStats
 from ...cloud_engine.gateway.metrics import gateway_metrics
-from ...cloud_engine.gateway.relay.relay import Counters
+from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.node.answers.latency import Latencies
 from ...cloud_engine.node.api.metrics import node_metrics
 from ...protocol.http.prometheus import render

@@ -15,7 +15,9 @@ from ...cloud_engine.gateway.access.keys import KeyStore
 from ...cloud_engine.gateway.app import create_gateway_app
 from ...cloud_engine.gateway.balancing.nodes import NodeRegistry
 from ...cloud_engine.gateway.ledger.metering import Meter
-from ...cloud_engine.gateway.relay.relay import Counters, Relay
+from ...cloud_engine.gateway.relay.counters import Counters
+from ...cloud_engine.gateway.relay.dispatch import Dispatch
+from ...cloud_engine.gateway.relay.relay import Relay
 from ...cloud_engine.gateway.upstream.client import Upstream
 from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
@@ -115,7 +117,9 @@ def _gateway_app() -> FastAPI:
         meter = Meter(Path(folder) / "usage.sqlite3")
         upstream = Upstream(None)
         app = create_gateway_app(
-            Relay(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream, KeyStore(()), meter, Counters(), 1.0)
+            Relay(
+                Dispatch(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream), KeyStore(()), meter, Counters(), 1.0
+            )
         )
         meter.close()
     return app

@@ -25,12 +25,12 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        await relay.registry.start()
+        await relay.dispatch.registry.start()
         try:
             yield
         finally:
-            await relay.registry.close()
-            await relay.upstream.close()
+            await relay.dispatch.registry.close()
+            await relay.dispatch.upstream.close()
             await asyncio.to_thread(relay.meter.close)
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
@@ -48,7 +48,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
 class _Routes:
     def __init__(self, relay: Relay) -> None:
-        self._registry = relay.registry
+        self._registry = relay.dispatch.registry
         self._meter = relay.meter
         self._keys = relay.keys
         self._counters = relay.counters

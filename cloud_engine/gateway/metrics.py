@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...protocol.http.prometheus import Metric
 from .balancing.nodes import Node
-from .relay.relay import Counters
+from .relay.counters import Counters
 
 
 def gateway_metrics(nodes: Sequence[Node], counters: Counters) -> list[Metric]:

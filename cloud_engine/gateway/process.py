@@ -42,7 +42,9 @@ def run_gateway(options: GatewayOptions) -> None:
     from .app import create_gateway_app
     from .balancing.nodes import NodeRegistry
     from .ledger.metering import Meter
-    from .relay.relay import Counters, Relay
+    from .relay.counters import Counters
+    from .relay.dispatch import Dispatch
+    from .relay.relay import Relay
     from .upstream.client import Upstream
 
     if options.exit_with_parent:
@@ -54,7 +56,7 @@ def run_gateway(options: GatewayOptions) -> None:
     upstream = Upstream(options.node_api_key)
     registry = NodeRegistry(options.nodes, upstream)
     with bind_socket(options.host, options.port) as sock:
-        relay = Relay(registry, upstream, keys, Meter(options.db), Counters(), options.timeout_s)
+        relay = Relay(Dispatch(registry, upstream), keys, Meter(options.db), Counters(), options.timeout_s)
         serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
 
 

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import httpcore
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
@@ -18,6 +17,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MAX_NAME
 from ..balancing.nodes import Node
 from ..ledger.metering import UsageRow
+from ..upstream.client import Response
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -64,7 +64,7 @@ class Call:
     # The nodes that were tried, the current one last.
     tried: list[Node] = field(default_factory=list[Node])
 
-    async def start(self, response: httpcore.Response, length: int | None) -> None:
+    async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
         headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
         if length is not None:

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import httpcore
 import msgspec
 
 from ....protocol.http import sse
 from ....protocol.http.foreign import apart
-from ..upstream.client import UpstreamFailure, body_of
+from ..upstream.client import Response, UpstreamFailure, body_of
 
 FINISH = re.compile(rb'"finish_reason":\s?"')
 
@@ -21,7 +20,7 @@ class _Piece(msgspec.Struct):
     delta: dict[str, Any] | None = None
 
 
-async def events_of(response: httpcore.Response) -> AsyncGenerator[bytes]:
+async def events_of(response: Response) -> AsyncGenerator[bytes]:
     """The stream cut at event borders, in one spelling; what is left of a broken event is dropped."""
     parser = sse.EventParser()
     async with aclosing(body_of(response)) as chunks:

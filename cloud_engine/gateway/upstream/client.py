@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle
 _POOL = 4096
 
 Headers = Sequence[tuple[bytes, bytes]]
+Response = httpcore.Response
 
 
 class UpstreamFailure(Exception):
@@ -55,10 +56,10 @@ class Upstream:
     async def close(self) -> None:
         await self._pool.aclose()
 
-    def without_key(self, target: UpstreamAddress, body: bytes) -> bytes:
-        """The body of a node's answer, for others: some quote the key that they refuse."""
+    def key_remover(self, target: UpstreamAddress) -> Callable[[bytes], bytes]:
+        """Makes a node's answer fit for others: some quote the key that they refuse."""
         key = self._authorization_for(target).partition(b" ")[2]
-        return body.replace(key, b"[the node's key]") if key else body
+        return lambda body: body.replace(key, b"[the node's key]") if key else body
 
     def _authorization_for(self, target: UpstreamAddress) -> bytes:
         return target.authorization or self._authorization
