@@ -145,7 +145,7 @@ def _run(command: list[str]) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], log: int) -> int:
-    started = spoke = time.monotonic()
+    started = reported = time.monotonic()
     live = sys.stderr.isatty()
     while True:
         try:
@@ -155,8 +155,8 @@ def _watch(process: subprocess.Popen[bytes], log: int) -> int:
         finally:
             if live:
                 sys.stderr.write("\r\033[K")
-        if live or now - spoke > 30:
-            spoke = now
+        if live or now - reported > 30:
+            reported = now
             line = f"  {now - started:4.0f} s  {_last_line(log)}"
             sys.stderr.write(line[: shutil.get_terminal_size().columns - 1] + ("" if live else "\n"))
             sys.stderr.flush()

@@ -214,10 +214,10 @@ class Router:
                 await self.start()
                 body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
                 record.caller = caller_of(request.headers, body)
-                along = forwarded(request.headers, request.query)
-                if (privacy_rule := await self._privacy.match({**body, "?": along.texts})) is not None:
+                passed_on = forwarded(request.headers, request.query)
+                if (privacy_rule := await self._privacy.match({**body, "?": passed_on.texts})) is not None:
                     raise kept_by(privacy_rule)
-                vectors = await embed(body, self._requested_tier(record.model), self._state(), record, along)
+                vectors = await embed(body, self._requested_tier(record.model), self._state(), record, passed_on)
         except asyncio.CancelledError:
             self._write(record, 499)
             raise

@@ -36,12 +36,12 @@ class LogitEdits:
 
 
 class LogitEditor:
-    """The edits of one answer while it grows, also behind draft tokens. `num_seen`: how much of it they know."""
+    """The edits of one answer while it grows, also behind draft tokens."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
         """`end_ids`: the tokens that end the answer (`SamplingParams.end_ids`)."""
         repetition = params.repetition_penalty
-        self.num_seen = 0
+        self.num_tokens = 0  # of the answer, that the edits count
         self._params = params
         self._penalises = repetition != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         self._bias = dict(params.logit_bias)
@@ -57,17 +57,17 @@ class LogitEditor:
         self._ends = np.array([self._places[token] for token in held_open], np.intp)
         self._ahead: list[int] = []  # draft tokens that are counted
 
-    def see(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """The answer has grown by `tokens`."""
         self._follow(())
         for token in tokens if self._penalises else ():
             self._count(token, 1)
-        self.num_seen += len(tokens)
+        self.num_tokens += len(tokens)
 
     def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
-        """The edits for the token after the answer and `drafts`; None where nothing does."""
+        """The edits for the token after the answer and `drafts`; None where there are none."""
         self._follow(drafts)
-        number, held_open = len(self._places), self.num_seen + len(drafts) < self._params.min_tokens
+        number, held_open = len(self._places), self.num_tokens + len(drafts) < self._params.min_tokens
         if not number or not (held_open or self._penalises or self._bias):
             return None
         offsets = self._offsets[:number].copy()

@@ -58,11 +58,11 @@ class Child:
 
         `say` hears now and then how long it has been waited, and the latest line of the log.
         """
-        started = spoke = time.monotonic()
+        started = reported = time.monotonic()
         deadline = started + timeout_s
         while (now := time.monotonic()) < deadline:
-            if now - spoke > QUIET_S:
-                spoke = now
+            if now - reported > QUIET_S:
+                reported = now
                 latest = self.log.read_text(errors="replace").splitlines()[-1:]
                 say(": ".join([f"{self.name} has been starting for {now - started:.0f} s", *latest]))
             if self._ready_file.exists() and (url := self._ready_file.read_text().strip()):

@@ -85,14 +85,14 @@ class Watch:
 
     @contextmanager
     def _lines(self, name: str, total: int) -> Iterator[Advance]:
-        started = spoke = time.monotonic()
+        started = reported = time.monotonic()
         done, last = 0, ""
 
         def advance(note: str) -> None:
-            nonlocal spoke, done, last
+            nonlocal reported, done, last
             done, last = done + 1, note
-            if time.monotonic() - spoke > QUIET_S:
-                spoke = time.monotonic()
+            if time.monotonic() - reported > QUIET_S:
+                reported = time.monotonic()
                 self.say(", ".join(filter(None, (f"{name}: {done} of {total}", note))))
 
         yield advance

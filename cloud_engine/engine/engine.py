@@ -315,9 +315,9 @@ def _editor(state: RequestState) -> LogitEditor:
     """The editor of the answer's logits, up to its last token."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
-    new = state.token_ids[state.num_prompt_tokens + state.editor.num_seen :]
+    new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]
     if new:
-        state.editor.see(new)
+        state.editor.extend(new)
     return state.editor
 
 

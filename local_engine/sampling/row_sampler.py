@@ -94,6 +94,6 @@ def _allowed(mask: Mask | None, vocab_size: int) -> Indices:
 
 
 def _edited(editor: LogitEditor, logits: Floats, generated: Sequence[int]) -> Floats:
-    editor.see(generated[editor.num_seen :])
+    editor.extend(generated[editor.num_tokens :])
     edits = editor.edits()
     return logits if edits is None else edits.applied(logits)

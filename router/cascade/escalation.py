@@ -157,8 +157,8 @@ class Escalation:
     @property
     def races_excluded_cloud(self) -> bool:
         """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
-        asked = self.racing and bool(self.record.cloud_calls)
-        return asked and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
+        has_called = self.racing and bool(self.record.cloud_calls)
+        return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:

@@ -51,8 +51,8 @@ class ExplorationGates:
             self._gates.check(self._stricter(quality))
 
     def begin(self) -> Gates:
-        drawn = self._rng.random() < self._exploration
-        return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+        explores = self._rng.random() < self._exploration
+        return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
         """The same exploration around other gates."""

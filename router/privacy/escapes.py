@@ -65,8 +65,8 @@ def encoded_texts(text: str) -> Iterator[str]:
     yield from filter(None, (_text_of(found[0]) for found in _BASE64.finditer(text)))
     for found in _HEX.finditer(text):
         octets = bytes.fromhex(re.sub("[ :]", "", found[0]))
-        if said := _readable(octets if b"\0" in octets else bytes(octet for octet in octets if octet < 128)):
-            yield said
+        if readable := _readable(octets if b"\0" in octets else bytes(octet for octet in octets if octet < 128)):
+            yield readable
 
 
 def has_data(text: str) -> bool:

@@ -86,8 +86,8 @@ class CacheSlot:
         """
         if cache is None or not (_is_zero(body.get("temperature")) or isinstance(body.get("seed"), int)):
             return None
-        asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        text = msgspec.json.encode([caller.key, asked], order="sorted")
+        fields = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        text = msgspec.json.encode([caller.key, fields], order="sorted")
         return cls(cache, hashlib.sha256(text).digest())
 
     def get(self) -> Cached | None:
@@ -133,10 +133,10 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
     base["object"] = "chat.completion.chunk"
     choices = tables(completion.get("choices")) or []
     for choice in choices:
-        said = {name: value for name, value in choice["message"].items() if value is not None}
-        for index, call in enumerate(tables(said.get("tool_calls")) or []):
+        delta = {name: value for name, value in choice["message"].items() if value is not None}
+        for index, call in enumerate(tables(delta.get("tool_calls")) or []):
             call["index"] = index
-        piece = {"index": choice["index"], "delta": said, "finish_reason": None, "logprobs": choice.get("logprobs")}
+        piece = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice.get("logprobs")}
         yield sse.event({**base, "choices": [piece]})
     nothing: dict[str, Any] = {}
     reasons = ("index", "finish_reason", "stop_reason")

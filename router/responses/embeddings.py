@@ -20,7 +20,7 @@ async def embed(
     requested_tier: RequestedTier,
     state: RouterState,
     record: RequestRecord,
-    along: Forwarded = NOTHING,
+    passed_on: Forwarded = NOTHING,
 ) -> dict[str, Any]:
     """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
     if take_options(body).private:
@@ -39,7 +39,7 @@ async def embed(
     record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
     async with cloud_call(state, record, body):
-        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=along)
+        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=passed_on)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
     return answer

@@ -135,14 +135,14 @@ class HttpCloudTier:
                 await self._name_models(failure, str(body.get("model")), until)
             raise
 
-    async def _name_models(self, failure: CloudFailure, asked: str, until: float) -> None:
+    async def _name_models(self, failure: CloudFailure, requested: str, until: float) -> None:
         """Tell of an unknown model which ones there are, if the cloud lists them soon."""
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
                 there = sorted(models_in(await self._whole("GET", "models")))
-            if there and asked not in there:
+            if there and requested not in there:
                 known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
-                failure.add(f"{self._url} has no model {asked[:100]!r}, but {known}.")
+                failure.add(f"{self._url} has no model {requested[:100]!r}, but {known}.")
 
     async def _whole(
         self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING

@@ -56,14 +56,7 @@ def test_the_imports_are_seen() -> None:
 
 
 def test_our_own_modules_are_imported_relatively() -> None:
-    absolute = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if (isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "updraft")
-        or (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "updraft" for alias in node.names))
-    ]
-    assert absolute == []
+    assert [import_.where for path in sources() for import_ in imports_of(path) if import_.is_absolute] == []
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

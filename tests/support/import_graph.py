@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,7 @@ class Import:
     source: str
     target: str
     where: str
+    is_absolute: bool = False
 
     @property
     def rooms(self) -> tuple[str, str]:
@@ -42,12 +44,16 @@ def sources() -> list[Path]:
     return sorted([*rooms, *ROOT.glob("*.py")])
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
     """Every import of our own modules in a file, also those inside functions and `if TYPE_CHECKING`."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
     parts = path.relative_to(ROOT).with_suffix("").parts
     source = ".".join(part for part in parts if part != "__init__")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -57,6 +63,8 @@ def imports_of(path: Path) -> Iterator[Import]:
             names = [".".join([*filter(None, base), alias.name]) for alias in node.names]
         else:
             continue
+        absolute = isinstance(node, ast.Import) or node.level == 0
         for name in names:
             if name == "updraft" or name.startswith("updraft."):
-                yield Import(source, name.removeprefix("updraft").removeprefix("."), where)
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield Import(source, name.removeprefix("updraft").removeprefix("."), where, absolute)

@@ -49,7 +49,7 @@ def test_both_engines_edit_logits_as_defined(logits, prompt, answer, options) ->
     row = np.array(logits, dtype=np.float32)
     wanted = expected(row, params, prompt, answer, ENDS)
     editor = LogitEditor(params, prompt, ENDS)
-    editor.see(answer)
+    editor.extend(answer)
     local = RowSampler(params, prompt, ENDS).choose(row, answer)
     cloud = sample(torch.from_numpy(row)[None], [SamplingRow(0, 0, params, editor.edits())])[0]
     assert wanted[local] == pytest.approx(wanted.max(), abs=1e-5)
@@ -67,7 +67,7 @@ def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, se
     editor, answer = LogitEditor(params, prompt, ENDS), []
     random = np.random.default_rng(seed)
     for new, guesses in growth:
-        editor.see(new)
+        editor.extend(new)
         answer += new
         given = []
         for drafts in guesses:
@@ -84,7 +84,7 @@ def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, se
 def test_many_new_tokens() -> None:
     """More than there was room for at the beginning."""
     editor = LogitEditor(ResolvedParams(repetition_penalty=2.0), [5], ())
-    editor.see(range(1000))
+    editor.extend(range(1000))
     edits = editor.edits([2000])
     assert edits is not None
     assert sorted(edits.token_ids.tolist()) == [*range(1000), 2000]
@@ -95,5 +95,5 @@ def test_nothing_to_edit_costs_nothing() -> None:
     assert LogitEditor(ResolvedParams(presence_penalty=1.0), [1], {0}).edits() is None
     editor = LogitEditor(ResolvedParams(min_tokens=2), [1], {0})
     assert editor.edits() is not None
-    editor.see([2, 3])
+    editor.extend([2, 3])
     assert editor.edits() is None
