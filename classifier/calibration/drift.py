@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
 from ..arrays import Floats
 
-__all__ = ["DriftMonitor", "UsualGains", "distance", "stricter"]
+__all__ = ["DriftMonitor", "distance", "stricter"]
 
 _WINDOW, _LEAST, _EVERY = 500, 100, 25
 _CRITICAL = sqrt(-log(1e-4 / 2) / 2)
@@ -29,13 +28,6 @@ def stricter(quality: float) -> float:
     return 1.0 - (1.0 - quality) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class UsualGains:
-    """Gate 1's P(gain) of requests like the calibration's, (n,)."""
-
-    p_gain: Floats
-
-
 def distance(one: Floats, other: Floats) -> float:
     """Between two samples, (n,) and (m,), after Kolmogorov and Smirnov: the most by which their shares below differ."""
     places = np.concatenate((one, other))
@@ -44,9 +36,9 @@ def distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """`usual`: what requests are compared with; without it there is no alarm to raise. Thread-safe."""
+    """Compares requests with `usual`, (n,) gate 1's P(gain) of requests like the calibration's. Thread-safe."""
 
-    def __init__(self, usual: UsualGains) -> None:
+    def __init__(self, usual: Floats) -> None:
         self._usual = usual
         self._asked: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
@@ -79,8 +71,8 @@ class DriftMonitor:
     def _shifted(self) -> str | None:
         if len(self._asked) < _LEAST:
             return None
-        n, m = len(self._asked), len(self._usual.p_gain)
-        found = distance(np.array(self._asked), self._usual.p_gain)
+        n, m = len(self._asked), len(self._usual)
+        found = distance(np.array(self._asked), self._usual)
         if found <= _CRITICAL * sqrt((n + m) / (n * m)):
             return None
         return f"requests are unlike those of the calibration (distance {found:.2f})"

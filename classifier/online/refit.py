@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools
@@ -51,12 +49,12 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
             "only answers that escalate anyway are graded."
         )
     taught = [lesson.row for lesson in lessons]
-    features, same = _features(taught)
+    features = _features(taught)
     scores = np.array([lesson.grades for lesson in lessons], np.float64)
     labels = Labels(
         weak=scores[:, 0],
         strong=scores[:, 1],
-        same=same,
+        same=np.array([row.question for row in taught]),
         weight=np.array([lesson.weight for lesson in lessons]),
         representative=even,
     )
@@ -72,8 +70,8 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
 
 
 def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
-    """(n,) which rows to promise on, as bool: those that were drawn and graded, each request with the same chance."""
-    usable = np.array([row.drawn == 1 and row.pair_grades is not None for row in rows], np.bool_)
+    """(n,) which rows to promise on, as bool: those that were sampled and graded, each request with the same chance."""
+    usable = np.array([row.sampled == 1 and row.pair_grades is not None for row in rows], np.bool_)
     if not usable.any():
         return usable
     chance = np.array([row.explored for row in rows])
@@ -91,7 +89,7 @@ class _Lesson:
 
 
 def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
-    """One for each row; of a drawn one with a thumb also one without, which is promised on and not fitted to."""
+    """One for each row; of a sampled one with a thumb also one without, which is promised on and not fitted to."""
     found: list[_Lesson] = []
     for row, even in zip(graded, even_draw(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
@@ -105,30 +103,21 @@ def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
     return found
 
 
-def _features(rows: Sequence[Observation]) -> tuple[FeatureRows, NDArray[Any]]:
-    """Of all rows the blocks that every one has, and (n,) marks of those that ask the same, whatever was answered."""
+def _features(rows: Sequence[Observation]) -> FeatureRows:
+    """Of all rows the blocks that every one has."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
     counts = np.concatenate([each for _, _, each in unpacked])
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
-    told = [sha256(blocks["wording"].tobytes() + held.tobytes()) for blocks, held, _ in unpacked]
     names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
     blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
-    return FeatureRows(sparse, blocks), np.array(_same(rows, told))
+    return FeatureRows(sparse, blocks)
 
 
 def _go_on(rows: FeatureRows) -> Bools:
     """(n,) which answers go on behind their opening."""
     return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
-
-
-def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:
-    """By the digests of the questions. `told`: their features, for which all numbers are alike: a row of an earlier
-    version has no more, and may be any of those that share them.
-    """
-    unknown = {features for row, features in zip(rows, told, strict=True) if row.asked is None}
-    return [features if features in unknown else f"{row.asked!r}" for row, features in zip(rows, told, strict=True)]
 
 
 def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ import msgspec
 
 from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
-from ..calibration.drift import UsualGains
+from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import NEVER, Path, Thresholds
@@ -150,9 +150,9 @@ class Policy(ExportedGates):
         return policy
 
     @property
-    def usual(self) -> UsualGains:
-        """Gate 1's P(gain) of requests like the calibration's."""
-        return self.calibration.usual
+    def usual(self) -> Floats:
+        """(n,) gate 1's P(gain) of requests like the calibration's."""
+        return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
         """What `target` comes to, with the card's confidence or on average."""

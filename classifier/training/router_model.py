@@ -310,15 +310,9 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
     # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
     scale[:_TOPICS] = 1.0
-    standard = _standardised(x, mean, scale) * weight
-    centre: Floats = np.average(standard, axis=0, weights=share)
-    middle = float(np.average(gain, weights=share))
-    weighted: Floats = (standard - centre).T * share
-    inner: Floats = weighted @ (standard - centre) + _PENALTY * np.eye(x.shape[1])
-    aims: Floats = weighted @ (gain - middle)
-    solved: Floats = np.asarray(np.linalg.solve(inner, aims), np.float64)
-    weights: Floats = np.multiply(solved, weight)
-    return Ridge(mean, scale, weights, float(middle - centre @ solved))
+    linear = load_module("sklearn.linear_model", "train").Ridge(_PENALTY, solver="cholesky")
+    linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)
+    return Ridge(mean, scale, np.asarray(linear.coef_ * weight, np.float64), float(linear.intercept_))
 
 
 def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) -> Floats:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import betabinom
-from updraft.classifier.calibration.bounds import most_of
-from updraft.classifier.calibration.operating_point import DELTA, operating_point
-from updraft.classifier.calibration.rows import CalibrationRows
-from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
-from updraft.classifier.evaluation.coverage import (
+from updraft.bench.coverage import (
     ALPHAS,
     Population,
     graded,
@@ -19,6 +15,10 @@ from updraft.classifier.evaluation.coverage import (
     promised,
     true_risks,
 )
+from updraft.classifier.calibration.bounds import most_of
+from updraft.classifier.calibration.operating_point import DELTA, operating_point
+from updraft.classifier.calibration.rows import CalibrationRows
+from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
 from updraft.classifier.target import Target
 
 ALL_UP = Thresholds(ALWAYS, NEVER, ALWAYS)
