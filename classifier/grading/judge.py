@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,16 +62,6 @@ class JudgementError(UpdraftError):
         self.kind = kind
 
 
-class Cache(Protocol):
-    """Verdicts that were given before."""
-
-    def find(self, *parts: str) -> Verdict | None: ...
-    def keep(self, verdict: Verdict, *parts: str) -> None: ...
-    def mark(self, *parts: str) -> str:
-        """Words that no answer can know."""
-        ...
-
-
 @dataclass(slots=True)
 class JudgeCounts:
     """What became of the pairs."""
@@ -93,7 +83,7 @@ class JudgeCounts:
 class PairwiseJudge:
     """Scores of two answers by one model. `ask` takes messages and gives its reply, or raises UpdraftError."""
 
-    def __init__(self, model: str, ask: Callable[[Messages], Awaitable[str]], cache: Cache) -> None:
+    def __init__(self, model: str, ask: Callable[[Messages], Awaitable[str]], cache: VerdictCache) -> None:
         self.model = model
         self.counts = JudgeCounts()
         self._ask = ask
@@ -186,6 +176,7 @@ class VerdictCache:
         self._connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (self._hash(*parts), verdict))
 
     def mark(self, *parts: str) -> str:
+        """Words that no answer can know."""
         return f"=={self._hash('mark', *parts).hex()[:12]}=="
 
     def close(self) -> None:

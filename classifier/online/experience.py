@@ -215,14 +215,20 @@ def _unusable(path: Path, error: Exception) -> ConfigurationError:
     )
 
 
+class _Packed(msgspec.Struct, array_like=True):
+    """Features as bytes: blocks and counts are float32, buckets uint16."""
+
+    blocks: dict[BlockName, bytes]
+    buckets: bytes
+    counts: bytes
+
+
 def pack(features: Features) -> bytes:
     """Blocks, with their names, and counts, compressed; a few hundred bytes."""
     blocks, counts = features
-    head = msgspec.json.encode({name: len(block) for name, block in blocks.items()})
     buckets = np.flatnonzero(counts).astype(np.uint16)
-    sizes = np.array([len(head), len(buckets)], np.uint32).tobytes()
-    values = (block.astype(np.float32).tobytes() for block in blocks.values())
-    return zlib.compress(b"".join((sizes, head, buckets.tobytes(), counts[buckets].tobytes(), *values)))
+    packed: dict[BlockName, bytes] = {name: block.astype(np.float32).tobytes() for name, block in blocks.items()}
+    return zlib.compress(msgspec.msgpack.encode(_Packed(packed, buckets.tobytes(), counts[buckets].tobytes())))
 
 
 def readable(rows: Sequence[Observation]) -> list[Observation]:
@@ -243,15 +249,6 @@ def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Arr
 
     Raises zlib.error or ValueError if `data` is not what `pack` gave.
     """
-    raw = zlib.decompress(data)
-    n, m = (int(size) for size in np.frombuffer(raw, np.uint32, 2))
-    try:
-        widths = msgspec.json.decode(raw[8 : 8 + n], type=dict[BlockName, int])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"no blocks are named ({error})") from error
-    at = 8 + n
-    buckets = np.frombuffer(raw, np.uint16, m, at)
-    counts = np.frombuffer(raw, np.float32, m, at + 2 * m)
-    values = np.frombuffer(raw, np.float32, sum(widths.values()), at + 6 * m)
-    ends = np.cumsum(list(widths.values()))
-    return dict(zip(widths, np.split(values, ends[:-1]), strict=True)), buckets, counts
+    packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
+    blocks: dict[BlockName, Array] = {name: np.frombuffer(block, np.float32) for name, block in packed.blocks.items()}
+    return blocks, np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)

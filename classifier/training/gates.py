@@ -1,5 +1,8 @@
 """From features and grades to the gates that ship and the rows that their thresholds come from: the whole of what is
 promised, which `updraft calibrate`, `updraft learn` and `updraft bench guarantee` share.
+
+Thresholds on rows that helped to fit a gate promise too much: the gate knows these rows, wording included (decision
+059). So the rows to promise on are divided at random, and no row that asks the same as a held-out one is fitted to.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
 from .router_model import CANDIDATES, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
-from .split import divided
 
-__all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
+__all__ = ["HELD_OUT", "FittedGates", "Material", "calibrated", "divided", "fit_gates"]
 
+# Of the rows to promise on. Simulated populations chose it (`updraft bench guarantee`).
+HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1
 
 
@@ -70,6 +74,21 @@ def fit_gates(
         mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
     }
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
+
+
+def divided(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The rows to fit on and those to calibrate on, which are representative ones; both rising.
+
+    Rows that ask the same as a held-out one and are not representative are in neither.
+    """
+    same = np.arange(len(labels.weak))
+    if labels.same is not None:  # the first row that asks it
+        _, first, groups = np.unique(labels.same, return_index=True, return_inverse=True)
+        same = first[groups]
+    drawn = np.unique(same[labels.even])
+    held = np.random.default_rng(seed).permutation(drawn)[: round(HELD_OUT * len(drawn))]
+    kept_out = np.isin(same, held)
+    return np.flatnonzero(~kept_out), labels.even[kept_out[labels.even]]
 
 
 def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:

@@ -32,7 +32,7 @@ from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, Po
 from ..target import PROMISES, Target
 from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
-from .router_model import CANDIDATES, Labels, RouterModel
+from .router_model import Labels, RouterModel
 
 __all__ = [
     "FitRecipe",
@@ -48,15 +48,11 @@ _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
-_OFTEN_OPENED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
-
-    `candidates`: what cross-validation chooses among.
-    """
+    """What the card will say that the rows do not. The same seed and rows give the same files."""
 
     models: dict[str, str]
     data: list[Source]
@@ -64,7 +60,6 @@ class FitRecipe:
     date: str = ""
     delta: float = DELTA
     seed: int = 0
-    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CANDIDATES)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # As in the card.
@@ -106,7 +101,7 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
-    return write_policy(fit_gates(material, recipe.seed, recipe.candidates), material, recipe, policy_folder(out))
+    return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
 def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:

@@ -331,6 +331,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
                 "cloud",
                 told,
                 sampled=int(verdict.exploration_chance > 0),
+                question=b"%d" % i,
             )
         )
     policy = learn(rows, RECIPE, tmp_path)

@@ -21,8 +21,8 @@ from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, score
 from updraft.classifier.policy.policy import Policy, Source
 from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.target import Target
+from updraft.classifier.training.gates import divided
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.split import divided
 from updraft.classifier.training.train import FitRecipe, fit_policy
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message

@@ -10,9 +10,8 @@ from updraft.bench.guarantee import SimulatedPopulation, populations
 from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows
-from updraft.classifier.training.gates import Material, fit_gates
+from updraft.classifier.training.gates import Material, divided, fit_gates
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.split import divided
 from updraft.protocol.errors import InvalidRequestError
 
 RIDGE = {"ridge": ("ridge",)}
