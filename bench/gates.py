@@ -14,9 +14,9 @@ from ..classifier.features.gate_inputs import PromptView
 from ..classifier.graded_row import GradedRow
 from ..classifier.policy.policy import Policy
 from ..classifier.target import PROMISES, Target
-from ..classifier.training.held_out import is_wrong, policy_probabilities
 from ..embedded import pocket
 from ..embedded.collect import collect
+from ..embedded.held_out import is_wrong, policy_probabilities
 from ..embedded.tasks import make_tasks
 from .coverage import ALPHAS, half_splits
 from .coverage import promised as rule_of

@@ -21,12 +21,12 @@ from ..classifier.policy.policy import Policy, Source
 from ..classifier.policy.summary import sentences
 from ..classifier.target import Target
 from ..classifier.training.gates import fit_gates
-from ..classifier.training.held_out import HeldOutReport, evaluate, leave_out, policy_probabilities
 from ..classifier.training.train import FitRecipe, material_of, write_policy
 from . import pocket
 from .cards import write_cards
 from .collect import collect
 from .export import write_gguf
+from .held_out import HeldOutReport, evaluate, leave_out, policy_probabilities
 from .tasks import Split, make_tasks
 
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)

@@ -54,7 +54,7 @@ class CalibrationRows:
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:
-        """What the cloud costs for each row: 0 where the target has no prices."""
+        """(n,) the cost of the cloud for each row: 0 where the target has no prices."""
         read, written = target.prices or (0.0, 0.0)
         return (self.read * read + self.written * written) / 1e6
 
@@ -69,7 +69,7 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
 
 
 def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
-    """What `pack_calibration` wrote; `path` is what an error names. Raises ConfigurationError."""
+    """The rows that `pack_calibration` wrote; errors name `path`. Raises ConfigurationError."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}

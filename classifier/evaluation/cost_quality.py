@@ -20,11 +20,15 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class CostQualityCurve:
-    """Points by rising share of strong calls: `share` and `accuracy`, (k,) in [0, 1]; `weak` and `strong` accuracy."""
+    """k points by rising share of strong calls."""
 
+    # (k,) of strong calls, in [0, 1].
     share: Floats
+    # (k,) in [0, 1].
     accuracy: Floats
+    # Accuracy of the weak tier.
     weak: float
+    # Accuracy of the strong tier.
     strong: float
 
     @property

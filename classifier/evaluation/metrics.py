@@ -17,10 +17,12 @@ ECE_BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Rows of similar predicted probability: their number, mean prediction and observed rate."""
+    """Rows of similar predicted probability."""
 
     count: int
+    # Mean prediction.
     predicted: float
+    # Rate of positives.
     observed: float
 
 

@@ -67,7 +67,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What gate 3 searches an answer for; of complete lines it can be found while the next are being written."""
+    """Findings of gate 3 in an answer; those of complete lines are made while the next are being written."""
 
     parts: AnswerParts
     steps: FoundSteps
@@ -85,7 +85,7 @@ class ReadRun:
     """A local run as blocks read it."""
 
     view: RunView
-    asked: ParsedQuestion
+    question: ParsedQuestion
     answered: Answered
 
     @classmethod
@@ -110,16 +110,16 @@ class Block:
 
 
 BLOCKS: dict[BlockName, Block] = {
-    "wording": Block((), len(MEASURE_NAMES), lambda run: run.asked.measures),
-    "quantities": Block((), len(QUANTITY_NAMES), lambda run: run.asked.quantities),
-    "conversation": Block(("messages",), len(CONVERSATION_NAMES), lambda run: run.asked.conversation),
+    "wording": Block((), len(MEASURE_NAMES), lambda run: run.question.measures),
+    "quantities": Block((), len(QUANTITY_NAMES), lambda run: run.question.quantities),
+    "conversation": Block(("messages",), len(CONVERSATION_NAMES), lambda run: run.question.conversation),
     "checks": Block(
         ("answer",),
         len(ANSWER_NAMES),
-        lambda run: answer_checks(run.view.answer, run.asked.mentioned, run.answered.parts),
+        lambda run: answer_checks(run.view.answer, run.question.mentioned, run.answered.parts),
     ),
     "steps": Block(
-        ("answer",), len(STEP_NAMES), lambda run: step_checks(run.asked.given, run.view.answer, run.answered.steps)
+        ("answer",), len(STEP_NAMES), lambda run: step_checks(run.question.given, run.view.answer, run.answered.steps)
     ),
     "ending": Block(("states",), 1, lambda run: np.array([run.view.finish_reason == "length"], np.float32)),
     "signals": Block(("answer", "signals"), len(SIGNAL_NAMES), lambda run: signals(run.view)),
@@ -166,14 +166,14 @@ def prompt_of(row: GradedRow) -> PromptView:
 
 def view_of(row: GradedRow) -> RunView:
     """The run behind a row; what the row does not have is empty."""
-    told = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
+    token_signals = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
     states = row.states or ModelStates(_EMPTY, _EMPTY, _EMPTY, "")
     return RunView(
         prompt_of(row),
         row.answer or "",
-        told.logprobs,
-        told.entropies,
-        told.margins,
+        token_signals.logprobs,
+        token_signals.entropies,
+        token_signals.margins,
         states.prompt_logprobs,
         states.prompt_hidden,
         states.answer_hidden,

@@ -69,8 +69,8 @@ def signals(view: RunView, first: int | None = None) -> Array:
     """
     if not len(view.logprobs) == len(view.entropies) == len(view.margins):
         raise ValueError("logprobs, entropies and margins must have one entry per token each")
-    told = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
-    series = _clean(told, _LOWEST, _HIGHEST, _UNKNOWN)
+    raw = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
+    series = _clean(raw, _LOWEST, _HIGHEST, _UNKNOWN)
     series[1] = -series[1]
     n = series.shape[1]
     below = (series[_ROW_OF_CUTOFF] < _ALL_CUTOFFS).sum(axis=1)
@@ -82,8 +82,8 @@ def prompt_signals(logprobs: Array) -> Array:
     """(len(PROMPT_SIGNAL_NAMES),) float32, of those of the prompt's tokens: a phrasing the local model rarely saw shows
     as low ones.
     """
-    told = np.asarray(logprobs, np.float64)[None]
-    series = _clean(told, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
+    raw = np.asarray(logprobs, np.float64)[None]
+    series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
     below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
     tail = np.zeros(_PROMPT_TAIL)
     last = series[0, ::-1][:_PROMPT_TAIL]

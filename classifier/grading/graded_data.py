@@ -257,7 +257,8 @@ def _states(where: str, record: Mapping[str, Any]) -> ModelStates | None:
     """None where the row has no hidden state of its prompt."""
     if record.get("prompt_hidden") in (None, ""):
         return None
-    return ModelStates(*[_series(where, record, name) for name in _STATES], _text(where, record, _FINISH_REASON))
+    logprobs, prompt_hidden, answer_hidden = (_series(where, record, name) for name in _STATES)
+    return ModelStates(logprobs, prompt_hidden, answer_hidden, _text(where, record, _FINISH_REASON))
 
 
 def _series(where: str, record: Mapping[str, Any], name: str) -> Array:

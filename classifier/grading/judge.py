@@ -64,7 +64,7 @@ class JudgementError(UpdraftError):
 
 @dataclass(slots=True)
 class JudgeCounts:
-    """What became of the pairs."""
+    """The number of pairs by outcome."""
 
     # Pairs with a verdict.
     judged: int = 0
@@ -119,7 +119,7 @@ class PairwiseJudge:
             if (verdict := verdict_in(reply)) is not None:
                 self._cache.keep(verdict, *parts)
                 return verdict
-            messages = [*messages[:2], {"role": "assistant", "content": reply[:2000] or "?"}, _said("user", _AGAIN)]
+            messages = [*messages[:2], {"role": "assistant", "content": reply[:2000] or "?"}, _message("user", _AGAIN)]
         raise JudgementError("unreadable", f"{ATTEMPTS} replies of the judge hold no verdict")
 
 
@@ -127,14 +127,14 @@ def comparison(mark: str, request: str, first: str, second: str) -> Messages:
     """The messages that ask for a verdict."""
     parts = ((" request", request), (" answer A", first), (" answer B", second), (" end", ""))
     data = "\n".join(f"{mark}{name}\n{text}" for name, text in parts)
-    return [_said("system", _RULES.format(mark=mark)), _said("user", data.rstrip("\n"))]
+    return [_message("system", _RULES.format(mark=mark)), _message("user", data.rstrip("\n"))]
 
 
 def verdict_in(reply: str) -> Verdict | None:
     """None where there is none, or more than one."""
-    told = _THOUGHTS.sub("", reply).strip()
-    found = {each.upper() for each in _MARKED.findall(told)}
-    if not found and (alone := _ALONE.fullmatch(told)):
+    plain = _THOUGHTS.sub("", reply).strip()
+    found = {each.upper() for each in _MARKED.findall(plain)}
+    if not found and (alone := _ALONE.fullmatch(plain)):
         found = {alone[1].upper()}
     if len(found) != 1:
         return None
@@ -142,7 +142,7 @@ def verdict_in(reply: str) -> Verdict | None:
     return verdicts.get(found.pop(), "tie")
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 

@@ -1,4 +1,4 @@
-"""What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
+"""Experience from use: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
 
 A row holds features (blocks by their names, and hashed counts of wording), numbers, and a digest by which a question
 that is asked again is known: in features all numbers are alike. The texts themselves are kept only where the user asked
@@ -156,7 +156,7 @@ class Experience:
         return found[0]
 
     def digest(self, prompt: PromptView) -> bytes:
-        """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
+        """The digest of the question in `prompt` in this file: equal for those that no gate tells apart by anything
         but their numbers, and that have the same numbers.
         """
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")

@@ -40,22 +40,22 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.
     """
     graded = [row for row in rows if row.grades is not None]
-    lessons = _lessons(graded, recipe.seed)
-    even = np.array([lesson.even for lesson in lessons], np.bool_)
+    fit_rows = _fit_rows(graded, recipe.seed)
+    even = np.array([each.representative for each in fit_rows], np.bool_)
     if even.sum() < MIN_LABELS:
         raise InvalidRequestError(
             f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(even.sum())} of them make an "
             f"even draw; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a while: without either "
             "only answers that escalate anyway are graded."
         )
-    taught = [lesson.row for lesson in lessons]
-    features = _features(taught)
-    scores = np.array([lesson.grades for lesson in lessons], np.float64)
+    observations = [each.row for each in fit_rows]
+    features = _features(observations)
+    scores = np.array([each.grades for each in fit_rows], np.float64)
     labels = Labels(
         weak=scores[:, 0],
         strong=scores[:, 1],
-        same=np.array([row.question for row in taught]),
-        weight=np.array([lesson.weight for lesson in lessons]),
+        same=np.array([row.question for row in observations]),
+        weight=np.array([each.weight for each in fit_rows]),
         representative=even,
     )
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
@@ -63,8 +63,8 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     material = Material(
         features={mode: features.of_gate(mode) for mode in GATE_BLOCKS},
         labels=labels,
-        tokens=(*_tokens(taught), any(row.cloud_read is None for row in taught)),
-        opened=_go_on(features),
+        tokens=(*_tokens(observations), any(row.cloud_read is None for row in observations)),
+        opened=_has_opening(features),
     )
     return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
@@ -79,27 +79,30 @@ def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
-    """A row with the grades to go by; `weight`: in the fit. `even`: the promise is made on it."""
+class _FitRow:
+    """An observation as the fit takes it."""
 
     row: Observation
+    # Of the local and of the cloud's answer.
     grades: tuple[float, float]
+    # In the fit.
     weight: float
-    even: bool
+    # Whether the promise is made on it.
+    representative: bool
 
 
-def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
+def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
     """One for each row; of a sampled one with a thumb also one without, which is promised on and not fitted to."""
-    found: list[_Lesson] = []
+    found: list[_FitRow] = []
     for row, even in zip(graded, even_draw(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
         if grades is None:
             continue
         # Who is known by a thumb alone was not chosen by any chance that we know.
         weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
-        found.append(_Lesson(row, grades, weight, bool(even) and row.thumb is None))
+        found.append(_FitRow(row, grades, weight, bool(even) and row.thumb is None))
         if even and row.thumb is not None and pair is not None:
-            found.append(_Lesson(row, pair, 0.0, True))
+            found.append(_FitRow(row, pair, 0.0, True))
     return found
 
 
@@ -115,13 +118,13 @@ def _features(rows: Sequence[Observation]) -> FeatureRows:
     return FeatureRows(sparse, blocks)
 
 
-def _go_on(rows: FeatureRows) -> Bools:
+def _has_opening(rows: FeatureRows) -> Bools:
     """(n,) which answers go on behind their opening."""
     return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
 
 
 def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
-    """What the cloud read and wrote, the mean of the others where it was not asked."""
+    """The tokens that the cloud read and wrote; the mean of the others where it was not called."""
 
     def filled(values: list[float | None]) -> np.ndarray:
         known = [value for value in values if value is not None]

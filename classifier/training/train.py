@@ -52,7 +52,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """What the card will say that the rows do not. The same seed and rows give the same files."""
+    """The parts of the card that rows do not tell. The same seed and rows give the same files."""
 
     models: dict[str, str]
     data: list[Source]
@@ -83,7 +83,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 
 
 def material_of(rows: Sequence[GradedRow]) -> Material:
-    """What gates are fitted on: the blocks that every row has.
+    """The rows as gates are fitted on them: the blocks that every row has.
 
     There is a gate 3 if the rows have answers; and if they have token signals too, a gate 2 for answers that go on
     behind their opening, if these are many.
@@ -105,7 +105,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
 
 
 def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
-    """Put what was fitted into `folder`, and load it from there."""
+    """Put fitted gates into `folder`, and load the policy from there."""
     calibration, labels = found.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
     # A row of no weight is one of the others once more, with the grades that it is promised on.
@@ -179,9 +179,9 @@ def _session(graph: bytes) -> Any:
 
 def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
     found = operating_point(rows, target, delta)
-    told = found.thresholds
+    thresholds = found.thresholds
     outcome = found.alpha, found.risk, found.quality, found.cloud_share
-    return Point(str(target), told.before, told.after, *outcome, told.during)
+    return Point(str(target), thresholds.before, thresholds.after, *outcome, thresholds.during)
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:

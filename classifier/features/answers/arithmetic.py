@@ -56,11 +56,14 @@ _DEEPEST = 40
 
 
 class ArithmeticStep(NamedTuple):
-    """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
+    """`left = right` as stated."""
 
+    # The numbers on the left.
     operands: tuple[float, ...]
+    # The values of both sides.
     left: float
     right: float
+    # How many join the operands.
     operators: int
 
 
@@ -103,10 +106,13 @@ def final_number(text: str) -> tuple[float | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What steps may start from: the question's numbers in figures and in words; and its length and sentences."""
+    """The facts of a question that steps may start from."""
 
+    # In figures.
     numbers: tuple[float, ...]
+    # Numbers in words.
     worded: tuple[float, ...]
+    # Its length.
     chars: int
     sentences: int
 
