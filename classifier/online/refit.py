@@ -29,7 +29,7 @@ from ..training.router_model import MIN_LABELS, Labels
 from ..training.train import FitRecipe, fit_material
 from .experience import Observation, unpack
 
-__all__ = ["GRADING", "even_draw", "learn"]
+__all__ = ["GRADING", "learn", "representative_sample"]
 
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
@@ -37,16 +37,16 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
 
-    Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.
+    Raises InvalidRequestError if fewer than 100 rows are a representative sample, or if they are all alike.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
-    even = np.array([each.representative for each in fit_rows], np.bool_)
-    if even.sum() < MIN_LABELS:
+    representative = np.array([each.representative for each in fit_rows], np.bool_)
+    if representative.sum() < MIN_LABELS:
         raise InvalidRequestError(
-            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(even.sum())} of them make an "
-            f"even draw; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a while: without either "
-            "only answers that escalate anyway are graded."
+            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(representative.sum())} of them "
+            f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
+            "while: without either only answers that escalate anyway are graded."
         )
     observations = [each.row for each in fit_rows]
     features = _features(observations)
@@ -56,7 +56,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
         strong=scores[:, 1],
         same=np.array([row.question for row in observations]),
         weight=np.array([each.weight for each in fit_rows]),
-        representative=even,
+        representative=representative,
     )
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
     source = Source("experience", digest, len(graded))
@@ -69,7 +69,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
 
-def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
+def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
     """(n,) which rows to promise on, as bool: those that were sampled and graded, each request with the same chance."""
     usable = np.array([row.sampled == 1 and row.pair_grades is not None for row in rows], np.bool_)
     if not usable.any():
@@ -94,14 +94,14 @@ class _FitRow:
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
     """One for each row; of a sampled one with a thumb also one without, which is promised on and not fitted to."""
     found: list[_FitRow] = []
-    for row, even in zip(graded, even_draw(graded, seed), strict=True):
+    for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
         if grades is None:
             continue
         # Who is known by a thumb alone was not chosen by any chance that we know.
         weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
-        found.append(_FitRow(row, grades, weight, bool(even) and row.thumb is None))
-        if even and row.thumb is not None and pair is not None:
+        found.append(_FitRow(row, grades, weight, bool(sampled) and row.thumb is None))
+        if sampled and row.thumb is not None and pair is not None:
             found.append(_FitRow(row, pair, 0.0, True))
     return found
 

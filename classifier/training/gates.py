@@ -60,9 +60,9 @@ def fit_gates(
 
     Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows to promise on.
     """
-    if len(material.labels.even) < MIN_LABELS:
+    if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(
-            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.even)}."
+            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.representative_rows)}."
         )
     fitting, calibrating = split_rows(material.labels, seed)
     has_gate_2 = material.opened is not None and _is_frequent(material.opened[fitting])
@@ -87,10 +87,10 @@ def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     if labels.same is not None:  # the first row that asks it
         _, first, inverse = np.unique(labels.same, return_index=True, return_inverse=True)
         same = first[inverse]
-    groups = np.unique(same[labels.even])
+    groups = np.unique(same[labels.representative_rows])
     held = np.random.default_rng(seed).permutation(groups)[: round(HELD_OUT * len(groups))]
     kept_out = np.isin(same, held)
-    return np.flatnonzero(~kept_out), labels.even[kept_out[labels.even]]
+    return np.flatnonzero(~kept_out), labels.representative_rows[kept_out[labels.representative_rows]]
 
 
 def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:

@@ -90,18 +90,18 @@ class Labels:
         )
 
     @property
-    def even(self) -> NDArray[Any]:
+    def representative_rows(self) -> NDArray[Any]:
         """The rows to calibrate and compare on."""
         return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
 
     @property
     def evidence(self) -> int:
         """The number of independent rows that those count as: Kish's effective size where some ask the same."""
-        even = self.even
-        if self.same is None or not len(even):
-            return len(even)
-        repeats = np.unique(self.same[even], return_counts=True)[1]
-        return int(len(even) ** 2 / float((repeats**2).sum()) + 1e-9)
+        rows = self.representative_rows
+        if self.same is None or not len(rows):
+            return len(rows)
+        repeats = np.unique(self.same[rows], return_counts=True)[1]
+        return int(len(rows) ** 2 / float((repeats**2).sum()) + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,8 @@ def fit_router(
 
     Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
     """
-    n, better = len(labels.even), labels.better[labels.even]
+    compared = labels.representative_rows
+    n, better = len(compared), labels.better[compared]
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_FITTED} graded prompts to be fitted on, some better answered by the strong "
@@ -224,8 +225,8 @@ def fit_router(
     x = topics.prepare(rows)
     crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
     blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
-    even = labels.even
-    recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
+    gain = labels.gain[compared]
+    recovered = {name: _recovered(blend.score(crossed)[compared], gain) for name, blend in blends.items()}
     chosen = _selected(recovered)
     blend = blends[chosen]
     return RouterModel(
@@ -233,9 +234,9 @@ def fit_router(
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=fit_curve(blend.score(crossed)[even], better),
+        curve=fit_curve(blend.score(crossed)[compared], better),
         chosen=chosen,
-        inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
+        inner_apgr={name: float(each.sum() / gain.sum()) for name, each in recovered.items()},
     )
 
 

@@ -22,7 +22,7 @@ from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.wording import COUNTS
 from updraft.classifier.graded_row import AnswerSignals, GradedRow
 from updraft.classifier.online.experience import Experience, Observation, pack, unpack
-from updraft.classifier.online.refit import even_draw, learn
+from updraft.classifier.online.refit import learn, representative_sample
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.classifier.training.gates import Material
@@ -90,11 +90,11 @@ def test_features_survive_packing(prompt: str, answer: str) -> None:
     assert (held == counts[buckets]).all()
 
 
-def test_the_even_draw_gives_back_the_rate_of_gains() -> None:
+def test_the_representative_sample_gives_back_the_rate_of_gains() -> None:
     rows, rate = observed(20_000, 0, 0.1, features=False)
     graded = [row for row in rows if row.grades is not None]
     naive = np.mean([row.local == 0 for row in graded])
-    even = even_draw(graded)
+    even = representative_sample(graded)
     fair = np.mean([row.local == 0 for row, kept in zip(graded, even, strict=True) if kept])
     assert abs(fair - rate) < 0.03
     assert naive - rate > 0.15, "labels of escalations alone are one-sided"
@@ -140,7 +140,7 @@ def test_answers_that_end_early_are_none_of_gate_twos(tmp_path: Path, monkeypatc
 
 def test_one_sided_labels_are_refused(tmp_path: Path) -> None:
     rows, _ = observed(300, 2, 0.0, features=False)
-    with pytest.raises(InvalidRequestError, match=r"0 of them make an\s+even draw.*Raise exploration"):
+    with pytest.raises(InvalidRequestError, match=r"0 of them make a representative sample.*Raise exploration"):
         learn(rows, RECIPE, tmp_path)
 
 
