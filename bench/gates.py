@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..classifier.evaluation.coverage import ALPHAS, half_splits
-from ..classifier.evaluation.coverage import promised as rule_of
 from ..classifier.evaluation.metrics import auroc, ece, ece_by_chance
 from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, single_signal
 from ..classifier.features.blocks import view_of
@@ -16,10 +14,12 @@ from ..classifier.features.gate_inputs import PromptView
 from ..classifier.graded_row import GradedRow
 from ..classifier.policy.policy import Policy
 from ..classifier.target import PROMISES, Target
-from ..classifier.training.held_out import is_wrong, policy_probabilities
 from ..embedded import pocket
 from ..embedded.collect import collect
+from ..embedded.held_out import is_wrong, policy_probabilities
 from ..embedded.tasks import make_tasks
+from .coverage import ALPHAS, half_splits
+from .coverage import promised as rule_of
 from .router import split_figures
 from .router_in_use import NOISES, long_prompts, timed
 

@@ -20,13 +20,13 @@ from ..classifier.arrays import Floats
 from ..classifier.calibration.operating_point import DELTA, operating_point
 from ..classifier.calibration.rows import CalibrationRows
 from ..classifier.calibration.threshold_path import Path, Thresholds, escalated
-from ..classifier.evaluation.coverage import ALPHAS, graded
 from ..classifier.features.blocks import BlockName, Mode
 from ..classifier.features.feature_rows import FeatureRows
 from ..classifier.features.wording import COUNTS, MEASURE_NAMES
 from ..classifier.target import Target
 from ..classifier.training.gates import FittedGates, Material, fit_gates
 from ..classifier.training.router_model import Labels
+from .coverage import ALPHAS, graded
 
 __all__ = [
     "ALPHAS",

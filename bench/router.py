@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ..classifier.arrays import Floats
 from ..classifier.evaluation import cost_quality as curve
-from ..classifier.evaluation import coverage as guarantee
 from ..classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance
 from ..classifier.features.blocks import Mode
 from ..classifier.features.feature_rows import FeatureRows, featurise
@@ -28,9 +27,10 @@ from ..classifier.policy.calibrated_on import scripts_of
 from ..classifier.target import PROMISES
 from ..classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ..protocol.errors import InvalidRequestError
+from . import coverage as guarantee
 from .router_in_use import in_use
 
-__all__ = ["Measured", "Setting", "measure"]
+__all__ = ["Measured", "Setting", "measure", "random_apgr", "within_folds"]
 
 FOLDS = 5
 # Two faults of RouteLLM's MMLU rows: the strong model scores 3 % on the one, the other holds a fifth of all gain.
@@ -39,6 +39,7 @@ _FEWEST_IN_DOMAIN = 50
 _CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
 _MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[+*]\s*\d|\d [-/] \d")
 _BOOTSTRAPS = 200
+_RANDOM_ROUTERS = 10
 # Calibrations of each population of known risk.
 DRAWS = 2_000
 
@@ -65,7 +66,7 @@ class Scored:
 
     @property
     def ranked(self) -> Floats:
-        return curve.within_folds(self.p_gain, self.folds)
+        return within_folds(self.p_gain, self.folds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _routing(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
         "cpt50": float(np.mean([c.cpt(0.5) for c in curves])),
         "cpt80": float(np.mean([c.cpt(0.8) for c in curves])),
         "oracle_apgr": curve.cost_quality(curve.oracle_scores(weak, strong), weak, strong).apgr,
-        "random_apgr": curve.random_apgr(weak, strong),
+        "random_apgr": random_apgr(weak, strong),
     }
 
 
@@ -268,6 +269,23 @@ def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
         f"hindsight_cloud_share_{splits.alpha:g}": splits.hindsight_share,
         f"always_over_hindsight_{splits.alpha:g}": splits.always_over_hindsight,
     }
+
+
+def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
+    """The mean APGR of ten routers that toss coins."""
+    rng = np.random.default_rng(seed)
+    return float(
+        np.mean([curve.cost_quality(rng.random(len(weak)), weak, strong).apgr for _ in range(_RANDOM_ROUTERS)])
+    )
+
+
+def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
+    """Each score as its rank in its fold, in (0, 1): folds are scored by different models, whose levels differ."""
+    out = np.empty(len(scores))
+    for fold in np.unique(folds):
+        rows = folds == fold
+        out[rows] = (curve.ranks(scores[rows]) + 0.5) / rows.sum()
+    return out
 
 
 def _chosen(runs: Sequence[Scored]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ __all__ = ["AnswerSignals", "GradedRow", "ModelStates", "gains", "scores"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSignals:
-    """What the weak model reported for each of the n tokens of its answer, in nats."""
+    """The weak model's report of each of the n tokens of its answer, in nats."""
 
     # (n,) log-probability of the token.
     logprobs: Array
@@ -27,7 +27,7 @@ class AnswerSignals:
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """What only an engine of ours reports of a run."""
+    """The states of a run that only an engine of ours reports."""
 
     # (m,) log-probability of each prompt token.
     prompt_logprobs: Array

@@ -1,4 +1,4 @@
-"""What a user asks of a router: one number, which calibration turns into thresholds, and how surely it is to hold."""
+"""The target of a router: one number, which calibration turns into thresholds, and how surely it is to hold."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ DEFAULT_QUALITY = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`quality`: keep at least this share of the cloud's score, in (0, 1]. `cloud_share`: send up at most this share of
-    the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
-
-    `prices`: of the cloud, in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
-    `promise`: `"confidence"`, the target holds with the confidence of the calibration; or `"mean"`, it holds on average
-    over calibrations, of which about every other one misses it by a little. A cost is expected only, under either.
-    Raises ConfigurationError for any other value, and for a cost where nothing has a price.
-    """
+    """A target and its promise. Raises ConfigurationError for other values, and for a cost without a price."""
 
     name: TargetName = "quality"
+    # `quality`: the least share of the cloud's score to keep, in (0, 1]. `cloud_share`: the largest share of requests
+    # to send up, in [0, 1]. `cost`: the most US dollars for the cloud per 1,000 requests, 0 or more.
     value: float = DEFAULT_QUALITY
+    # Of the cloud, in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     prices: tuple[float, float] | None = None
+    # `confidence`: it holds with the confidence of the calibration. `mean`: it holds on average over calibrations, of
+    # which about every other one misses it by a little. A cost is expected only, under either.
     promise: Promise = "confidence"
 
     def __post_init__(self) -> None:

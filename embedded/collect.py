@@ -13,9 +13,10 @@ from pathlib import Path
 
 from rich.progress import track
 
+from ..classifier.features.blocks import graded_run
 from ..classifier.features.gate_inputs import RunView
 from ..classifier.graded_row import GradedRow
-from ..classifier.grading import outcomes
+from ..classifier.grading.graded_data import write_graded
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.types.request import GenerationRequest
@@ -33,7 +34,7 @@ def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list
     views = list(track(_local_views(tasks, small_gguf), "local ", total=len(tasks)))
     answers = cloud_answers(tasks, large_folder)
     return [
-        outcomes.graded(view, float(check(task, view.answer)), float(check(task, answer)), task.kind, task.family)
+        graded_run(view, float(check(task, view.answer)), float(check(task, answer)), task.kind, task.family)
         for task, view, answer in zip(tasks, views, answers, strict=True)
     ]
 
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("calibration", "test"), required=True)
     parser.add_argument("--n", type=int, required=True, help="number of tasks")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="outcome file to write (.npz)")
+    parser.add_argument("--out", type=Path, required=True, help="graded file to write (.jsonl)")
     parser.add_argument("--small", type=Path, help="GGUF of the local model (default: packaged)")
     parser.add_argument("--large", type=Path, help="folder of the cloud model (default: packaged)")
     args = parser.parse_args()
@@ -89,7 +90,7 @@ def main() -> None:
         args.small or pocket.pocket_small_gguf(),
         args.large or pocket.pocket_large_folder(),
     )
-    outcomes.save(found, args.out)
+    write_graded(args.out, found)
 
 
 if __name__ == "__main__":

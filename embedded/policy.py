@@ -14,19 +14,19 @@ import msgspec
 from rich.console import Console
 
 from ..classifier.graded_row import GradedRow
-from ..classifier.grading import outcomes
+from ..classifier.grading.graded_data import read_graded, write_graded
 from ..classifier.policy.calibrated_on import CalibratedOn
 from ..classifier.policy.graph_files import CARD_NAME, sha256
 from ..classifier.policy.policy import Policy, Source
 from ..classifier.policy.summary import sentences
 from ..classifier.target import Target
 from ..classifier.training.gates import fit_gates
-from ..classifier.training.held_out import HeldOutReport, evaluate, leave_out, policy_probabilities
 from ..classifier.training.train import FitRecipe, material_of, write_policy
 from . import pocket
 from .cards import write_cards
 from .collect import collect
 from .export import write_gguf
+from .held_out import HeldOutReport, evaluate, leave_out, policy_probabilities
 from .tasks import Split, make_tasks
 
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
@@ -47,17 +47,16 @@ def pack(small: Path, large: Path, weights: Path) -> None:
 
 def graded(split: Split, n: int, weights: Path, store: Path) -> Path:
     """The file in `store` with the packed pair's graded runs on `n` tasks of `split`; collected if it is not there."""
-    file = store / f"{split}.npz"
+    file = store / f"{split}.jsonl"
     if not file.exists():
-        store.mkdir(parents=True, exist_ok=True)
         rows = collect(make_tasks(split, n), weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE)
-        outcomes.save(rows, file)
+        write_graded(file, rows)
     return file
 
 
 def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tuple[Policy, HeldOutReport]:
     """Fit a policy on the graded runs in `calibration`, put it into `folder`, and report on `test`."""
-    rows = outcomes.load(calibration)
+    rows = read_graded(calibration)
     recipe = FitRecipe(
         models={"local": pocket.SMALL, "cloud": pocket.LARGE},
         data=[Source(f"pocket tasks ({calibration.stem})", sha256(calibration.read_bytes()), len(rows))],
@@ -78,11 +77,11 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
     parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
-    # More would exhaust the smallest kinds, and calibration would no longer weigh the kinds as use does.
+    # Up to 12,000 are spread evenly over the kinds.
     parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
     parser.add_argument("--test", type=int, default=2000, help="test tasks")
     parser.add_argument(
-        "--outcomes", type=Path, help="folder with calibration.npz and test.npz (default: out/outcomes)"
+        "--outcomes", type=Path, help="folder with calibration.jsonl and test.jsonl (default: out/outcomes)"
     )
     parser.add_argument("--date", default="", help="date to record in the cards")
     args = parser.parse_args()
@@ -92,7 +91,7 @@ def main() -> None:
         if args.outcomes is None:
             shutil.rmtree(store, ignore_errors=True)
     calibration = graded("calibration", args.calibration, args.weights, store)
-    test = outcomes.load(graded("test", args.test, args.weights, store))
+    test = read_graded(graded("test", args.test, args.weights, store))
     folder = args.weights / "policy"
     policy, report = fit(calibration, test, args.date, folder)
     show(policy, report)

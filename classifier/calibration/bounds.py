@@ -1,4 +1,4 @@
-"""How much may be seen to go wrong in some rows, so that no more than a stated share of it can be said of all."""
+"""Bounds on a rate or a mean, from the rows that show it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from ..arrays import Bools, Floats
 
-__all__ = ["least_mean", "least_rows", "most_of", "most_on_average", "stays_positive"]
+__all__ = ["max_losses", "max_losses_on_average", "mean_lower_bound", "min_rows", "stays_positive"]
 
 
-def most_of(n: int, alpha: float, delta: float) -> int:
+def max_losses(n: int, alpha: float, delta: float) -> int:
     """The most k of n whose one-sided Clopper-Pearson bound is at most alpha: P(Binomial(n, alpha) <= k) <= delta.
 
     -1 if even none of n would not show it.
@@ -30,23 +30,23 @@ def most_of(n: int, alpha: float, delta: float) -> int:
     return n
 
 
-def most_on_average(n: int, alpha: float) -> int:
+def max_losses_on_average(n: int, alpha: float) -> int:
     """The most k of n with (k + 1) / (n + 1) at most alpha, -1 if even none is too many: the next row may be lost."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
-def least_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
-    """The least n of which `most_of` allows a share of `rate`, which is below alpha."""
+def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
+    """The least n of which `max_losses` allows a share of `rate`, which is below alpha."""
     n, lost = 1, 0
     while True:
-        while most_of(n, alpha, delta) < lost:
+        while max_losses(n, alpha, delta) < lost:
             n += 1
         if lost >= rate * n:
             return n
         lost += 1
 
 
-def least_mean(mean: float, n: int, delta: float) -> float:
+def mean_lower_bound(mean: float, n: int, delta: float) -> float:
     """The least that the true mean may be, at confidence 1 - delta, of which `n` rows, each in [0, 1], show `mean`.
 
     By their divergence (Hoeffding, 1963, theorem 1): close to Clopper and Pearson where all rows are 0 or 1.

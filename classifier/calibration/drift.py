@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
 from ..arrays import Floats
 
-__all__ = ["DriftMonitor", "UsualGains", "distance", "stricter"]
+__all__ = ["DriftMonitor", "ks_distance", "stricter"]
 
 _WINDOW, _LEAST, _EVERY = 500, 100, 25
 _CRITICAL = sqrt(-log(1e-4 / 2) / 2)
@@ -29,26 +28,19 @@ def stricter(quality: float) -> float:
     return 1.0 - (1.0 - quality) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class UsualGains:
-    """Gate 1's P(gain) of requests like the calibration's, (n,)."""
-
-    p_gain: Floats
-
-
-def distance(one: Floats, other: Floats) -> float:
-    """Between two samples, (n,) and (m,), after Kolmogorov and Smirnov: the most by which their shares below differ."""
+def ks_distance(one: Floats, other: Floats) -> float:
+    """The Kolmogorov-Smirnov distance of two samples, (n,) and (m,)."""
     places = np.concatenate((one, other))
     shares = (np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (one, other))
     return float(np.abs(next(shares) - next(shares)).max())
 
 
 class DriftMonitor:
-    """`usual`: what requests are compared with; without it there is no alarm to raise. Thread-safe."""
+    """Compares requests with `usual`, (n,) gate 1's P(gain) of requests like the calibration's. Thread-safe."""
 
-    def __init__(self, usual: UsualGains) -> None:
+    def __init__(self, usual: Floats) -> None:
         self._usual = usual
-        self._asked: deque[float] = deque(maxlen=_WINDOW)
+        self._requests: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._lock = threading.Lock()
         self._events = 0
@@ -56,31 +48,31 @@ class DriftMonitor:
 
     @property
     def alarm(self) -> str | None:
-        """What is wrong, in a few words; None while all is as it was, or too little was seen to say."""
+        """The drift in a few words; None while there is none, or too few requests came to tell."""
         return self._alarm
 
     def observe(self, p_gain: float) -> None:
         """Gate 1 has judged a question."""
         with self._lock:
-            self._asked.append(p_gain)
-            self._look()
+            self._requests.append(p_gain)
+            self._update()
 
     def labelled(self, p_gain: float, gain: bool, propensity: float) -> None:
         """An answer that gate 3 gave `p_gain` was graded; it had this chance of being so, above 0."""
         with self._lock:
             self._labelled.append((p_gain, float(gain), 1.0 / propensity))
-            self._look()
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         self._events += 1
         if self._events % _EVERY == 0:
             self._alarm = self._shifted() or self._miscalibrated()
 
     def _shifted(self) -> str | None:
-        if len(self._asked) < _LEAST:
+        if len(self._requests) < _LEAST:
             return None
-        n, m = len(self._asked), len(self._usual.p_gain)
-        found = distance(np.array(self._asked), self._usual.p_gain)
+        n, m = len(self._requests), len(self._usual)
+        found = ks_distance(np.array(self._requests), self._usual)
         if found <= _CRITICAL * sqrt((n + m) / (n * m)):
             return None
         return f"requests are unlike those of the calibration (distance {found:.2f})"

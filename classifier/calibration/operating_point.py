@@ -16,7 +16,7 @@ import numpy as np
 
 from ..arrays import Bools
 from ..target import Target
-from .bounds import least_mean, least_rows, most_of, most_on_average, stays_positive
+from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_rows, stays_positive
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
 
@@ -38,21 +38,23 @@ _DELTA_OF_SCORE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Thresholds for `target`, which holds with confidence 1 - `delta` or on average, as `target.promise` says (a cost
-    is expected only), and what the calibration rows did under them.
-
-    `alpha`: the risk that is promised; None where the target is no quality. `risk`, `quality`, `cloud_share`,
-    `before_share` (what gate 1 sends up) and `cost` (US dollars per 1,000 requests) are observed.
-    """
+    """Thresholds for a target, and what the calibration rows did under them."""
 
     target: Target
+    # It holds with confidence 1 - delta or on average, as `target.promise` says. A cost is expected only.
     delta: float
     thresholds: Thresholds
+    # The risk that is promised; None where the target is no quality.
     alpha: float | None
+    # Observed: the share of requests that stay local although only the cloud was right.
     risk: float
+    # Observed: the share of the cloud's score that is kept.
     quality: float
+    # Observed.
     cloud_share: float
+    # Observed: the share that gate 1 sends up.
     before_share: float
+    # Observed, in US dollars per 1,000 requests.
     cost: float
 
 
@@ -74,14 +76,15 @@ def operating_point(
 
 @dataclass(frozen=True, slots=True)
 class RowsNeeded:
-    """What bolder thresholds take. `at_least`: rows with which any request could stay local, if none is lost.
-    `rows`: with which a share of `local` could, if `lost` of all requests are, as they were under thresholds that lose
-    half of what is allowed.
-    """
+    """The calibration rows that bolder thresholds take."""
 
+    # With which any request could stay local, if none is lost.
     at_least: int
+    # With which a share of `local` could, if `lost` of all requests are.
     rows: int
+    # The share that stays under thresholds that lose half of what is allowed.
     local: float
+    # The share of all requests that these lose.
     lost: float
 
 
@@ -94,7 +97,7 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
     def least(rate: float) -> int:
         if target.promise == "mean":
             return ceil(1.0 / (alpha - rate) - 1e-9)
-        return least_rows(alpha, (1.0 - _DELTA_OF_SCORE) * delta, rate)
+        return min_rows(alpha, (1.0 - _DELTA_OF_SCORE) * delta, rate)
 
     path, n = Path.of(rows), len(rows.gain)
     up = escalated(rows, path.walk(path.sums(rows.gain) <= alpha / 2 * n))
@@ -121,7 +124,7 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
     """
     if target.promise == "mean":
         return (1.0 - target.value) * float(rows.cloud.mean())
-    return (1.0 - target.value) * least_mean(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
+    return (1.0 - target.value) * mean_lower_bound(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
 
 
 def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
@@ -129,10 +132,10 @@ def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | Non
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
         # What a row loses less what it may lose is at most 1, and only grows along the path.
-        most = alpha * evidence - 1.0 + 1e-9 if mean else most_of(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
+        most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
-        most = most_on_average(evidence, target.value) if mean else most_of(evidence, target.value, delta)
+        most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
         # The bounds are for one threshold that is a row's own P(gain); each further one lets in about a row more.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n

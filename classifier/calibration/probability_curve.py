@@ -59,18 +59,12 @@ def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
     n_positive, n = int(positive.sum()), len(positive)
     target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
     centre, scale = float(scores.mean()), float(scores.std()) or 1.0
-    z = np.stack(((scores - centre) / scale, np.ones(n)), axis=1)
-    weights = np.zeros(2)
-    for _ in range(50):
-        p = _sigmoid(z @ weights)
-        curvature = (z * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ z + 1e-6 * np.eye(2)
-        step = np.linalg.solve(curvature, z.T @ (target - p))
-        # A full Newton step can overshoot on separable scores.
-        weights = weights + step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
-        if np.abs(step).max() < 1e-10:
-            break
-    slope = max(float(weights[0]) / scale, 1e-3)
-    return slope, float(weights[1]) - slope * centre
+    # Each row stands there twice, as a positive and as a negative of its target's weight.
+    standard, labels = np.tile((scores - centre) / scale, 2)[:, None], np.repeat((1, 0), n)
+    logistic = load_module("sklearn.linear_model", "train").LogisticRegression(C=1e6, solver="newton-cholesky")
+    logistic.fit(standard, labels, sample_weight=np.concatenate((target, 1 - target)))
+    slope = max(float(logistic.coef_[0, 0]) / scale, 1e-3)
+    return slope, float(logistic.intercept_[0]) - slope * centre
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -12,7 +12,6 @@ import numpy as np
 from ...protocol.errors import ConfigurationError
 from ..arrays import Bools, Floats
 from ..target import Target
-from .drift import UsualGains
 
 __all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
 
@@ -21,31 +20,29 @@ CALIBRATION_NAME = "calibration.npz"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRows:
-    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, none of which was fitted to the row;
-    both tiers' scores; the tokens that the cloud reads and writes for it.
-    """
+    """n rows, to none of which a gate was fitted; (n,) float64 each."""
 
+    # P(gain) by gate 1.
     before: Floats
+    # P(gain) by gate 3, if there is one.
     after: Floats | None
+    # Score of the local answer.
     local: Floats
+    # Score of the cloud's answer.
     cloud: Floats
+    # Tokens that the cloud reads.
     read: Floats
+    # Tokens that the cloud writes.
     written: Floats
+    # P(gain) by gate 2, if there is one.
     during: Floats | None = None
     # As how many rows they count where some ask the same; None: as many as there are.
     prompts: int | None = None
-    # (m,) gate 1's P(gain) of requests as they come, where that of the rows is not.
-    asked: Floats | None = None
 
     @property
     def evidence(self) -> int:
         """For how many independent rows the bounds may take them."""
         return len(self.local) if self.prompts is None else self.prompts
-
-    @property
-    def usual(self) -> UsualGains:
-        """What drift is told by."""
-        return UsualGains(self.before if self.asked is None else self.asked)
 
     @property
     def gain(self) -> Bools:
@@ -57,7 +54,7 @@ class CalibrationRows:
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:
-        """What the cloud costs for each row: 0 where the target has no prices."""
+        """(n,) the cost of the cloud for each row: 0 where the target has no prices."""
         read, written = target.prices or (0.0, 0.0)
         return (self.read * read + self.written * written) / 1e6
 
@@ -72,15 +69,13 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
 
 
 def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
-    """What `pack_calibration` wrote; `path` is what an error names. Raises ConfigurationError."""
+    """The rows that `pack_calibration` wrote; errors name `path`. Raises ConfigurationError."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
-        if arrays.pop("gap", 0.0):
-            raise ValueError("they are not by the gates that shipped")
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

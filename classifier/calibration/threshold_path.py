@@ -25,10 +25,13 @@ _EARLY_WASTE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Escalate where P(gain) is above the value: before generation, during it, after it. -1 escalates always."""
+    """Escalate where P(gain) is above the value; -1 escalates always."""
 
+    # Of gate 1, before generation.
     before: float
+    # Of gate 2, during it.
     during: float
+    # Of gate 3, after it.
     after: float
 
 
@@ -53,14 +56,13 @@ def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Steps from where everything escalates to where nothing does: the thresholds of each gate, (m,), rising.
+    """m steps from where everything escalates to where nothing does."""
 
-    `stays`: (n,) the step from which on each row stays local.
-    """
-
+    # (m,) rising thresholds of gates 1, 2 and 3.
     before: Floats
     during: Floats
     after: Floats
+    # (n,) the step from which on each row stays local.
     stays: NDArray[np.intp]
 
     @classmethod

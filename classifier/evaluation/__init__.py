@@ -1,1 +1,1 @@
-"""How good a gate is: ranking, calibration error, cost against quality, coverage."""
+"""How good a gate is: ranking, calibration error, cost against quality."""

@@ -10,23 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import Floats
 
-__all__ = ["BINS", "CostQualityCurve", "cost_quality", "fine_curve", "oracle_scores", "random_apgr", "within_folds"]
+__all__ = ["CostQualityCurve", "cost_quality", "fine_curve", "oracle_scores", "ranks"]
 
-BINS = 10
-_RANDOM_RUNS = 10
+_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CostQualityCurve:
-    """Points by rising share of strong calls: `share` and `accuracy`, (k,) in [0, 1]; `weak` and `strong` accuracy."""
+    """k points by rising share of strong calls."""
 
+    # (k,) of strong calls, in [0, 1].
     share: Floats
+    # (k,) in [0, 1].
     accuracy: Floats
+    # Accuracy of the weak tier.
     weak: float
+    # Accuracy of the strong tier.
     strong: float
 
     @property
@@ -46,7 +48,7 @@ class CostQualityCurve:
         return float(np.interp(level, self.accuracy, self.share))
 
 
-def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = BINS) -> CostQualityCurve:
+def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS) -> CostQualityCurve:
     """The protocol's curve of `scores` (higher: rather strong); all three (n,)."""
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, bins + 1))
     # The last threshold sends nothing up, the others what is at or above them.
@@ -68,26 +70,11 @@ def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve
 
 def oracle_scores(weak: Floats, strong: Floats) -> Floats:
     """Scores that no router can beat: rows by what the strong tier gains, ties in the order of the rows."""
-    return _ranks(strong - weak)
+    return ranks(strong - weak)
 
 
-def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
-    """The mean APGR of ten routers that toss coins."""
-    rng = np.random.default_rng(seed)
-    runs = [cost_quality(rng.random(len(weak)), weak, strong).apgr for _ in range(_RANDOM_RUNS)]
-    return float(np.mean(runs))
-
-
-def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Each score as its rank in its fold, in (0, 1): folds are scored by different models, whose levels differ."""
-    out = np.empty(len(scores))
-    for fold in np.unique(folds):
-        rows = folds == fold
-        out[rows] = (_ranks(scores[rows]) + 0.5) / rows.sum()
-    return out
-
-
-def _ranks(values: Floats) -> Floats:
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+def ranks(values: Floats) -> Floats:
+    """From 0, equal values in their order."""
+    found = np.empty(len(values))
+    found[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return found

@@ -1,4 +1,4 @@
-"""Measures of a probability in pure numpy: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
+"""Measures of a probability: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Bools, Floats
+from ..arrays import Bools
+from ..optional import load_module
 
 ECE_BINS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Rows of similar predicted probability: their number, mean prediction and observed rate."""
+    """Rows of similar predicted probability."""
 
     count: int
+    # Mean prediction.
     predicted: float
+    # Rate of positives.
     observed: float
 
 
 def auroc(scores: NDArray[Any], positive: Bools) -> float:
     """The chance that a positive row scores above a negative one, ties counting half; NaN if a class is missing."""
-    n_positive = int(positive.sum())
-    n_negative = len(positive) - n_positive
-    if n_positive == 0 or n_negative == 0:
+    if positive.all() or not positive.any():
         return float("nan")
-    ranks = _mean_ranks(np.asarray(scores, np.float64))
-    above = ranks[positive].sum() - n_positive * (n_positive + 1) / 2
-    return float(above / (n_positive * n_negative))
+    return float(load_module("sklearn.metrics", "train").roc_auc_score(positive, scores))
 
 
 def reliability(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> list[ReliabilityBin]:
@@ -67,10 +66,3 @@ def bootstrap(
         return float("nan"), float("nan")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def _mean_ranks(values: Floats) -> Floats:
-    """Ranks from 1, equal values sharing their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2.0)[inverse]

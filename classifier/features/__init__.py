@@ -1,1 +1,1 @@
-"""What the gates read: the question, the answer and its token signals, as numbers."""
+"""The features that gates read: the question, the answer and its token signals, as numbers."""

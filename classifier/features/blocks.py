@@ -37,6 +37,7 @@ __all__ = [
     "ReadRun",
     "answer_hidden_of",
     "blocks_of_all",
+    "graded_run",
     "prompt_of",
     "view_of",
 ]
@@ -66,7 +67,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What gate 3 searches an answer for; of complete lines it can be found while the next are being written."""
+    """Findings of gate 3 in an answer; those of complete lines are made while the next are being written."""
 
     parts: AnswerParts
     steps: FoundSteps
@@ -84,7 +85,7 @@ class ReadRun:
     """A local run as blocks read it."""
 
     view: RunView
-    asked: ParsedQuestion
+    question: ParsedQuestion
     answered: Answered
 
     @classmethod
@@ -96,52 +97,38 @@ class ReadRun:
 class Block:
     """A few features of a run that are known together."""
 
-    # Whether it can be computed of a row.
-    known: Callable[[GradedRow], bool]
+    # Fields of a row without which it cannot be computed.
+    needs: tuple[str, ...]
     # Number of features; None: as many as the local model's hidden states have.
     width: int | None
     # (width,) float32 of a run.
     compute: Callable[[ReadRun], Array]
 
-
-def _always(_: GradedRow) -> bool:
-    return True
-
-
-def _follows(row: GradedRow) -> bool:
-    return row.messages is not None
-
-
-def _answered(row: GradedRow) -> bool:
-    return row.answer is not None
-
-
-def _signalled(row: GradedRow) -> bool:
-    return row.answer is not None and row.signals is not None
-
-
-def _inspected(row: GradedRow) -> bool:
-    return row.states is not None
+    def known(self, row: GradedRow) -> bool:
+        """Whether it can be computed of a row."""
+        return all(getattr(row, name) is not None for name in self.needs)
 
 
 BLOCKS: dict[BlockName, Block] = {
-    "wording": Block(_always, len(MEASURE_NAMES), lambda run: run.asked.measures),
-    "quantities": Block(_always, len(QUANTITY_NAMES), lambda run: run.asked.quantities),
-    "conversation": Block(_follows, len(CONVERSATION_NAMES), lambda run: run.asked.conversation),
+    "wording": Block((), len(MEASURE_NAMES), lambda run: run.question.measures),
+    "quantities": Block((), len(QUANTITY_NAMES), lambda run: run.question.quantities),
+    "conversation": Block(("messages",), len(CONVERSATION_NAMES), lambda run: run.question.conversation),
     "checks": Block(
-        _answered,
+        ("answer",),
         len(ANSWER_NAMES),
-        lambda run: answer_checks(run.view.answer, run.asked.mentioned, run.answered.parts),
+        lambda run: answer_checks(run.view.answer, run.question.mentioned, run.answered.parts),
     ),
     "steps": Block(
-        _answered, len(STEP_NAMES), lambda run: step_checks(run.asked.given, run.view.answer, run.answered.steps)
+        ("answer",), len(STEP_NAMES), lambda run: step_checks(run.question.given, run.view.answer, run.answered.steps)
     ),
-    "ending": Block(_inspected, 1, lambda run: np.array([run.view.finish_reason == "length"], np.float32)),
-    "signals": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view)),
-    "opening": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view, OPENING_TOKENS)),
-    "prompt_signals": Block(_inspected, len(PROMPT_SIGNAL_NAMES), lambda run: prompt_signals(run.view.prompt_logprobs)),
-    "prompt_hidden": Block(_inspected, None, lambda run: _bounded(run.view.prompt_hidden)),
-    "answer_hidden": Block(_inspected, None, lambda run: _bounded(answer_hidden_of(run.view))),
+    "ending": Block(("states",), 1, lambda run: np.array([run.view.finish_reason == "length"], np.float32)),
+    "signals": Block(("answer", "signals"), len(SIGNAL_NAMES), lambda run: signals(run.view)),
+    "opening": Block(("answer", "signals"), len(SIGNAL_NAMES), lambda run: signals(run.view, OPENING_TOKENS)),
+    "prompt_signals": Block(
+        ("states",), len(PROMPT_SIGNAL_NAMES), lambda run: prompt_signals(run.view.prompt_logprobs)
+    ),
+    "prompt_hidden": Block(("states",), None, lambda run: _bounded(run.view.prompt_hidden)),
+    "answer_hidden": Block(("states",), None, lambda run: _bounded(answer_hidden_of(run.view))),
 }
 # What each gate reads of what its rows have. The first two of the question are always there; the third of gate 2 and
 # gate 3 is what the gate is about: without it there is no such gate.
@@ -179,19 +166,27 @@ def prompt_of(row: GradedRow) -> PromptView:
 
 def view_of(row: GradedRow) -> RunView:
     """The run behind a row; what the row does not have is empty."""
-    told = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
+    token_signals = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
     states = row.states or ModelStates(_EMPTY, _EMPTY, _EMPTY, "")
     return RunView(
         prompt_of(row),
         row.answer or "",
-        told.logprobs,
-        told.entropies,
-        told.margins,
+        token_signals.logprobs,
+        token_signals.entropies,
+        token_signals.margins,
         states.prompt_logprobs,
         states.prompt_hidden,
         states.answer_hidden,
         states.finish_reason,
     )
+
+
+def graded_run(view: RunView, weak: float, strong: float, domain: str, family: str = "") -> GradedRow:
+    """The row of a local run with both scores. What the cloud reads and writes is taken to be what it did itself."""
+    token_signals = AnswerSignals(view.logprobs, view.entropies, view.margins)
+    states = ModelStates(view.prompt_logprobs, view.prompt_hidden, answer_hidden_of(view), view.finish_reason)
+    tokens = float(len(view.prompt_logprobs)), float(len(view.logprobs))
+    return GradedRow(view.prompt.text, weak, strong, domain, view.answer, token_signals, *tokens, states, family)
 
 
 def answer_hidden_of(view: RunView) -> Array:

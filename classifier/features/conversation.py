@@ -1,4 +1,4 @@
-"""What a follow-up follows: "and why?" is judged by what it asks about.
+"""The turns before a question: "and why?" is judged by the question that it follows.
 
 Read are the last turns before the question, a bounded part of each. Their wording joins the question's n-grams at a
 lower weight, and a block of measures says how the question stands to them. A question that follows nothing has zeros
@@ -59,16 +59,16 @@ def conversation_measures(question: str, counts: Array, before: EarlierConversat
     """(len(CONVERSATION_NAMES),) float32 of a normalised question, the counts of its wording, and what it follows."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)
-    asked = words_of(question)
+    words = words_of(question)
     questions, answers = (words_of("\n".join(texts)) for texts in (before.questions, before.answers))
     length = float(np.linalg.norm(counts) * np.linalg.norm(before.counts))
     relation = (
         log1p(len(before.questions)),
-        log1p(len(asked)),
+        log1p(len(words)),
         log1p(len(questions)),
         log1p(len(answers)),
-        _share(asked, questions),
-        _share(asked, answers),
+        _share(words, questions),
+        _share(words, answers),
         float(counts @ before.counts) / max(length, 1e-9),
     )
     return np.concatenate((np.array(relation, np.float32), before.measures))

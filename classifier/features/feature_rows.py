@@ -59,14 +59,14 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
     # In pieces: dense counts of many thousand rows would not fit in memory.
     for start in range(0, len(rows), _PIECE):
         runs = [ReadRun.of(view_of(row)) for row in rows[start : start + _PIECE]]
-        counts.append(sparse.csr_matrix(np.stack([run.asked.counts for run in runs])))
+        counts.append(sparse.csr_matrix(np.stack([run.question.counts for run in runs])))
         for name in names:
             found[name] += [BLOCKS[name].compute(run) for run in runs]
     return FeatureRows(sparse.vstack(counts).tocsr(), {name: np.stack(block) for name, block in found.items()})
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """What a gate reads of the rows. Raises InvalidRequestError if they lack what the gate is about, or only some of
+    """The features of a gate. Raises InvalidRequestError if they lack what the gate is about, or only some of
     them have a block.
     """
     known = blocks_of_all(rows)
@@ -78,11 +78,11 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
 
 
 def remembered(view: RunView) -> Features:
-    """What experience keeps of a judged answer."""
+    """The features that experience keeps of a judged answer."""
     run = ReadRun.of(view)
-    # Many engines tell none of the prompt's log-probabilities (decision 018).
+    # Many engines report none of the prompt's log-probabilities (decision 018).
     left_out = _NOT_KEPT if len(view.prompt_logprobs) else (*_NOT_KEPT, "prompt_signals")
-    return {name: block.compute(run) for name, block in BLOCKS.items() if name not in left_out}, run.asked.counts
+    return {name: block.compute(run) for name, block in BLOCKS.items() if name not in left_out}, run.question.counts
 
 
 def has_opening(row: GradedRow) -> bool:

@@ -1,4 +1,4 @@
-"""What the gates look at: a question before it is answered, and a local run while and after it answers."""
+"""Inputs of the gates: a question before it is answered, and a local run while and after it answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400
 
 
 class Signals(Protocol):
-    """What a local engine says about one token, in nats."""
+    """A local engine's report of one token, in nats."""
 
     @property
     def logprob(self) -> float: ...
@@ -31,7 +31,7 @@ class Signals(Protocol):
 
 
 class Run(Protocol):
-    """What a local engine knows of a run, whether it goes on or not; what it cannot tell is None."""
+    """A run of a local engine, finished or not; None where the engine cannot tell."""
 
     @property
     def text(self) -> str: ...
@@ -46,7 +46,7 @@ class Run(Protocol):
 
 
 class EarlierTurn(NamedTuple):
-    """What was asked before, and how the answer to it began."""
+    """An earlier question, and how the answer to it began."""
 
     question: str
     answer: str
@@ -66,16 +66,16 @@ class PromptView:
     @classmethod
     def of(cls, messages: Sequence[Message]) -> PromptView:
         """The view of a conversation. Without a user turn the last message stands in; no message: empty text."""
-        asked = [at for at, message in enumerate(messages) if message.role == "user"]
-        if not asked:
+        user_turns = [at for at, message in enumerate(messages) if message.role == "user"]
+        if not user_turns:
             return cls(messages[-1].text if messages else "")
-        ends = [*asked[1:], len(messages)]
-        turns = list(zip(asked, ends, strict=True))[-1 - EARLIER_TURNS : -1]
-        return cls(messages[asked[-1]].text, tuple(_earlier_turn(messages[start:end]) for start, end in turns))
+        ends = [*user_turns[1:], len(messages)]
+        turns = list(zip(user_turns, ends, strict=True))[-1 - EARLIER_TURNS : -1]
+        return cls(messages[user_turns[-1]].text, tuple(_earlier_turn(messages[start:end]) for start, end in turns))
 
     @property
     def key(self) -> str:
-        """What it is remembered by: the text, if nothing is before it."""
+        """The key by which it is cached: the text, if nothing is before it."""
         return "\0".join((self.text, *chain.from_iterable(self.earlier)))
 
 
@@ -87,22 +87,23 @@ def _earlier_turn(messages: Sequence[Message]) -> EarlierTurn:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One local run, finished or not.
-
-    `logprobs`, `entropies`, `margins`: (n,) float32, nats, one entry per generated token.
-    `prompt_logprobs`: (m,) float32, the log-probability the local model gave each prompt token.
-    `prompt_hidden`, `answer_hidden`: (hidden_size,) float32 at the last prompt and last generated position;
-    `answer_hidden` is None while the run has not finished. `finish_reason` is "stop", "length" or "" (still running).
-    """
+    """One local run of n generated and m prompt tokens, finished or not. Arrays are float32, in nats."""
 
     prompt: PromptView
     answer: str
+    # (n,) log-probability of each generated token.
     logprobs: Array
+    # (n,) entropy of its distribution.
     entropies: Array
+    # (n,) its log-probability less that of the runner-up.
     margins: Array
+    # (m,) log-probability of each prompt token.
     prompt_logprobs: Array
+    # (hidden size,) at the last token of the prompt.
     prompt_hidden: Array
+    # (hidden size,) at the last generated token; None while the run has not finished.
     answer_hidden: Array | None
+    # "stop", "length" or "" (still running).
     finish_reason: str
 
     @classmethod

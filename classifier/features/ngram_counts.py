@@ -35,7 +35,7 @@ _BLANK.setflags(write=False)
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """What is counted in one normalised text."""
+    """The counts of one normalised text."""
 
     # (129,) how often each ASCII character occurs; the last entry counts all others.
     characters: _Integers

@@ -22,7 +22,7 @@ __all__ = ["ParsedQuestion", "repeated_question"]
 
 
 def repeated_question(prompt: PromptView) -> str:
-    """What the prompts of one question share: no gate tells them apart."""
+    """The text that all prompts of one question share: no gate tells them apart."""
     return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
 
 
@@ -60,12 +60,12 @@ class ParsedQuestion:
 
     @cached_property
     def mentioned(self) -> Mentioned:
-        """What an answer's words, numbers and letters are held against."""
+        """The words, numbers and letters that an answer is held against."""
         return Mentioned.of(self.context)
 
     @cached_property
     def given(self) -> Given:
-        """What an answer's steps may start from."""
+        """The facts that an answer's steps may start from."""
         return Given.of(self.context)
 
     @cached_property

@@ -73,11 +73,11 @@ def _last_user_turn(text: str) -> str:
     else:
         return text
     speakers = ["".join(group or "" for group in turn.groups()).lower() for turn in turns]
-    asked = [i for i, speaker in enumerate(speakers) if speaker in _USERS]
+    user_turns = [i for i, speaker in enumerate(speakers) if speaker in _USERS]
     # One marker alone may be the question's own words ("User: root was not found").
-    if not asked or len(turns) < 2:
+    if not user_turns or len(turns) < 2:
         return text
-    last = asked[-1]
+    last = user_turns[-1]
     end = turns[last + 1].start() if last + 1 < len(turns) else len(text)
-    said = _TURN_END.sub("", text[turns[last].end() : end]).strip()
-    return said or text
+    question = _TURN_END.sub("", text[turns[last].end() : end]).strip()
+    return question or text

@@ -5,9 +5,6 @@ Every series is turned so that higher means more certain, clipped to a fixed ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,8 +69,8 @@ def signals(view: RunView, first: int | None = None) -> Array:
     """
     if not len(view.logprobs) == len(view.entropies) == len(view.margins):
         raise ValueError("logprobs, entropies and margins must have one entry per token each")
-    told = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
-    series = _clean(told, _LOWEST, _HIGHEST, _UNKNOWN)
+    raw = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
+    series = _clean(raw, _LOWEST, _HIGHEST, _UNKNOWN)
     series[1] = -series[1]
     n = series.shape[1]
     below = (series[_ROW_OF_CUTOFF] < _ALL_CUTOFFS).sum(axis=1)
@@ -85,8 +82,8 @@ def prompt_signals(logprobs: Array) -> Array:
     """(len(PROMPT_SIGNAL_NAMES),) float32, of those of the prompt's tokens: a phrasing the local model rarely saw shows
     as low ones.
     """
-    told = np.asarray(logprobs, np.float64)[None]
-    series = _clean(told, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
+    raw = np.asarray(logprobs, np.float64)[None]
+    series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
     below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
     tail = np.zeros(_PROMPT_TAIL)
     last = series[0, ::-1][:_PROMPT_TAIL]
@@ -109,9 +106,12 @@ def _statistics(series: Series) -> Series:
     rows, n = series.shape
     if n == 0:
         return np.zeros((rows, len(_STATISTICS)))
-    at, window = _places(n), min(_WINDOW, n)
+    window = min(_WINDOW, n)
     ordered = np.sort(series, axis=1)
-    low = ordered[:, at.below]
+    exact = np.array(_LEVELS) * (n - 1)
+    below = exact.astype(np.intp)
+    low = ordered[:, below]
+    time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
     sums = np.zeros((rows, n + 1))
     series.cumsum(axis=1, out=sums[:, 1:])
     windows = (sums[:, window:] - sums[:, :-window]) / window
@@ -130,39 +130,9 @@ def _statistics(series: Series) -> Series:
         series[:, -window:].sum(axis=1) / window,
         windows.min(axis=1),
         series.argmin(axis=1) / n,
-        centred @ at.time / at.square,
+        centred @ time / max(float(time @ time), 1e-9),
     )
     for i, column in enumerate(columns):
         found[:, i] = column
-    found[:, len(columns) :] = low + at.part * (ordered[:, at.above] - low)
+    found[:, len(columns) :] = low + (exact - below) * (ordered[:, np.minimum(below + 1, n - 1)] - low)
     return found
-
-
-_USUAL = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Of series of one length: where their quantiles lie, the times of their values, and the sum of those squared."""
-
-    below: NDArray[np.intp]
-    above: NDArray[np.intp]
-    part: Series
-    time: Series
-    square: float
-
-    @classmethod
-    def of(cls, n: int) -> _Places:
-        exact: Series = np.array(_LEVELS, np.float64) * (n - 1)
-        below = exact.astype(np.intp)
-        part: Series = exact - below.astype(np.float64)
-        time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
-        return cls(below, np.minimum(below + 1, n - 1), part, time, max(float(time @ time), 1e-9))
-
-
-_usual_places = lru_cache(maxsize=1024)(_Places.of)
-
-
-def _places(n: int) -> _Places:
-    """Kept for usual lengths: those of long prompts are many, and each takes megabytes."""
-    return _usual_places(n) if n <= _USUAL else _Places.of(n)

@@ -64,7 +64,7 @@ def _sizes(text: str, counts: TextCounts) -> Array:
 
 
 def _options(text: str) -> Array:
-    """What a multiple choice looks like, if the question is one: its stem and its options."""
+    """Measures of a multiple choice, if the question is one: of its stem and its options."""
     lines = text.split("\n")
     found = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
     if len(found) < 2:

@@ -1,1 +1,1 @@
-"""What both tiers' answers were worth: graded rows, recorded outcomes, agreement of answers."""
+"""Grades of both tiers' answers: graded files, agreement of answers, a judge."""

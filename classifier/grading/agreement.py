@@ -22,7 +22,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ..features.answers.checks import REFUSAL
-from .normalization import Compared
+from .normalization import NormalizedAnswer
 
 __all__ = ["GRADING", "ComparableAnswer", "agree", "grades", "is_free_text"]
 
@@ -35,17 +35,19 @@ _OVERLAP = 0.6
 
 @dataclass(frozen=True, slots=True)
 class ComparableAnswer:
-    """One tier's answer; `finish_reason` as on the wire. `calls`: name and arguments, as they were written."""
+    """One tier's answer."""
 
     text: str
+    # As on the wire.
     finish_reason: str = "stop"
+    # Name and arguments of each tool call, as they were written.
     calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def stands(self) -> bool:
         """Whether it is an answer at all."""
-        told = bool(self.text.strip()) and REFUSAL.search(self.text) is None
-        return (told or bool(self.calls)) and self.finish_reason != "length"
+        has_text = bool(self.text.strip()) and REFUSAL.search(self.text) is None
+        return (has_text or bool(self.calls)) and self.finish_reason != "length"
 
 
 def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
@@ -63,7 +65,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
         return False
     if None not in (_json(local.text), _json(cloud.text)):
         return False
-    return all(Compared.of(each.text).length > _SHORT for each in (local, cloud))
+    return all(NormalizedAnswer.of(each.text).length > _SHORT for each in (local, cloud))
 
 
 def agree(one: str, other: str) -> bool:
@@ -71,7 +73,7 @@ def agree(one: str, other: str) -> bool:
     structured = _json(one), _json(other)
     if None not in structured:
         return structured[0] == structured[1]
-    both = Compared.of(one), Compared.of(other)
+    both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     if both[0].words == both[1].words:
         return bool(both[0].words) or one.split() == other.split()
     results = both[0].result, both[1].result
@@ -79,7 +81,7 @@ def agree(one: str, other: str) -> bool:
         return results[0].same(results[1])
     short, long = sorted(both, key=lambda each: (len(each.words), each.length))
     if short.length <= _SHORT:
-        return results == (None, None) and long.says(short)
+        return results == (None, None) and long.contains(short)
     if short.length <= _BRIEF and short.denies != long.denies:
         return False
     shared = sum((Counter(short.words) & Counter(long.words)).values())

@@ -1,8 +1,8 @@
 """Reads graded prompts: what both tiers scored on each, from a CSV or JSON Lines file (also gzipped).
 
 One row is one prompt, or a conversation that ends with one (`messages`), with the weak and the strong tier's score in
-[0, 1]; the weak tier's answer and its token signals are read where the file has them, and then every row must. Whatever
-cannot be used is refused with the line that is wrong, never skipped.
+[0, 1]; the weak tier's answer, its token signals and its hidden states are read where the file has them, and then every
+row must. Whatever cannot be used is refused with the line that is wrong, never skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...protocol.responses import MAX_TOKENS
 from ...protocol.unicode_forms import text_lines
 from ..arrays import Array
 from ..features.gate_inputs import PromptView
-from ..graded_row import AnswerSignals, GradedRow
+from ..graded_row import AnswerSignals, GradedRow, ModelStates
 
 __all__ = ["Columns", "read_graded", "write_graded"]
 
@@ -38,6 +38,8 @@ _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
 _DOMAINS = ("domain", "category", "kind")
 _CLOUD_READ, _CLOUD_WRITTEN, _MESSAGES = "cloud_prompt_tokens", "cloud_tokens", "messages"
 _SIGNALS = ("logprobs", "entropies", "margins")
+_STATES = ("prompt_logprobs", "prompt_hidden", "answer_hidden")
+_FAMILY, _FINISH_REASON = "family", "finish_reason"
 _LARGEST_FIELD = 10_000_000
 _LARGEST_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
 
@@ -78,6 +80,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
         rows = [replace(row, messages=row.messages or (Message(role="user", content=row.prompt),)) for row in rows]
     _check_whole(path, lines, [row.answer is not None for row in rows], _ANSWERS[0])
     _check_whole(path, lines, [row.signals is not None for row in rows], ", ".join(_SIGNALS))
+    _check_whole(path, lines, [row.states is not None for row in rows], ", ".join(_STATES))
     return rows
 
 
@@ -104,8 +107,10 @@ def _record(row: GradedRow) -> dict[str, Any]:
     if row.answer is not None:
         record["weak_response"] = row.answer
     if row.signals is not None:
-        series = row.signals.logprobs, row.signals.entropies, row.signals.margins
-        record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
+        record |= {name: getattr(row.signals, name).tolist() for name in _SIGNALS}
+    if row.states is not None:
+        record |= {name: getattr(row.states, name).tolist() for name in _STATES}
+        record |= {_FINISH_REASON: row.states.finish_reason, _FAMILY: row.family}
     if row.messages is not None:
         record[_MESSAGES] = msgspec.to_builtins(row.messages)
     return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
@@ -183,6 +188,8 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _signals(where, record),
         _tokens(where, record, _CLOUD_READ),
         _tokens(where, record, _CLOUD_WRITTEN),
+        _states(where, record),
+        _text(where, record, _FAMILY) if record.get(_FAMILY) is not None else "",
         messages=messages,
     )
 
@@ -246,6 +253,14 @@ def _signals(where: str, record: Mapping[str, Any]) -> AnswerSignals | None:
     return AnswerSignals(*series)
 
 
+def _states(where: str, record: Mapping[str, Any]) -> ModelStates | None:
+    """None where the row has no hidden state of its prompt."""
+    if record.get("prompt_hidden") in (None, ""):
+        return None
+    logprobs, prompt_hidden, answer_hidden = (_series(where, record, name) for name in _STATES)
+    return ModelStates(logprobs, prompt_hidden, answer_hidden, _text(where, record, _FINISH_REASON))
+
+
 def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
     value = record.get(name)
     try:
@@ -258,6 +273,6 @@ def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
         if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) <= _LARGEST_SIGNAL:
             raise InvalidRequestError(
                 f"{where}: {name} must hold a finite number for each token, and that of token {token} is {entry!r}: "
-                f"mend it, or leave {', '.join(_SIGNALS)} out of every row."
+                f"mend it, or leave {', '.join(_STATES if name in _STATES else _SIGNALS)} out of every row."
             )
     return np.array(entries, np.float32)

@@ -53,10 +53,10 @@ class PairGrader:
             "judge": f"the judge {judge}, both orders of each pair, a tie where they differ",
             "agreement": GRADING,
         }
-        told = [(names[name], self.graded[name]) for name in names if self.graded[name]]
-        if len(told) < 2:
-            return told[0][0] if told else GRADING
-        return "; ".join(f"{count} by {name}" for name, count in told)
+        graders = [(names[name], self.graded[name]) for name in names if self.graded[name]]
+        if len(graders) < 2:
+            return graders[0][0] if graders else GRADING
+        return "; ".join(f"{count} by {name}" for name, count in graders)
 
 
 def _transcript(prompt: Prompt) -> str:

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,19 +62,9 @@ class JudgementError(UpdraftError):
         self.kind = kind
 
 
-class Cache(Protocol):
-    """Verdicts that were given before."""
-
-    def find(self, *parts: str) -> Verdict | None: ...
-    def keep(self, verdict: Verdict, *parts: str) -> None: ...
-    def mark(self, *parts: str) -> str:
-        """Words that no answer can know."""
-        ...
-
-
 @dataclass(slots=True)
 class JudgeCounts:
-    """What became of the pairs."""
+    """The number of pairs by outcome."""
 
     # Pairs with a verdict.
     judged: int = 0
@@ -93,7 +83,7 @@ class JudgeCounts:
 class PairwiseJudge:
     """Scores of two answers by one model. `ask` takes messages and gives its reply, or raises UpdraftError."""
 
-    def __init__(self, model: str, ask: Callable[[Messages], Awaitable[str]], cache: Cache) -> None:
+    def __init__(self, model: str, ask: Callable[[Messages], Awaitable[str]], cache: VerdictCache) -> None:
         self.model = model
         self.counts = JudgeCounts()
         self._ask = ask
@@ -129,7 +119,7 @@ class PairwiseJudge:
             if (verdict := verdict_in(reply)) is not None:
                 self._cache.keep(verdict, *parts)
                 return verdict
-            messages = [*messages[:2], {"role": "assistant", "content": reply[:2000] or "?"}, _said("user", _AGAIN)]
+            messages = [*messages[:2], {"role": "assistant", "content": reply[:2000] or "?"}, _message("user", _AGAIN)]
         raise JudgementError("unreadable", f"{ATTEMPTS} replies of the judge hold no verdict")
 
 
@@ -137,14 +127,14 @@ def comparison(mark: str, request: str, first: str, second: str) -> Messages:
     """The messages that ask for a verdict."""
     parts = ((" request", request), (" answer A", first), (" answer B", second), (" end", ""))
     data = "\n".join(f"{mark}{name}\n{text}" for name, text in parts)
-    return [_said("system", _RULES.format(mark=mark)), _said("user", data.rstrip("\n"))]
+    return [_message("system", _RULES.format(mark=mark)), _message("user", data.rstrip("\n"))]
 
 
 def verdict_in(reply: str) -> Verdict | None:
     """None where there is none, or more than one."""
-    told = _THOUGHTS.sub("", reply).strip()
-    found = {each.upper() for each in _MARKED.findall(told)}
-    if not found and (alone := _ALONE.fullmatch(told)):
+    plain = _THOUGHTS.sub("", reply).strip()
+    found = {each.upper() for each in _MARKED.findall(plain)}
+    if not found and (alone := _ALONE.fullmatch(plain)):
         found = {alone[1].upper()}
     if len(found) != 1:
         return None
@@ -152,7 +142,7 @@ def verdict_in(reply: str) -> Verdict | None:
     return verdicts.get(found.pop(), "tie")
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
@@ -186,6 +176,7 @@ class VerdictCache:
         self._connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (self._hash(*parts), verdict))
 
     def mark(self, *parts: str) -> str:
+        """Words that no answer can know."""
         return f"=={self._hash('mark', *parts).hex()[:12]}=="
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What two answers are compared by: their words with signs and operators, the result they end with, what they deny.
+"""The forms that two answers are compared by: their words with signs and operators, their result, and what they deny.
 
 Read is plain text with the commonest Markdown and LaTeX. Numbers are values: 1/2, 0.5 and 50 % are one, and a
 percentage is also the bare number before it, as units are not looked at. A result that is no plain value (`x > 5`,
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from ...protocol.unicode_forms import normalized
 
-__all__ = ["Compared"]
+__all__ = ["NormalizedAnswer"]
 
 _BLANKLESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _LETTER = rf"[^\W\d_{_BLANKLESS}]"
@@ -94,11 +94,10 @@ _Part = frozenset[Decimal] | str
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an answer ends with: a value or an expression, or several in a list. `denied`: by a word before it in its
-    clause.
-    """
+    """The end of an answer: a value or an expression, or several in a list."""
 
     parts: tuple[_Part, ...]
+    # By a word before it in its clause.
     denied: bool
 
     def same(self, other: _Result) -> bool:
@@ -111,19 +110,22 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """`words`: in order, signs and operators among them. `denied`: of each whether its clause holds a negation; `ends`:
-    whether its clause ends with it. `denies`: whether any clause does. `result`: None where there is no number.
-    """
+class NormalizedAnswer:
+    """An answer in the form that is compared."""
 
+    # In order, signs and operators among them.
     words: list[str]
+    # Of each word, whether its clause holds a negation.
     denied: list[bool]
+    # Of each word, whether its clause ends with it.
     ends: list[bool]
+    # Whether any clause holds a negation.
     denies: bool
+    # None where there is no number.
     result: _Result | None
 
     @classmethod
-    def of(cls, answer: str) -> Compared:
+    def of(cls, answer: str) -> NormalizedAnswer:
         text = _plain(answer)
         ends = [found.end() for found in _CLAUSE_END.finditer(text)]
         tokens = [(found.group(), bisect_right(ends, found.start()), found.start()) for found in _TOKEN.finditer(text)]
@@ -154,7 +156,7 @@ class Compared:
     def _characters(self) -> int:
         return sum(_CHARACTER.fullmatch(word) is not None for word in self.words)
 
-    def says(self, short: Compared) -> bool:
+    def contains(self, short: NormalizedAnswer) -> bool:
         """Whether the words of a short answer stand here in a row ("Paris" in "It is Paris"), denied or not as they
         are there. A lone "no" has to end its clause; many characters without blanks may stand in another order.
         """

@@ -1,4 +1,4 @@
-"""What is asked to be graded: questions with a known answer, prompts and conversations, from a file."""
+"""Questions to be graded: those with a known answer, prompts and conversations, from a file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _LINE_END = re.compile(r"\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`grade` says whether a reply is right; `answer` is what a person would compare it with."""
+    """A question whose answer is known."""
 
     id: str
     kind: str
     prompt: str
+    # For a person to compare with.
     answer: str
+    # Whether a reply is right.
     grade: Callable[[str], bool]
 
 

@@ -1,1 +1,1 @@
-"""What use teaches: experience, and the refit that takes it in."""
+"""Learning from use: experience, and the refit that takes it in."""

@@ -1,4 +1,4 @@
-"""What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
+"""Experience from use: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
 
 A row holds features (blocks by their names, and hashed counts of wording), numbers, and a digest by which a question
 that is asked again is known: in features all numbers are alike. The texts themselves are kept only where the user asked
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import private_file
-from ...protocol.wal import columns, tables, transaction, use_wal
+from ...protocol.wal import tables, transaction, use_wal
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features
@@ -34,7 +34,7 @@ from ..features.parsed_question import repeated_question
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
-_VERSION = 4
+_VERSION = 5
 _PRUNE_EVERY = 200
 _KEY_BYTES, _DIGEST_BYTES = 32, 16
 
@@ -69,9 +69,9 @@ class Observation:
     answer: str | None = None
     feature_version: int = FEATURE_VERSION
     # 1 if this request was sampled for exploration, whatever the gates thought of it.
-    drawn: int = 0
-    # Digest of the question; None in rows of earlier versions.
-    asked: bytes | None = None
+    sampled: int = 0
+    # Digest of the question.
+    question: bytes = b""
     # The cloud's answer, where texts are kept and it did not go by in pieces.
     reply: str | None = None
 
@@ -105,7 +105,7 @@ _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?
 class Experience:
     """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
 
-    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of a newer version.
+    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of another version.
     """
 
     def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
@@ -119,7 +119,7 @@ class Experience:
         except (OSError, sqlite3.Error) as error:
             raise _unusable(path, error) from error
         try:
-            self._migrate()
+            self._create()
             use_wal(self._connection)
             self._key = self._digest_key()
         except sqlite3.Error as error:
@@ -129,25 +129,18 @@ class Experience:
             self._connection.close()
             raise
 
-    def _migrate(self) -> None:
-        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-        if self._format() == _VERSION and {"observations", "digest_key"} <= tables(self._connection):
-            return
+    def _create(self) -> None:
+        """The tables, in one transaction, so that several processes may open a new file at once."""
         with transaction(self._connection) as connection:
-            version, found = self._format(), tables(connection)
-            if not 0 <= version <= _VERSION:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            found = tables(connection)
+            if found and "observations" not in found:
+                raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
+            if found and version != _VERSION:
                 raise ConfigurationError(
                     f"{self.path} has format {version}, this version reads {_VERSION}: name another file.",
                     param="experience",
                 )
-            if found and "observations" not in found:
-                raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
-            # Format 1's draws left out what gates 1 and 2 escalated: they teach and promise nothing. Format 2 knew
-            # questions by their features, format 3 had no replies. Columns are looked for, as earlier versions set the
-            # number apart and may have died in between.
-            for column, default in (("drawn", "0"), ("asked", "NULL"), ("reply", "NULL")):
-                if found and column not in columns(connection, "observations"):
-                    connection.execute(f"ALTER TABLE observations ADD COLUMN {column} DEFAULT {default}")
             for statement in _SCHEMA:
                 connection.execute(statement)
             connection.execute(
@@ -156,10 +149,6 @@ class Experience:
             )
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
-    def _format(self) -> int:
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        return version
-
     def _digest_key(self) -> bytes:
         found = self._connection.execute("SELECT key FROM digest_key").fetchone()
         if found is None or not isinstance(found[0], bytes) or len(found[0]) != _KEY_BYTES:
@@ -167,7 +156,7 @@ class Experience:
         return found[0]
 
     def digest(self, prompt: PromptView) -> bytes:
-        """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
+        """The digest of the question in `prompt` in this file: equal for those that no gate tells apart by anything
         but their numbers, and that have the same numbers.
         """
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
@@ -226,14 +215,20 @@ def _unusable(path: Path, error: Exception) -> ConfigurationError:
     )
 
 
+class _Packed(msgspec.Struct, array_like=True):
+    """Features as bytes: blocks and counts are float32, buckets uint16."""
+
+    blocks: dict[BlockName, bytes]
+    buckets: bytes
+    counts: bytes
+
+
 def pack(features: Features) -> bytes:
     """Blocks, with their names, and counts, compressed; a few hundred bytes."""
     blocks, counts = features
-    head = msgspec.json.encode({name: len(block) for name, block in blocks.items()})
     buckets = np.flatnonzero(counts).astype(np.uint16)
-    sizes = np.array([len(head), len(buckets)], np.uint32).tobytes()
-    values = (block.astype(np.float32).tobytes() for block in blocks.values())
-    return zlib.compress(b"".join((sizes, head, buckets.tobytes(), counts[buckets].tobytes(), *values)))
+    packed: dict[BlockName, bytes] = {name: block.astype(np.float32).tobytes() for name, block in blocks.items()}
+    return zlib.compress(msgspec.msgpack.encode(_Packed(packed, buckets.tobytes(), counts[buckets].tobytes())))
 
 
 def readable(rows: Sequence[Observation]) -> list[Observation]:
@@ -254,15 +249,6 @@ def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Arr
 
     Raises zlib.error or ValueError if `data` is not what `pack` gave.
     """
-    raw = zlib.decompress(data)
-    n, m = (int(size) for size in np.frombuffer(raw, np.uint32, 2))
-    try:
-        widths = msgspec.json.decode(raw[8 : 8 + n], type=dict[BlockName, int])
-    except msgspec.DecodeError as error:
-        raise ValueError(f"no blocks are named ({error})") from error
-    at = 8 + n
-    buckets = np.frombuffer(raw, np.uint16, m, at)
-    counts = np.frombuffer(raw, np.float32, m, at + 2 * m)
-    values = np.frombuffer(raw, np.float32, sum(widths.values()), at + 6 * m)
-    ends = np.cumsum(list(widths.values()))
-    return dict(zip(widths, np.split(values, ends[:-1]), strict=True)), buckets, counts
+    packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
+    blocks: dict[BlockName, Array] = {name: np.frombuffer(block, np.float32) for name, block in packed.blocks.items()}
+    return blocks, np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools
@@ -31,7 +29,7 @@ from ..training.router_model import MIN_LABELS, Labels
 from ..training.train import FitRecipe, fit_material
 from .experience import Observation, unpack
 
-__all__ = ["GRADING", "even_draw", "learn"]
+__all__ = ["GRADING", "learn", "representative_sample"]
 
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
@@ -39,41 +37,41 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
 
-    Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.
+    Raises InvalidRequestError if fewer than 100 rows are a representative sample, or if they are all alike.
     """
     graded = [row for row in rows if row.grades is not None]
-    lessons = _lessons(graded, recipe.seed)
-    even = np.array([lesson.even for lesson in lessons], np.bool_)
-    if even.sum() < MIN_LABELS:
+    fit_rows = _fit_rows(graded, recipe.seed)
+    representative = np.array([each.representative for each in fit_rows], np.bool_)
+    if representative.sum() < MIN_LABELS:
         raise InvalidRequestError(
-            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(even.sum())} of them make an "
-            f"even draw; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a while: without either "
-            "only answers that escalate anyway are graded."
+            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(representative.sum())} of them "
+            f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
+            "while: without either only answers that escalate anyway are graded."
         )
-    taught = [lesson.row for lesson in lessons]
-    features, same = _features(taught)
-    scores = np.array([lesson.grades for lesson in lessons], np.float64)
+    observations = [each.row for each in fit_rows]
+    features = _features(observations)
+    scores = np.array([each.grades for each in fit_rows], np.float64)
     labels = Labels(
         weak=scores[:, 0],
         strong=scores[:, 1],
-        same=same,
-        weight=np.array([lesson.weight for lesson in lessons]),
-        representative=even,
+        same=np.array([row.question for row in observations]),
+        weight=np.array([each.weight for each in fit_rows]),
+        representative=representative,
     )
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
     source = Source("experience", digest, len(graded))
     material = Material(
         features={mode: features.of_gate(mode) for mode in GATE_BLOCKS},
         labels=labels,
-        tokens=(*_tokens(taught), any(row.cloud_read is None for row in taught)),
-        opened=_go_on(features),
+        tokens=(*_tokens(observations), any(row.cloud_read is None for row in observations)),
+        opened=_has_opening(features),
     )
     return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
 
-def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
-    """(n,) which rows to promise on, as bool: those that were drawn and graded, each request with the same chance."""
-    usable = np.array([row.drawn == 1 and row.pair_grades is not None for row in rows], np.bool_)
+def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
+    """(n,) which rows to promise on, as bool: those that were sampled and graded, each request with the same chance."""
+    usable = np.array([row.sampled == 1 and row.pair_grades is not None for row in rows], np.bool_)
     if not usable.any():
         return usable
     chance = np.array([row.explored for row in rows])
@@ -81,58 +79,52 @@ def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
-    """A row with the grades to go by; `weight`: in the fit. `even`: the promise is made on it."""
+class _FitRow:
+    """An observation as the fit takes it."""
 
     row: Observation
+    # Of the local and of the cloud's answer.
     grades: tuple[float, float]
+    # In the fit.
     weight: float
-    even: bool
+    # Whether the promise is made on it.
+    representative: bool
 
 
-def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
-    """One for each row; of a drawn one with a thumb also one without, which is promised on and not fitted to."""
-    found: list[_Lesson] = []
-    for row, even in zip(graded, even_draw(graded, seed), strict=True):
+def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
+    """One for each row; of a sampled one with a thumb also one without, which is promised on and not fitted to."""
+    found: list[_FitRow] = []
+    for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
         if grades is None:
             continue
         # Who is known by a thumb alone was not chosen by any chance that we know.
         weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
-        found.append(_Lesson(row, grades, weight, bool(even) and row.thumb is None))
-        if even and row.thumb is not None and pair is not None:
-            found.append(_Lesson(row, pair, 0.0, True))
+        found.append(_FitRow(row, grades, weight, bool(sampled) and row.thumb is None))
+        if sampled and row.thumb is not None and pair is not None:
+            found.append(_FitRow(row, pair, 0.0, True))
     return found
 
 
-def _features(rows: Sequence[Observation]) -> tuple[FeatureRows, NDArray[Any]]:
-    """Of all rows the blocks that every one has, and (n,) marks of those that ask the same, whatever was answered."""
+def _features(rows: Sequence[Observation]) -> FeatureRows:
+    """Of all rows the blocks that every one has."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
     counts = np.concatenate([each for _, _, each in unpacked])
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
-    told = [sha256(blocks["wording"].tobytes() + held.tobytes()) for blocks, held, _ in unpacked]
     names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
     blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
-    return FeatureRows(sparse, blocks), np.array(_same(rows, told))
+    return FeatureRows(sparse, blocks)
 
 
-def _go_on(rows: FeatureRows) -> Bools:
+def _has_opening(rows: FeatureRows) -> Bools:
     """(n,) which answers go on behind their opening."""
     return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
 
 
-def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:
-    """By the digests of the questions. `told`: their features, for which all numbers are alike: a row of an earlier
-    version has no more, and may be any of those that share them.
-    """
-    unknown = {features for row, features in zip(rows, told, strict=True) if row.asked is None}
-    return [features if features in unknown else f"{row.asked!r}" for row, features in zip(rows, told, strict=True)]
-
-
 def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
-    """What the cloud read and wrote, the mean of the others where it was not asked."""
+    """The tokens that the cloud read and wrote; the mean of the others where it was not called."""
 
     def filled(values: list[float | None]) -> np.ndarray:
         known = [value for value in values if value is not None]

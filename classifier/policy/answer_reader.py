@@ -54,7 +54,7 @@ class AnswerReader(Generic[Found]):
         self._known.put(lines, found if known is None else known + found)
 
     def read(self, text: str) -> Found:
-        """What `find` finds in the whole answer."""
+        """The findings in the whole answer."""
         before, known = self._longest_known(text)
         return self._find(text) if known is None else known + self._find(text[len(before) :])
 

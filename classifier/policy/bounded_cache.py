@@ -1,4 +1,4 @@
-"""What was made of the latest texts, kept within a number of entries and of bytes: callers decide their length."""
+"""A cache of results by text, bounded in entries and in bytes: callers decide how long texts are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BoundedCache(Generic[Key, Value]):
             return self._entries.get(key)
 
     def find(self, key: Key, make: Callable[[Key], Value]) -> Value:
-        """What is kept for `key`, or what `make` makes of it."""
+        """The value of `key`, made by `make` if it is not kept."""
         found = self.get(key)
         if found is None:
             found = make(key)

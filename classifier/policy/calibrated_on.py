@@ -1,4 +1,4 @@
-"""What kinds of requests a calibration has seen. A policy says nothing about others, so they escalate."""
+"""The kinds of requests in a calibration. A policy says nothing about others, so they escalate."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class CalibratedOn:
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
         """A script, or a length, that only a few have is left out."""
-        seen = Counter(script for row in rows for script in scripts_of(_text(row)))
-        scripts = tuple(sorted(script for script, n in seen.items() if n >= ENOUGH_PROMPTS))
+        prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
+        scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
-        """What a conversation has that no prompt of the calibration had; None if there is nothing."""
+        """The trait of a conversation that no prompt of the calibration had; None if there is none."""
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"

@@ -89,14 +89,14 @@ class ExportedGates:
         return self._decide("opening", view, _UNREAD)
 
     def read_ahead(self, prompt: PromptView) -> None:
-        """Do what gate 3 needs of the question, while the local model is busy."""
+        """Read the question for gate 3, while the local model is busy."""
         if self.reads_answers:
-            asked = self._asked(prompt)
-            _ = asked.mentioned, asked.given
-            self._topics_of(asked, prompt)
+            question = self._question(prompt)
+            _ = question.mentioned, question.given
+            self._topics_of(question, prompt)
 
     def read_lines(self, answer: str) -> None:
-        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        """Read the complete lines of an unfinished answer for gate 3."""
         if self.reads_answers:
             self._answers.read_ahead(answer)
 
@@ -107,7 +107,7 @@ class ExportedGates:
         return self._decide("cascade", view, self._answers.read(view.answer))
 
     def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
-        declared, run = self._blocks[mode], ReadRun(view, self._asked(view.prompt), answered)
+        declared, run = self._blocks[mode], ReadRun(view, self._question(view.prompt), answered)
         blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
         other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:
@@ -115,14 +115,14 @@ class ExportedGates:
                 f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "
                 f"{len(blocks[other[0]])}: it was made for another model. Use a policy of this one."
             )
-        topics = self._topics_of(run.asked, view.prompt)
+        topics = self._topics_of(run.question, view.prompt)
         return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
 
-    def _asked(self, prompt: PromptView) -> ParsedQuestion:
+    def _question(self, prompt: PromptView) -> ParsedQuestion:
         read = prompt if self._follows else PromptView(prompt.text)
         return self._parsed.find(read.key, lambda _: ParsedQuestion.of(read))
 
-    def _topics_of(self, asked: ParsedQuestion, prompt: PromptView) -> Array:
+    def _topics_of(self, question: ParsedQuestion, prompt: PromptView) -> Array:
         return self._topics.find(
-            prompt.key if self._follows else prompt.text, lambda _: self._graphs.read(asked.counts)
+            prompt.key if self._follows else prompt.text, lambda _: self._graphs.read(question.counts)
         )

@@ -83,7 +83,7 @@ def _card(folder: Path) -> tuple[int, int] | None:
 
 
 def _named(folder: Path) -> dict[str, str]:
-    """What the card in `folder` names, with the SHA-256 of each; nothing where there is no card to be read."""
+    """The files that the card in `folder` names, with their SHA-256; none where there is no card to be read."""
     try:
         return msgspec.convert(read_card(folder).get("files"), dict[str, str])
     except (ConfigurationError, msgspec.ValidationError):  # whatever it was, it is replaced

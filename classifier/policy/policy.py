@@ -17,7 +17,7 @@ import msgspec
 
 from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
-from ..calibration.drift import UsualGains
+from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import NEVER, Path, Thresholds
@@ -43,16 +43,18 @@ _REMEDY = "calibrate again with this version (updraft calibrate)"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file the policy learned from: its name, the SHA-256 of its bytes, and how many rows were read from it."""
+    """A file that the policy learned from."""
 
     name: str
+    # Of its bytes.
     sha256: str
+    # Read from it.
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a target came to on the calibration rows, for people; the router computes its own from `calibration.npz`."""
+    """A target's outcome on the calibration rows, for people; routers compute theirs from `calibration.npz`."""
 
     target: str
     before: float
@@ -66,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCard:
-    """What `policy.json` says."""
+    """The contents of `policy.json`."""
 
     format_version: int
     feature_version: int
@@ -150,12 +152,12 @@ class Policy(ExportedGates):
         return policy
 
     @property
-    def usual(self) -> UsualGains:
-        """Gate 1's P(gain) of requests like the calibration's."""
-        return self.calibration.usual
+    def usual(self) -> Floats:
+        """(n,) gate 1's P(gain) of requests like the calibration's."""
+        return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
-        """What `target` comes to, with the card's confidence or on average."""
+        """The thresholds for `target`, with the card's confidence or on average."""
         return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:

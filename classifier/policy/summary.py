@@ -1,4 +1,4 @@
-"""What a calibration comes to, for a person: thresholds, the guarantee, the floors that no method beats."""
+"""A calibration in words and numbers, for a person: thresholds, the guarantee, the floors that no method beats."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
 
 
 def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
-    """What would have to come for more to stay local."""
+    """The further rows that bolder thresholds take."""
     card, known = policy.card, policy.calibration.evidence
     needed = rows_needed(policy.calibration, point.target, card.delta)
     if needed is None:

@@ -1,5 +1,8 @@
 """From features and grades to the gates that ship and the rows that their thresholds come from: the whole of what is
 promised, which `updraft calibrate`, `updraft learn` and `updraft bench guarantee` share.
+
+Thresholds on rows that helped to fit a gate promise too much: the gate knows these rows, wording included (decision
+059). So the rows to promise on are divided at random, and no row that asks the same as a held-out one is fitted to.
 """
 
 from __future__ import annotations
@@ -18,32 +21,35 @@ from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
 from .router_model import CANDIDATES, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
-from .split import divided
 
-__all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
+__all__ = ["HELD_OUT", "FittedGates", "Material", "calibrated", "fit_gates", "split_rows"]
 
+# Of the rows to promise on. Simulated populations chose it (`updraft bench guarantee`).
+HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
-    `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
-    few of those that gates are fitted on are, there is no gate 2.
-    """
+    """Graded rows as numbers, which gates are fitted on."""
 
+    # Of each gate.
     features: Mapping[Mode, FeatureRows]
     labels: Labels
+    # Tokens that the cloud reads and writes, (n,) each, and whether they are estimates.
     tokens: tuple[Floats, Floats, bool]
+    # (n,) which answers go on behind their opening. Without it, or where few do, there is no gate 2.
     opened: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FittedGates:
-    """What ships. `fitting`: the rows that the gates were fitted on; `calibration`: others, as the gates judge them."""
+    """The gates that ship, and the rows that their thresholds come from."""
 
     routers: dict[Mode, RouterModel]
+    # The rows that the gates were fitted on.
     fitting: NDArray[Any]
+    # Other rows, as the gates judge them.
     calibration: CalibrationRows
 
 
@@ -54,22 +60,37 @@ def fit_gates(
 
     Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows to promise on.
     """
-    if len(material.labels.even) < MIN_LABELS:
+    if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(
-            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.even)}."
+            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.representative_rows)}."
         )
-    fitting, calibrating = divided(material.labels, seed)
-    asked = material.opened is not None and _is_asked(material.opened[fitting])
+    fitting, calibrating = split_rows(material.labels, seed)
+    has_gate_2 = material.opened is not None and _is_frequent(material.opened[fitting])
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, candidates)
         for mode, rows in material.features.items()
-        if mode != "opening" or asked
+        if mode != "opening" or has_gate_2
     }
     p_gain: dict[Mode, Floats] = {
         mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
     }
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
+
+
+def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The rows to fit on and those to calibrate on, which are representative ones; both rising.
+
+    Rows that ask the same as a held-out one and are not representative are in neither.
+    """
+    same = np.arange(len(labels.weak))
+    if labels.same is not None:  # the first row that asks it
+        _, first, inverse = np.unique(labels.same, return_index=True, return_inverse=True)
+        same = first[inverse]
+    groups = np.unique(same[labels.representative_rows])
+    held = np.random.default_rng(seed).permutation(groups)[: round(HELD_OUT * len(groups))]
+    kept_out = np.isin(same, held)
+    return np.flatnonzero(~kept_out), labels.representative_rows[kept_out[labels.representative_rows]]
 
 
 def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:
@@ -90,6 +111,6 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[
     )
 
 
-def _is_asked(opened: Bools) -> bool:
+def _is_frequent(opened: Bools) -> bool:
     """Whether gate 2 would be asked often enough for its threshold to mean something."""
     return int(opened.sum()) >= max(MIN_FITTED, _OFTEN_OPENED * len(opened))

@@ -59,17 +59,17 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Both tiers' scores of the labelled rows, (n,) each; `same`: (n,) marks of rows that ask the same, if any do.
+    """The labels of n rows. Models are fitted on all of them by weight, and compared on the representative ones."""
 
-    Where rows were not drawn as requests come: `weight`, (n,), is one over the chance that a row was, and
-    `representative`, (n,), marks rows that together are an even draw. Models are fitted on all rows by weight,
-    calibrated and compared on the representative ones.
-    """
-
+    # (n,) score of the weak tier.
     weak: Floats
+    # (n,) score of the strong tier.
     strong: Floats
+    # (n,) equal for rows that ask the same; None if no two do.
     same: NDArray[Any] | None = None
+    # (n,) one over the chance that a row was sampled; None where all had the same.
     weight: Floats | None = None
+    # (n,) rows that together are sampled as requests come; None: all of them.
     representative: Bools | None = None
 
     @property
@@ -90,34 +90,33 @@ class Labels:
         )
 
     @property
-    def even(self) -> NDArray[Any]:
+    def representative_rows(self) -> NDArray[Any]:
         """The rows to calibrate and compare on."""
         return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
 
     @property
     def evidence(self) -> int:
-        """As how many independent rows those count: all where none ask the same, else Kish's effective size."""
-        even = self.even
-        if self.same is None or not len(even):
-            return len(even)
-        asked = np.unique(self.same[even], return_counts=True)[1]
-        return int(len(even) ** 2 / float((asked**2).sum()) + 1e-9)
+        """The number of independent rows that those count as: Kish's effective size where some ask the same."""
+        rows = self.representative_rows
+        if self.same is None or not len(rows):
+            return len(rows)
+        repeats = np.unique(self.same[rows], return_counts=True)[1]
+        return int(len(rows) ** 2 / float((repeats**2).sum()) + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50).
+    """Topics of the wording: a truncated SVD of weighted counts."""
 
-    float64, the directions rounded to what float32 holds, as they ship so.
-    """
-
+    # (COUNTS,) of each term.
     weights: Floats
+    # (COUNTS, 50) of most variance among weighted prompts; rounded to float32, as they ship so.
     directions: Floats
 
     @classmethod
     def fit(cls, counts: Any, seed: int) -> Topics:
-        seen = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
-        weights = np.log((1.0 + counts.shape[0]) / (1.0 + seen)) + 1.0
+        document_frequency = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
+        weights = np.log((1.0 + counts.shape[0]) / (1.0 + document_frequency)) + 1.0
         svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
         directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
@@ -133,9 +132,11 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What members are fitted on: `x` (n, k) float32, and how much a ridge lets each column say, (k,)."""
+    """The matrix that members are fitted on."""
 
+    # (n, k) topics and measures.
     x: Array
+    # (k,) scale of each column in a ridge.
     weights: Floats
 
     def take(self, rows: NDArray[Any]) -> Inputs:
@@ -188,7 +189,7 @@ class RouterModel:
 
     def blended(self, x: Array) -> Floats:
         """The score of rows that `topics` have prepared."""
-        return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
+        return self.bias + _sum(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
     def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> RouterModel:
         """The same blend of the same topics, its members fitted on other rows."""
@@ -213,7 +214,8 @@ def fit_router(
 
     Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
     """
-    n, better = len(labels.even), labels.better[labels.even]
+    compared = labels.representative_rows
+    n, better = len(compared), labels.better[compared]
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_FITTED} graded prompts to be fitted on, some better answered by the strong "
@@ -223,18 +225,18 @@ def fit_router(
     x = topics.prepare(rows)
     crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
     blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
-    even = labels.even
-    recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
-    chosen = _chosen(recovered)
+    gain = labels.gain[compared]
+    recovered = {name: _recovered(blend.score(crossed)[compared], gain) for name, blend in blends.items()}
+    chosen = _selected(recovered)
     blend = blends[chosen]
     return RouterModel(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=fit_curve(blend.score(crossed)[even], better),
+        curve=fit_curve(blend.score(crossed)[compared], better),
         chosen=chosen,
-        inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
+        inner_apgr={name: float(each.sum() / gain.sum()) for name, each in recovered.items()},
     )
 
 
@@ -251,10 +253,10 @@ class _Blend:
         return cls(weights, -sum(weight * float(crossed[name].mean()) for name, weight in weights.items()))
 
     def score(self, scores: Mapping[str, Floats]) -> Floats:
-        return self.bias + _added(weight * scores[name] for name, weight in self.weights.items())
+        return self.bias + _sum(weight * scores[name] for name, weight in self.weights.items())
 
 
-def _added(terms: Iterable[Floats]) -> Floats:
+def _sum(terms: Iterable[Floats]) -> Floats:
     return np.sum(np.stack(list(terms)), axis=0)
 
 
@@ -265,7 +267,7 @@ def _recovered(score: Floats, gain: Floats) -> Floats:
     return gain * ranks
 
 
-def _chosen(recovered: Mapping[str, Floats]) -> str:
+def _selected(recovered: Mapping[str, Floats]) -> str:
     """The first candidate that recovers less than the best by at most one standard error of their paired difference."""
     best = max(recovered.values(), key=lambda rows: float(rows.mean()))
     within = (
@@ -310,15 +312,9 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
     # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
     scale[:_TOPICS] = 1.0
-    standard = _standardised(x, mean, scale) * weight
-    centre: Floats = np.average(standard, axis=0, weights=share)
-    middle = float(np.average(gain, weights=share))
-    weighted: Floats = (standard - centre).T * share
-    inner: Floats = weighted @ (standard - centre) + _PENALTY * np.eye(x.shape[1])
-    aims: Floats = weighted @ (gain - middle)
-    solved: Floats = np.asarray(np.linalg.solve(inner, aims), np.float64)
-    weights: Floats = np.multiply(solved, weight)
-    return Ridge(mean, scale, weights, float(middle - centre @ solved))
+    linear = load_module("sklearn.linear_model", "train").Ridge(_PENALTY, solver="cholesky")
+    linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)
+    return Ridge(mean, scale, np.asarray(linear.coef_ * weight, np.float64), float(linear.intercept_))
 
 
 def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) -> Floats:

@@ -32,7 +32,7 @@ from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, Po
 from ..target import PROMISES, Target
 from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
-from .router_model import CANDIDATES, Labels, RouterModel
+from .router_model import Labels, RouterModel
 
 __all__ = [
     "FitRecipe",
@@ -48,15 +48,11 @@ _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
-_OFTEN_OPENED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
-
-    `candidates`: what cross-validation chooses among.
-    """
+    """The parts of the card that rows do not tell. The same seed and rows give the same files."""
 
     models: dict[str, str]
     data: list[Source]
@@ -64,7 +60,6 @@ class FitRecipe:
     date: str = ""
     delta: float = DELTA
     seed: int = 0
-    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CANDIDATES)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # As in the card.
@@ -88,7 +83,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 
 
 def material_of(rows: Sequence[GradedRow]) -> Material:
-    """What gates are fitted on: the blocks that every row has.
+    """The rows as gates are fitted on them: the blocks that every row has.
 
     There is a gate 3 if the rows have answers; and if they have token signals too, a gate 2 for answers that go on
     behind their opening, if these are many.
@@ -106,11 +101,11 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
-    return write_policy(fit_gates(material, recipe.seed, recipe.candidates), material, recipe, policy_folder(out))
+    return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
 def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
-    """Put what was fitted into `folder`, and load it from there."""
+    """Put fitted gates into `folder`, and load the policy from there."""
     calibration, labels = found.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
     # A row of no weight is one of the others once more, with the grades that it is promised on.
@@ -126,9 +121,9 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         rows=int(np.count_nonzero(weighted)),
         fitted=int(np.count_nonzero(weighted[found.fitting])),
         calibrated=len(calibration.local),
-        local_score=float(labels.weak[labels.even].mean()),
-        cloud_score=float(labels.strong[labels.even].mean()),
-        gain_rate=float(labels.better[labels.even].mean()),
+        local_score=float(labels.weak[labels.representative_rows].mean()),
+        cloud_score=float(labels.strong[labels.representative_rows].mean()),
+        gain_rate=float(labels.better[labels.representative_rows].mean()),
         blocks={mode: rows.widths for mode, rows in features.items()},
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=material.tokens[2],
@@ -184,9 +179,9 @@ def _session(graph: bytes) -> Any:
 
 def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
     found = operating_point(rows, target, delta)
-    told = found.thresholds
+    thresholds = found.thresholds
     outcome = found.alpha, found.risk, found.quality, found.cloud_share
-    return Point(str(target), told.before, told.after, *outcome, told.during)
+    return Point(str(target), thresholds.before, thresholds.after, *outcome, thresholds.during)
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:

@@ -91,7 +91,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     from ...classifier.graded_row import GradedRow
     from ...classifier.grading.grader import PairGrader
     from ...classifier.online.experience import Experience
-    from ...classifier.online.refit import even_draw
+    from ...classifier.online.refit import representative_sample
     from ...router.feedback.collector import pair_name
     from .spending import Spending
 
@@ -104,7 +104,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     if not kept:
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
         raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {known_pairs}.")
-    even = [row for row, usable in zip(kept, even_draw(kept), strict=True) if usable]
+    even = [row for row, usable in zip(kept, representative_sample(kept), strict=True) if usable]
     rows = [row for row in even if row.prompt is not None and row.answer is not None]
     _check_enough(
         len(rows),

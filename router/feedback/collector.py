@@ -85,7 +85,7 @@ class ExperienceCollector:
 
     At most `MAX_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
     is kept in one transaction; where another process writes for 5 seconds, it is counted as failed. `explored`: the
-    chance with which a request is drawn to be graded. `keep_text`: keep prompt and answer too.
+    chance with which a request is sampled to be graded. `keep_text`: keep prompt and answer too.
     """
 
     def __init__(
@@ -198,10 +198,10 @@ class ExperienceCollector:
             cloud_written=record.cloud.completion_tokens if counted else None,
             answered_by=record.tier,
             features=pack(remembered(view)),
-            drawn=int(decision.exploration_chance > 0),
+            sampled=int(decision.exploration_chance > 0),
             prompt=view.prompt.text if self._keep_text else None,
             answer=view.answer if self._keep_text else None,
-            asked=self._experience.digest(view.prompt),
+            question=self._experience.digest(view.prompt),
             reply=judged.cloud.text if self._keep_text and judged.cloud is not None else None,
         )
 

@@ -15,7 +15,8 @@ from ..tiers.interfaces import LocalAnswer
 from .gates import ConfidenceGates, GateDecision, Gates
 
 if TYPE_CHECKING:
-    from ...classifier.calibration.drift import DriftMonitor, UsualGains
+    from ...classifier.arrays import Floats
+    from ...classifier.calibration.drift import DriftMonitor
 
 __all__ = ["ExplorationGates", "by_confidence"]
 
@@ -70,7 +71,7 @@ class ExplorationGates:
         return self._gates.quality
 
     @property
-    def usual(self) -> UsualGains | None:
+    def usual(self) -> Floats | None:
         return self._gates.usual
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:

@@ -13,7 +13,7 @@ from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
-    from ...classifier.calibration.drift import UsualGains
+    from ...classifier.arrays import Floats
     from ...classifier.calibration.threshold_path import Thresholds
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
     from ...classifier.policy.calibrated_on import CalibratedOn
@@ -53,7 +53,7 @@ class Gates(Protocol):
         ...
 
     @property
-    def usual(self) -> UsualGains | None:
+    def usual(self) -> Floats | None:
         """Gate 1's P(gain) of requests like those of the calibration, if known: what requests usually look like."""
         ...
 
@@ -103,7 +103,7 @@ class CalibratedPolicy(Protocol):
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
     @property
-    def usual(self) -> UsualGains | None: ...
+    def usual(self) -> Floats | None: ...
     def thresholds_for(self, target: Target) -> Thresholds:
         """Raises ConfigurationError for what was not calibrated."""
         ...
@@ -130,7 +130,7 @@ class PolicyGates:
         return self._target.value if self._target.name == "quality" else None
 
     @property
-    def usual(self) -> UsualGains | None:
+    def usual(self) -> Floats | None:
         return None if self._caveat else self._policy.usual
 
     def check(self, quality: float | None) -> None:
@@ -204,7 +204,7 @@ class ConfidenceGates:
 
     tokens = 16
     quality: float | None = None
-    usual: UsualGains | None = None
+    usual: Floats | None = None
 
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
@@ -252,7 +252,7 @@ class NoPolicyGates:
 
     tokens = 2**31
     quality: float | None = None
-    usual: UsualGains | None = None
+    usual: Floats | None = None
 
     def check(self, quality: float | None) -> None:
         _refuse(quality)

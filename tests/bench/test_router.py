@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from updraft.bench.router import Measured, Setting, measure
+from updraft.bench.router import Measured, Setting, measure, random_apgr, within_folds
 from updraft.bench.router_report import terminal_plot
 from updraft.classifier.evaluation.cost_quality import CostQualityCurve
 from updraft.cli.main import app
@@ -81,3 +81,14 @@ def test_the_curve_in_the_terminal() -> None:
     assert "o" in lines[0]
     assert "*" in lines[-3]
     assert len({line.index("|") for line in lines[:-2]}) == 1
+
+
+def test_a_coin_recovers_half() -> None:
+    rng = np.random.default_rng(0)
+    weak, strong = (rng.random(4000) < 0.3) * 1.0, (rng.random(4000) < 0.8) * 1.0
+    assert random_apgr(weak, strong) == pytest.approx(0.5, abs=0.03)
+
+
+def test_folds_are_ranked_apart() -> None:
+    ranked = within_folds(np.array([0.9, 0.8, 0.1, 0.2]), np.array([0, 0, 1, 1]))
+    assert ranked == pytest.approx([0.75, 0.25, 0.25, 0.75])

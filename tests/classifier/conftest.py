@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from updraft.classifier.features.blocks import graded_run
 from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.graded_row import GradedRow
-from updraft.classifier.grading.outcomes import graded
 from updraft.classifier.policy.policy import Source
 from updraft.classifier.training.gates import FittedGates, Material, fit_gates
 from updraft.classifier.training.train import FitRecipe, material_of, write_policy
@@ -73,7 +73,7 @@ def _row(
     stated = a + b + (0 if right or (kind != 14 and rng.uniform() < 0.9) else int(rng.integers(1, 9)))
     hidden = directions[kind] + 0.5 * rng.normal(size=HIDDEN)
     hidden += (1 if not right else -1) * trouble * (0.25 if kind == 15 else 0.04)
-    return graded(
+    return graded_run(
         RunView(
             prompt=PromptView(prompt),
             answer=f"{a} + {b} = {stated}. Answer: {stated}",

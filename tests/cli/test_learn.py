@@ -62,7 +62,7 @@ def test_a_log_without_texts_makes_no_policy(updraft, tmp_path: Path) -> None:
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
     for number in range(120):
         measured = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
-        experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *measured, features, drawn=1))
+        experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *measured, features, sampled=1))
     experience.close()
     call = ["calibrate", "--from-log", str(file), "--local", "pocket", "--cloud-model"]
     done = updraft(*call, "big")

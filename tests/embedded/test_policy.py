@@ -17,8 +17,8 @@ from updraft.classifier.calibration.threshold_path import escalated
 from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.graded_row import GradedRow
 from updraft.classifier.target import Target
-from updraft.classifier.training.held_out import HeldOutReport, evaluate, policy_probabilities
 from updraft.embedded import pocket
+from updraft.embedded.held_out import HeldOutReport, evaluate, policy_probabilities
 from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import make_tasks
 

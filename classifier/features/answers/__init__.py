@@ -1,1 +1,1 @@
-"""What an answer shows by itself: its parts, its checks, its arithmetic."""
+"""Evidence in an answer by itself: its parts, its checks, its arithmetic."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arrays import Array
 
-__all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks", "steps"]
+__all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks"]
 
 # A search for a set of characters skips to the next of them, one for alternatives tries every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
@@ -40,8 +40,6 @@ _NUMBER_WORDS: dict[str, float] = {
     **{"dozen": 12, "half": 0.5, "quarter": 0.25, "third": 1 / 3, "twice": 2, "double": 2, "triple": 3, "week": 7},
 }
 _WORD = re.compile(r"[a-z]+")
-# For `str.translate`: what belongs to no word becomes a blank.
-_BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
 _PHRASES = (
     *("however", "approximately", "round", "let's", "let x", "first", "therefore", "since", "because", "actually"),
     *("wait", "cannot", "can't", "not enough", "assume", "denote", "equation", "subtract", "per ", "in total"),
@@ -58,11 +56,14 @@ _DEEPEST = 40
 
 
 class ArithmeticStep(NamedTuple):
-    """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
+    """`left = right` as stated."""
 
+    # The numbers on the left.
     operands: tuple[float, ...]
+    # The values of both sides.
     left: float
     right: float
+    # How many join the operands.
     operators: int
 
 
@@ -78,15 +79,12 @@ class FoundSteps:
 
     @property
     def all(self) -> list[ArithmeticStep]:
+        """Calculator marks last."""
         return (self.stated + self.marked)[:_MOST_STEPS]
 
 
-def steps(text: str) -> list[ArithmeticStep]:
-    """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
-    return find_steps(text).all
-
-
 def find_steps(text: str) -> FoundSteps:
+    """The equations of `text` between plain numbers; what is no arithmetic is passed over."""
     plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
     if _MAY_BE_TIMES.search(plain):
         plain = _TIMES.sub("*", plain)
@@ -108,17 +106,20 @@ def final_number(text: str) -> tuple[float | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What steps may start from: the question's numbers in figures and in words; and its length and sentences."""
+    """The facts of a question that steps may start from."""
 
+    # In figures.
     numbers: tuple[float, ...]
+    # Numbers in words.
     worded: tuple[float, ...]
+    # Its length.
     chars: int
     sentences: int
 
     @classmethod
     def of(cls, question: str) -> Given:
         numbers = tuple(_value(number) for number in _NUMBER.findall(question))
-        worded = tuple(_NUMBER_WORDS[word] for word in _words(question.lower()) if word in _NUMBER_WORDS)
+        worded = tuple(_NUMBER_WORDS[word] for word in _WORD.findall(question.lower()) if word in _NUMBER_WORDS)
         return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
 
 
@@ -305,11 +306,6 @@ def _atom(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
     if at < len(tokens) and tokens[at] == "%":
         return value / 100, at + 1
     return value, at
-
-
-def _words(text: str) -> list[str]:
-    """What `_WORD` finds, without a regular expression where there is only ASCII."""
-    return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
 def _value(number: str) -> float:

@@ -66,14 +66,16 @@ ANSWER_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Mentioned:
-    """What an answer is held against: the question's words, those of them that begin with a letter, its numbers in
-    order, such words beside each number, and its letters without what is between them.
-    """
+    """The parts of a question that an answer is held against."""
 
     words: frozenset[str]
+    # The words that begin with a letter.
     lettered: frozenset[str]
+    # In order.
     numbers: tuple[str, ...]
+    # Such words in the same segment as each number.
     beside: Mapping[str, frozenset[str]]
+    # All of them, without the characters between them.
     letters: str
 
     @classmethod
@@ -173,7 +175,7 @@ def _lettered(words: Iterable[str]) -> frozenset[str]:
 
 
 def _single_letters(working: str, words: Sequence[str]) -> str:
-    """What the working, whose lower-case words these are, spells letter by letter."""
+    """The letters that the working, whose lower-case words these are, spells one by one."""
     if working.isascii():
         return "".join(word for word in words if len(word) == 1 and word.isalpha())
     return "".join(_SPELLED.findall(working)).lower()

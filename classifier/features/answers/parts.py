@@ -1,4 +1,4 @@
-"""What is found in the text of an answer: its words, its numbers, the sums, comparisons and lists that it states."""
+"""Parts of an answer's text: its words and numbers, and the sums, comparisons and lists that it states."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ _SEPARATOR = re.compile(r"\s*[,<>]\s*")
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """`segments`: as `segments` has them. `sums` and `comparisons`: whether each that is stated is true. `items`: of
-    the longest list.
-    """
+    """The parts of one answer."""
 
     words: list[str]
     numbers: list[str]
+    # Whether each stated sum is true.
     sums: list[bool]
+    # Whether each stated comparison is true.
     comparisons: list[bool]
+    # As `segments` has them.
     segments: list[tuple[frozenset[str], frozenset[str]]]
+    # Of the longest list.
     items: list[str]
 
     def __add__(self, other: AnswerParts) -> AnswerParts:
@@ -70,7 +72,7 @@ def segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
 
 
 def words_of(text: str) -> list[str]:
-    """What `_WORD` finds, without a regular expression where there is only ASCII."""
+    """The matches of `_WORD`, without a regular expression where there is only ASCII."""
     return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 from updraft.classifier.arrays import Floats
-from updraft.classifier.calibration.bounds import least_mean, least_rows, most_of, most_on_average, stays_positive
+from updraft.classifier.calibration.bounds import (
+    max_losses,
+    max_losses_on_average,
+    mean_lower_bound,
+    min_rows,
+    stays_positive,
+)
 
 
 @pytest.mark.parametrize("n", [20, 60, 332, 2000])
 @pytest.mark.parametrize("alpha", [0.02, 0.05, 0.1])
 def test_as_bold_as_clopper_and_pearson_allow(n: int, alpha: float) -> None:
-    most = most_of(n, alpha, 0.1)
+    most = max_losses(n, alpha, 0.1)
     assert most == -1 or beta.ppf(0.9, most + 1, n - most) <= alpha
     assert beta.ppf(0.9, most + 2, n - most - 1) > alpha
 
@@ -21,7 +27,7 @@ def test_as_bold_as_clopper_and_pearson_allow(n: int, alpha: float) -> None:
     ("n", "alpha", "most"), [(99, 0.05, 4), (98, 0.05, 3), (19, 0.05, 0), (18, 0.05, -1), (9, 0.0, -1)]
 )
 def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> None:
-    assert most_on_average(n, alpha) == most
+    assert max_losses_on_average(n, alpha) == most
     assert (most + 1) / (n + 1) <= alpha or most == -1
     assert (most + 2) / (n + 1) > alpha
 
@@ -29,9 +35,11 @@ def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> N
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.025])
 @pytest.mark.parametrize("alpha", [0.05, 0.1])
 def test_the_least_rows_are_enough_and_one_less_is_not(alpha: float, rate: float) -> None:
-    n = least_rows(alpha, 0.1, rate)
-    assert most_of(n, alpha, 0.1) >= rate * n
-    assert all(most_of(fewer, alpha, 0.1) < rate * fewer or most_of(fewer, alpha, 0.1) < 0 for fewer in range(1, n))
+    n = min_rows(alpha, 0.1, rate)
+    assert max_losses(n, alpha, 0.1) >= rate * n
+    assert all(
+        max_losses(fewer, alpha, 0.1) < rate * fewer or max_losses(fewer, alpha, 0.1) < 0 for fewer in range(1, n)
+    )
     if rate == 0:
         assert (1 - alpha) ** n <= 0.1 < (1 - alpha) ** (n - 1), "the rule of 2.3 over alpha"
 
@@ -40,7 +48,7 @@ def test_the_least_rows_are_enough_and_one_less_is_not(alpha: float, rate: float
 @pytest.mark.parametrize("mean", [0.0, 0.3, 0.86, 1.0])
 def test_the_least_mean_is_a_little_below_the_exact_one(n: int, mean: float) -> None:
     hits = round(mean * n)
-    least = least_mean(hits / n, n, 0.01)
+    least = mean_lower_bound(hits / n, n, 0.01)
     exact = float(beta.ppf(0.01, hits, n - hits + 1)) if hits else 0.0
     assert exact - 0.5 * (hits / n - exact) <= least <= exact + 1e-9
 
@@ -51,7 +59,7 @@ def test_the_least_mean_is_rarely_above_the_true_one(mean: float) -> None:
     rng = np.random.default_rng(0)
     shown = rng.beta(2 * mean, 2 * (1 - mean), (4000, 60)).mean(axis=1), rng.binomial(60, mean, 4000) / 60
     for means in shown:
-        wrong = np.mean([least_mean(float(each), 60, 0.1) > mean for each in means])
+        wrong = np.mean([mean_lower_bound(float(each), 60, 0.1) > mean for each in means])
         assert wrong <= 0.1 + 3 * np.sqrt(0.1 * 0.9 / 4000)
 
 

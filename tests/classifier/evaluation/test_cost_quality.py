@@ -11,8 +11,6 @@ from updraft.classifier.evaluation.cost_quality import (
     cost_quality,
     fine_curve,
     oracle_scores,
-    random_apgr,
-    within_folds,
 )
 
 
@@ -50,19 +48,8 @@ def test_the_order_is_all_that_counts(n: int, seed: int) -> None:
     assert fine.accuracy[-1] == pytest.approx(strong.mean())
 
 
-def test_a_coin_recovers_half() -> None:
-    rng = np.random.default_rng(0)
-    weak, strong = (rng.random(4000) < 0.3) * 1.0, (rng.random(4000) < 0.8) * 1.0
-    assert random_apgr(weak, strong) == pytest.approx(0.5, abs=0.03)
-
-
 def test_no_gap_has_no_apgr() -> None:
     assert np.isnan(cost_quality(np.arange(10.0), np.ones(10), np.ones(10)).apgr)
-
-
-def test_folds_are_ranked_apart() -> None:
-    ranked = within_folds(np.array([0.9, 0.8, 0.1, 0.2]), np.array([0, 0, 1, 1]))
-    assert ranked == pytest.approx([0.75, 0.25, 0.25, 0.75])
 
 
 def test_cpt_interpolates() -> None:

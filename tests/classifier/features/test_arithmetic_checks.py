@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.features.answers.arithmetic import STEP_NAMES, Given, final_number, step_checks, steps
+from updraft.classifier.features.answers.arithmetic import STEP_NAMES, Given, final_number, find_steps, step_checks
 
 
 def found(question: str, answer: str) -> dict[str, float]:
@@ -29,17 +29,17 @@ def found(question: str, answer: str) -> dict[str, float]:
     ],
 )
 def test_a_step_is_read(text: str, left: float, right: float) -> None:
-    step = steps(text)[0]
+    step = find_steps(text).all[0]
     assert (step.left, step.right) == pytest.approx((left, right))
 
 
 @pytest.mark.parametrize("text", ["", "x = 3", "1/0 = 3", "so = 4", "= 5", "((3 = 3", f"<<{'9' * 400}=2>>"])
 def test_what_is_no_arithmetic_is_passed_over(text: str) -> None:
-    assert steps(text) == []
+    assert find_steps(text).all == []
 
 
 def test_a_chain_is_every_pair() -> None:
-    assert [(s.left, s.right) for s in steps("8 + 6 = 14 = 15")] == [(14.0, 14.0), (14.0, 15.0)]
+    assert [(s.left, s.right) for s in find_steps("8 + 6 = 14 = 15").all] == [(14.0, 14.0), (14.0, 15.0)]
 
 
 def test_evidence() -> None:

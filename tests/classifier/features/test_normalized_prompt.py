@@ -56,7 +56,7 @@ def test_no_gate_notices_how_a_prompt_is_typed(typed: str) -> None:
     assert other != PROMPT
     answer = "12 + 4 = 16. Ann's has 4."
     one, two = (ReadRun.of(view_of(GradedRow(text, 0.0, 0.0, answer=answer))) for text in (PROMPT, other))
-    assert np.array_equal(one.asked.counts, two.asked.counts)
+    assert np.array_equal(one.question.counts, two.question.counts)
     for name, block in BLOCKS.items():
         assert np.array_equal(block.compute(one), block.compute(two)), name
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from updraft.classifier.graded_row import GradedRow
-from updraft.classifier.grading.graded_data import Columns, read_graded
+from updraft.classifier.graded_row import AnswerSignals, GradedRow
+from updraft.classifier.grading.graded_data import Columns, read_graded, write_graded
 from updraft.protocol.errors import InvalidRequestError
 
 
@@ -141,3 +144,24 @@ def test_a_wrong_column_lists_those_there_are(tmp_path: Path) -> None:
 def test_no_file() -> None:
     with pytest.raises(InvalidRequestError, match="Cannot read"):
         read_graded(Path("/nonexistent.csv"))
+
+
+def test_graded_runs_survive_the_file(tmp_path: Path, make_population: Callable[..., list[GradedRow]]) -> None:
+    rows = make_population(20, seed=1)
+    states = rows[0].states
+    assert states is not None
+    nothing = AnswerSignals(*[np.empty(0, np.float32)] * 3)
+    odd = replace(
+        rows[0],
+        answer="",
+        weak=0.25,
+        signals=nothing,
+        cloud_written=0.0,
+        states=replace(states, finish_reason="length", answer_hidden=np.zeros(24, np.float32)),
+    )
+    rows = [odd, *rows, replace(odd, domain="ünï", answer="\u2028")]
+    write_graded(tmp_path / "rows.jsonl", rows)
+    found = read_graded(tmp_path / "rows.jsonl")
+    assert len(found) == len(rows)
+    for before, after in zip(rows, found, strict=True):
+        np.testing.assert_equal(astuple(after), astuple(before))

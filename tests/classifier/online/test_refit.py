@@ -22,7 +22,7 @@ from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.wording import COUNTS
 from updraft.classifier.graded_row import AnswerSignals, GradedRow
 from updraft.classifier.online.experience import Experience, Observation, pack, unpack
-from updraft.classifier.online.refit import even_draw, learn
+from updraft.classifier.online.refit import learn, representative_sample
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.classifier.training.gates import Material
@@ -72,7 +72,8 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
                 10.0 if graded else None,
                 "cloud" if graded else "local",
                 told,
-                drawn=int(drawn),
+                sampled=int(drawn),
+                question=b"%d" % i,
             )
         )
     return rows, gains / n
@@ -89,11 +90,11 @@ def test_features_survive_packing(prompt: str, answer: str) -> None:
     assert (held == counts[buckets]).all()
 
 
-def test_the_even_draw_gives_back_the_rate_of_gains() -> None:
+def test_the_representative_sample_gives_back_the_rate_of_gains() -> None:
     rows, rate = observed(20_000, 0, 0.1, features=False)
     graded = [row for row in rows if row.grades is not None]
     naive = np.mean([row.local == 0 for row in graded])
-    even = even_draw(graded)
+    even = representative_sample(graded)
     fair = np.mean([row.local == 0 for row, kept in zip(graded, even, strict=True) if kept])
     assert abs(fair - rate) < 0.03
     assert naive - rate > 0.15, "labels of escalations alone are one-sided"
@@ -128,16 +129,18 @@ def test_a_block_that_one_row_lacks_is_read_by_no_gate(tmp_path: Path) -> None:
     assert policy.reads_answers
 
 
-def test_answers_that_end_early_are_none_of_gate_twos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_end_early_are_none_of_gate_twos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = observed(300, 1, 1.0)
     assert material_of(rows, monkeypatch).opened.all()
-    short = asking([f"Is {i} prime?" for i in range(100, 300)], None)
+    experience = Experience(tmp_path / "e.sqlite3")
+    short = asking([f"Is {i} prime?" for i in range(100, 300)], experience)
     assert not material_of(short, monkeypatch).opened.any()
+    experience.close()
 
 
 def test_one_sided_labels_are_refused(tmp_path: Path) -> None:
     rows, _ = observed(300, 2, 0.0, features=False)
-    with pytest.raises(InvalidRequestError, match=r"0 of them make an\s+even draw.*Raise exploration"):
+    with pytest.raises(InvalidRequestError, match=r"0 of them make a representative sample.*Raise exploration"):
         learn(rows, RECIPE, tmp_path)
 
 
@@ -175,33 +178,16 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         Experience(tmp_path / "e.sqlite3")
 
 
-def of_format_1(path: Path) -> None:
-    """A file with the observations r0 to r2, as the first version left it."""
-    rows, _ = observed(3, 5, 1.0)
-    experience = Experience(path)
-    for row in rows:
-        experience.add(row)
-    experience.close()
-    with closing(sqlite3.connect(path)) as older:
-        older.execute("ALTER TABLE observations DROP COLUMN drawn")
-        older.execute("ALTER TABLE observations DROP COLUMN asked")
-        older.execute("DROP TABLE digest_key")
-        older.execute("PRAGMA user_version = 1")
-
-
-def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.sqlite3"
-    of_format_1(path)
-    for _ in range(2):
-        experience = Experience(path)
-        found = experience.rows("small with large")
-        experience.close()
-        assert {row.id for row in found} == {"r0", "r1", "r2"}
-        assert all(row.grades is not None for row in found)
-        assert not even_draw(found).any()
+    Experience(path).close()
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("PRAGMA user_version = 4")
+    with pytest.raises(ConfigurationError, match="has format 4"):
+        Experience(path)
 
 
-def test_an_older_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
     refused: list[ConfigurationError] = []
 
     def open_one(path: Path, start: threading.Barrier) -> None:
@@ -213,7 +199,6 @@ def test_an_older_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
 
     for number in range(15):
         path, start = tmp_path / f"{number}.sqlite3", threading.Barrier(6)
-        of_format_1(path)
         threads = [threading.Thread(target=open_one, args=(path, start)) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -222,17 +207,7 @@ def test_an_older_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
     assert not refused
 
 
-def test_who_died_while_migrating_left_a_file_that_opens(tmp_path: Path) -> None:
-    path = tmp_path / "e.sqlite3"
-    of_format_1(path)
-    with closing(sqlite3.connect(path)) as dead:
-        dead.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
-    experience = Experience(path)
-    assert len(experience.rows("small with large")) == 3
-    experience.close()
-
-
-@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("version", [0, 1, 5])
 def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> None:
     path = tmp_path / "theirs.sqlite3"
     with closing(sqlite3.connect(path)) as theirs:
@@ -270,16 +245,16 @@ def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Mat
     return found[0]
 
 
-def asking(prompts: list[str], experience: Experience | None) -> list[Observation]:
-    """Drawn and graded answers to them; with digests if `experience` gives them."""
+def asking(prompts: list[str], experience: Experience) -> list[Observation]:
+    """Sampled and graded answers to them."""
     template, _ = observed(1, 10, 1.0)
     rows: list[Observation] = []
     for i, prompt in enumerate(prompts):
         told = pack(
             remembered(view_of(GradedRow(prompt, 0, 0, "", "It is.", AnswerSignals(*[np.zeros(6, np.float32)] * 3))))
         )
-        asked = None if experience is None else experience.digest(PromptView(prompt))
-        rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
+        digest = experience.digest(PromptView(prompt))
+        rows.append(replace(template[0], id=str(i), features=told, question=digest, local=float(i % 2), cloud=1.0))
     return rows
 
 
@@ -289,10 +264,6 @@ def test_questions_that_differ_in_numbers_only_are_no_repeats(tmp_path: Path, mo
     assert material_of(different, monkeypatch).labels.evidence == 200
     repeated = asking(["Is 91 prime?", "is  91 PRIME?"] * 60, experience)
     assert material_of(repeated, monkeypatch).labels.evidence == 1
-    older = asking(["Is 397 prime?"], None)
-    assert material_of(different + older, monkeypatch).labels.evidence == 1, "it may be any of them"
-    others = asking([f"Name the river number {i}." for i in range(100, 300)], experience)
-    assert material_of(others + older, monkeypatch).labels.evidence == 201
     experience.close()
 
 
@@ -313,17 +284,6 @@ def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
         damaged.commit()
     with pytest.raises(ConfigurationError, match="key of its digests"):
         Experience(path)
-
-
-def test_a_file_of_the_version_before_takes_digests(tmp_path: Path) -> None:
-    path = tmp_path / "e.sqlite3"
-    of_format_1(path)
-    experience = Experience(path)
-    (row, *_) = experience.rows("small with large")
-    assert row.asked is None
-    experience.add(replace(row, asked=experience.digest(PromptView("Is 91 prime?"))))
-    assert experience.rows("small with large")[0].asked == experience.digest(PromptView("is 91 prime?"))
-    experience.close()
 
 
 def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +330,8 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
                 10,
                 "cloud",
                 told,
-                drawn=int(verdict.exploration_chance > 0),
+                sampled=int(verdict.exploration_chance > 0),
+                question=b"%d" % i,
             )
         )
     policy = learn(rows, RECIPE, tmp_path)

@@ -78,7 +78,7 @@ def test_a_question_that_follows_nothing_is_what_it_was() -> None:
     first = ReadRun.of(view_of(GradedRow(asked, 0.0, 0.0, messages=(Message(role="user", content=asked),))))
     for name, block in BLOCKS.items():
         assert np.array_equal(block.compute(alone), block.compute(first)), name
-    assert not alone.asked.conversation.any()
+    assert not alone.question.conversation.any()
 
 
 def test_only_the_last_turns_are_read_and_a_part_of_each() -> None:

@@ -21,8 +21,8 @@ from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, score
 from updraft.classifier.policy.policy import Policy, Source
 from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.target import Target
+from updraft.classifier.training.gates import split_rows
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.split import divided
 from updraft.classifier.training.train import FitRecipe, fit_policy
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
@@ -95,7 +95,7 @@ def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(t
     rows = population(300, 4, signals=True)
     short = [replace(row, signals=cut(row.signals, OPENING_TOKENS)) for row in rows[:150]]
     calibration = fit_policy([*short, *rows[150:]], RECIPE, tmp_path).calibration
-    _, held_out = divided(Labels(*scores(rows)), RECIPE.seed)
+    _, held_out = split_rows(Labels(*scores(rows)), RECIPE.seed)
     assert calibration.during is not None
     assert (calibration.during[held_out < 150] == 0).all()
     assert (calibration.during[held_out >= 150] > 0).any()
@@ -323,7 +323,7 @@ def test_the_cards_figures_are_of_rows_that_no_gate_had_seen(policy: Policy) -> 
 
 def test_the_calibration_rows_are_judged_by_the_gates_that_ship(policy: Policy) -> None:
     rows = population(400, 0, signals=True)
-    _, held_out = divided(Labels(*scores(rows)), RECIPE.seed)
+    _, held_out = split_rows(Labels(*scores(rows)), RECIPE.seed)
     judged = [policy.after(view(rows[i])) for i in held_out]
     assert policy.calibration.after == pytest.approx(np.array(judged), abs=1e-5)
 

@@ -21,8 +21,8 @@ from updraft.classifier.policy.exported_gates import Graphs
 from updraft.classifier.policy.graph_files import open_graph, sha256
 from updraft.classifier.policy.policy import GATE_FILES, TOPICS_FILE, Policy
 from updraft.classifier.target import Target
-from updraft.classifier.training.held_out import evaluate, leave_out, policy_probabilities
 from updraft.classifier.training.train import write_policy
+from updraft.embedded.held_out import evaluate, leave_out, policy_probabilities
 from updraft.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from updraft.bench.guarantee import SimulatedPopulation, populations
 from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows
-from updraft.classifier.training.gates import Material, fit_gates
+from updraft.classifier.training.gates import Material, fit_gates, split_rows
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.split import divided
 from updraft.protocol.errors import InvalidRequestError
 
 RIDGE = {"ridge": ("ridge",)}
@@ -30,7 +29,7 @@ def material(population: SimulatedPopulation) -> Material:
 
 
 def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, material: Material) -> None:
-    fitting, held_out = divided(material.labels, 0)
+    fitting, held_out = split_rows(material.labels, 0)
     assert sorted([*fitting, *held_out]) == [*range(N)]
     others, labels = population.draw(np.random.default_rng(4), N), material.labels
     kept = np.isin(np.arange(N), fitting)
@@ -61,7 +60,7 @@ def stacked(one: FeatureRows, two: FeatureRows) -> object:
 
 def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) -> None:
     found = fit_gates(material, 0, RIDGE)
-    _, held_out = divided(material.labels, 0)
+    _, held_out = split_rows(material.labels, 0)
     judged: dict[Mode, Floats | None] = {"prompt": found.calibration.before, "cascade": found.calibration.after}
     for mode, p_gain in judged.items():
         assert p_gain == pytest.approx(found.routers[mode].probability(material.features[mode].take(held_out)))
@@ -70,7 +69,7 @@ def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) ->
 
 def test_rows_that_ask_the_same_are_on_one_side() -> None:
     same = np.arange(N) // 3
-    fitting, held_out = divided(Labels(np.zeros(N), np.ones(N), same=same), 0)
+    fitting, held_out = split_rows(Labels(np.zeros(N), np.ones(N), same=same), 0)
     assert not set(same[fitting]) & set(same[held_out])
     assert len(fitting) == len(held_out) == N // 2
 
@@ -79,7 +78,7 @@ def test_only_an_even_draw_is_held_out_and_nothing_that_asks_the_same_is_fitted_
     even = np.arange(N) % 4 == 0
     same = np.arange(N) // 2  # every other pair has a row of the even draw
     labels = Labels(np.zeros(N), np.ones(N), same=same, weight=np.ones(N), representative=even)
-    fitting, held_out = divided(labels, 0)
+    fitting, held_out = split_rows(labels, 0)
     assert even[held_out].all()
     assert len(held_out) == even.sum() // 2
     assert not set(same[fitting]) & set(same[held_out])
@@ -88,8 +87,8 @@ def test_only_an_even_draw_is_held_out_and_nothing_that_asks_the_same_is_fitted_
 
 def test_another_seed_divides_otherwise() -> None:
     labels = Labels(np.zeros(N), np.ones(N))
-    assert (divided(labels, 0)[1] == divided(labels, 0)[1]).all()
-    assert set(divided(labels, 0)[1]) != set(divided(labels, 1)[1])
+    assert (split_rows(labels, 0)[1] == split_rows(labels, 0)[1]).all()
+    assert set(split_rows(labels, 0)[1]) != set(split_rows(labels, 1)[1])
 
 
 def test_fewer_than_a_hundred_rows_are_refused(population: SimulatedPopulation) -> None:

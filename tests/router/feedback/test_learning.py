@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.classifier.calibration.drift import DriftMonitor, UsualGains
+from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.online.experience import Experience, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
@@ -95,7 +95,7 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     assert row.id == info["request_id"]
     assert (row.local, row.cloud, row.propensity, row.explored) == (0, 1, 1, 0), f"{LOCAL_TEXT!r} is not {CLOUD_TEXT!r}"
     assert (row.prompt, row.answer) == (None, None)
-    assert row.asked is not None
+    assert row.question
     raw = (tmp_path / "experience.sqlite3").read_bytes()
     wal = tmp_path / "experience.sqlite3-wal"
     raw += wal.read_bytes() if wal.exists() else b""
@@ -320,7 +320,7 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     assert len(rows) == 40
     assert {row.propensity for row in rows} == {0.25}
     assert sum(row.grades is not None for row in rows) == len(explored)
-    assert {row.id for row in rows if row.drawn} == {info["request_id"] for info in explored}
+    assert {row.id for row in rows if row.sampled} == {info["request_id"] for info in explored}
 
 
 def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -340,7 +340,9 @@ def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path:
     assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
     rows = kept(tmp_path)
     assert {row.id for row in rows} == {info["request_id"] for info in explored}
-    assert {(row.local, row.cloud, row.propensity, row.explored, row.drawn) for row in rows} == {(0, 1, 0.25, 0.25, 1)}
+    assert {(row.local, row.cloud, row.propensity, row.explored, row.sampled) for row in rows} == {
+        (0, 1, 0.25, 0.25, 1)
+    }
 
 
 def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -349,7 +351,7 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
     routed(cloud, tmp_path, gates, 40, exploration=0.25)
     rng = random.Random(3)
     rows = sorted(kept(tmp_path), key=lambda row: row.at)
-    assert [row.drawn == 1 for row in rows] == [rng.random() < 0.25 for _ in range(40)]
+    assert [row.sampled == 1 for row in rows] == [rng.random() < 0.25 for _ in range(40)]
     assert {row.propensity for row in rows} == {1}
 
 
@@ -369,7 +371,7 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     rng = random.Random(3)
     rows = [row for row in kept(tmp_path) if row.grades is not None]
     assert len(rows) == sum(rng.random() < 0.25 for _ in range(40)) > 3
-    assert {(row.drawn, row.propensity) for row in rows} == {(1, 0.25)}
+    assert {(row.sampled, row.propensity) for row in rows} == {(1, 0.25)}
 
 
 @pytest.mark.parametrize(
@@ -389,7 +391,7 @@ def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Pa
     settings = {**learned, **({"middle": medium} if "middle" in learned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
-    assert {(row.drawn, row.propensity) for row in kept(tmp_path)} == {(0, 1), (1, 1)}
+    assert {(row.sampled, row.propensity) for row in kept(tmp_path)} == {(0, 1), (1, 1)}
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -416,7 +418,7 @@ def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCl
     found = routed(
         cloud, tmp_path, gates, 3, local=slow, exploration=1.0, race_above=0.0, middle=(Middle(cloud.url, "medium"),)
     )
-    assert [row.drawn for row in kept(tmp_path)] == [1, 1, 1]
+    assert [row.sampled for row in kept(tmp_path)] == [1, 1, 1]
     assert {info["route"] for info in found} == {"escalated"}
     assert {body["model"] for body in cloud.requests} == {"large"}
     assert len(cloud.requests) == 3
@@ -430,7 +432,7 @@ def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> 
     ):
         (info,) = routed(cloud, tmp_path, ExplorationGates(gates, shadow=True), shadow=True)
         assert (info["tier"], info["reason"]) == ("cloud", reason)
-    assert [(row.propensity, row.explored, row.drawn) for row in kept(tmp_path)] == [(1, 1, 1)] * 3
+    assert [(row.propensity, row.explored, row.sampled) for row in kept(tmp_path)] == [(1, 1, 1)] * 3
 
 
 class Watching(ScriptedGates):
@@ -449,7 +451,7 @@ class Watching(ScriptedGates):
 
 def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    monitor = DriftMonitor(UsualGains(rng.beta(1, 3, 500)))
+    monitor = DriftMonitor(rng.beta(1, 3, 500))
     inner = Watching()
     gates = ExplorationGates(inner, monitor=monitor)
     assert gates.before(ASKED, None).reason == "gate 1"
@@ -468,7 +470,7 @@ def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None
 @pytest.mark.parametrize(("truth", "alarmed"), [(lambda p: p, False), (lambda p: min(1.0, p + 0.25), True)])
 def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float], float], alarmed: bool) -> None:
     rng = np.random.default_rng(1)
-    monitor = DriftMonitor(UsualGains(np.full(500, 0.5)))
+    monitor = DriftMonitor(np.full(500, 0.5))
     alarms = 0
     for p in rng.beta(1, 3, 3_000):
         propensity = 1.0 if p > 0.3 else 0.1
@@ -480,7 +482,7 @@ def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float
 
 def test_usual_requests_raise_no_alarm() -> None:
     rng = np.random.default_rng(2)
-    monitor = DriftMonitor(UsualGains(rng.beta(1, 3, 1_000)))
+    monitor = DriftMonitor(rng.beta(1, 3, 1_000))
     for p in rng.beta(1, 3, 5_000):
         monitor.observe(float(p))
         assert monitor.alarm is None

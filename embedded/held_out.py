@@ -12,17 +12,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Bools, Floats
-from ..calibration.operating_point import OperatingPoint
-from ..calibration.rows import CalibrationRows
-from ..calibration.threshold_path import Thresholds, escalated
-from ..evaluation.metrics import ECE_BINS, ReliabilityBin, auroc, bootstrap, ece, reliability
-from ..evaluation.single_signals import SINGLE_SIGNALS, TOKEN_CONFIDENCE, single_signal
-from ..features.blocks import view_of
-from ..features.feature_rows import featurise, has_opening
-from ..graded_row import GradedRow, scores
-from ..policy.exported_gates import ExportedGates
-from .gates import FittedGates, Material
+from ..classifier.arrays import Bools, Floats
+from ..classifier.calibration.operating_point import OperatingPoint
+from ..classifier.calibration.rows import CalibrationRows
+from ..classifier.calibration.threshold_path import Thresholds, escalated
+from ..classifier.evaluation.metrics import ECE_BINS, ReliabilityBin, auroc, bootstrap, ece, reliability
+from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, TOKEN_CONFIDENCE, single_signal
+from ..classifier.features.blocks import view_of
+from ..classifier.features.feature_rows import featurise, has_opening
+from ..classifier.graded_row import GradedRow, scores
+from ..classifier.policy.exported_gates import ExportedGates
+from ..classifier.training.gates import FittedGates, Material
 
 __all__ = ["Grouping", "HeldOutReport", "evaluate", "is_wrong", "leave_out", "policy_probabilities"]
 

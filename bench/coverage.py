@@ -14,11 +14,11 @@ from math import exp, lgamma
 
 import numpy as np
 
-from ..arrays import Bools, Floats
-from ..calibration.operating_point import DELTA, operating_point
-from ..calibration.rows import CalibrationRows
-from ..calibration.threshold_path import Path, Thresholds, escalated
-from ..target import Promise, Target
+from ..classifier.arrays import Bools, Floats
+from ..classifier.calibration.operating_point import DELTA, operating_point
+from ..classifier.calibration.rows import CalibrationRows
+from ..classifier.calibration.threshold_path import Path, Thresholds, escalated
+from ..classifier.target import Promise, Target
 
 __all__ = [
     "ALPHAS",

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import betabinom
-from updraft.classifier.calibration.bounds import most_of
-from updraft.classifier.calibration.operating_point import DELTA, operating_point
-from updraft.classifier.calibration.rows import CalibrationRows
-from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
-from updraft.classifier.evaluation.coverage import (
+from updraft.bench.coverage import (
     ALPHAS,
     Population,
     graded,
@@ -19,6 +15,10 @@ from updraft.classifier.evaluation.coverage import (
     promised,
     true_risks,
 )
+from updraft.classifier.calibration.bounds import max_losses
+from updraft.classifier.calibration.operating_point import DELTA, operating_point
+from updraft.classifier.calibration.rows import CalibrationRows
+from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
 from updraft.classifier.target import Target
 
 ALL_UP = Thresholds(ALWAYS, NEVER, ALWAYS)
@@ -87,6 +87,6 @@ def test_the_luck_of_two_halves() -> None:
     gain = np.ones(400, np.bool_)
     found = half_splits(p, gain, 0.1, promised(0.1), splits=5)
     alpha = operating_point(graded(gain[:200], p[:200]), Target("quality", 0.9)).alpha or 0.0
-    allowed = most_of(200, alpha, 0.9 * DELTA)
+    allowed = max_losses(200, alpha, 0.9 * DELTA)
     assert allowed > 5
     assert found.exceedance_by_noise == pytest.approx(betabinom.sf(20, 200, allowed + 0.5, 200 - allowed + 0.5))
