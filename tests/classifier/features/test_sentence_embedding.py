@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from updraft.classifier.features import sentence_embedding
 from updraft.classifier.features.sentence_embedding import EMBEDDING_SIZE, SentenceEmbedder, embedder_graph
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
