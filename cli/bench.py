@@ -193,6 +193,38 @@ def guarantee(
 
 
 @app.command()
+def live(
+    local: Annotated[str, typer.Option("--local", metavar="MODEL", help="GGUF file or pulled model to measure.")],
+    questions: Annotated[int, typer.Option(min=200, max=300, help="How many of the written ones, mixed.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How often they are halved anew.")] = 5,
+    answers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Keep the model's answers here, for the next run."),
+    ] = None,
+    json_path: json_output.File = None,
+) -> None:
+    """A real local model, and a cloud that knows the answers: calibrated on half of 300 questions, routed on the rest.
+
+    The model answers once, as for calibrate --live. Each half is routed by the real router at several qualities; of the
+    first half the model also answers live. AUROC is of the gates and of the mean log-probability, for "is wrong".
+
+    \b
+    Example
+      updraft bench live --local smollm2.gguf --json out/live.json
+    """
+    import tempfile
+
+    from ..bench.live.written import written_questions
+    from .calibrate.written import measured
+
+    asked = written_questions()[:questions]
+    with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
+        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", _say)
+    config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
+    _show(_report("live", config, figures), json_path)
+
+
+@app.command()
 def local(
     model: Annotated[
         Literal["all", "pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .kept_answers import KeptAnswers
     from .spending import Spending
 
-__all__ = ["CalibrationRun", "Judging", "Live", "from_file", "from_life", "from_log"]
+__all__ = ["Asking", "CalibrationRun", "Judging", "Live", "ask_both", "from_file", "from_life", "from_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
                 watch.say(f"{before} of {len(asked)} prompts were answered before, and are not asked again.")
             grader = PairGrader()
             with open_local(running) as engine, watch.stage("both tiers", len(asked)) as advance:
-                asking = _Asking(running, live.judging, grader, spending, kept)
-                rows = asyncio.run(_ask(asking, engine, asked, lambda: advance("")))
+                asking = Asking(running, live.judging, grader, spending, kept)
+                rows = asyncio.run(ask_both(asking, engine, asked, lambda: advance("")))
             _check_rows(rows, len(asked))
         except BaseException:
             stopped()
@@ -208,7 +208,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class Asking:
     """What both tiers are asked with."""
 
     config: RouterConfig
@@ -218,7 +218,7 @@ class _Asking:
     kept: KeptAnswers
 
 
-async def _ask(asking: _Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def ask_both(asking: Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from .asking import BothTiers, cloud_model
 
     async with AsyncExitStack() as stack:
