@@ -80,7 +80,8 @@ def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[st
         halves: list[Half] = []
         for seed in range(seeds):
             say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
-            halves.append(_half(setting, known, seed))
+            halves.append(half := _half(setting, known, seed))
+            say(f"  AUROC of gate 3 {half.auroc_gate3:.3f}, of mean log-probability {half.auroc_mean_logprob:.3f}")
         found[name] = _summary(halves)
     return found | {"seconds": time.perf_counter() - started}
 
