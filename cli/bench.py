@@ -116,6 +116,7 @@ def engine(
 def gates(
     tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
+    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes while decisions are timed.")] = 0,
     json_path: json_output.File = None,
 ) -> None:
     """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
@@ -126,8 +127,8 @@ def gates(
     """
     from ..bench.gates import measure
 
-    figures = measure(tasks, draws, _say)
-    _show(_report("gates", {"tasks": tasks, "draws": draws}, figures), json_path)
+    figures = measure(tasks, draws, beside, _say)
+    _show(_report("gates", {"tasks": tasks, "draws": draws, "beside": beside}, figures), json_path)
 
 
 @app.command()
