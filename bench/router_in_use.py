@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ _TOKEN = 4  # characters
 _DECISIONS = 1_000
 _NOISY_ROWS = 200
 _SHARES = (0.2, 0.5, 0.8)
-_SCHEDULED = Path("/proc/thread-self/schedstat")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -171,25 +169,16 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
     """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
-    done that need not wait for it. `queued_`: what of it the thread was ready and had no processor (0 but on Linux).
+    done that need not wait for it. What is not the processor's time (`cpu_`) went by while others had the processor.
     """
-    taken: Floats = np.zeros((3, _DECISIONS))
+    taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):
         decide = prepared(i)
-        queued, started = _queued_ns(), (time.perf_counter_ns(), time.thread_time_ns())
+        started = time.perf_counter_ns(), time.thread_time_ns()
         decide()
-        taken[:2, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
-        taken[2, i] = _queued_ns() - queued
-    parts = zip(("", "cpu_", "queued_"), (1e-6 * taken[:, _DECISIONS // 10 :]).tolist(), strict=True)
+        taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
+    parts = zip(("", "cpu_"), (1e-6 * taken[:, _DECISIONS // 10 :]).tolist(), strict=True)
     return {f"{part}{name}": percentile(ms, q) for part, ms in parts for name, q in (("p50", 50), ("p99", 99))}
-
-
-def _queued_ns() -> int:
-    """How long this thread has waited for a processor, by the kernel's count."""
-    try:
-        return int(_SCHEDULED.read_text().split()[1])
-    except OSError:
-        return 0
 
 
 @contextmanager
