@@ -53,7 +53,7 @@ def test_of_a_real_model(tmp_path: Path) -> None:
     assert metrics["cloud_score"] == 1
     assert 0.1 < metrics["local_score"] < 0.5
     for variant in ("with_hidden", "without_hidden"):
-        # 50 rows fit the gates here: how they rank 100 others is luck (docs/measurements/router.md), the promise is not.
+        # 50 rows fit the gates here: how they rank 100 others is luck, and the promise is not.
         shares = [metrics[f"{variant}.quality_{quality:g}.local_share"] for quality in (0.95, 0.9, 0.8, 0.7)]
         assert shares == sorted(shares)
         assert metrics[f"{variant}.quality_0.9.kept"] > 0.8
