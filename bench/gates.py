@@ -21,7 +21,7 @@ from ..embedded.tasks import make_tasks
 from .coverage import ALPHAS, half_splits
 from .coverage import promised as rule_of
 from .router import split_figures
-from .router_in_use import NOISES, long_prompts, timed
+from .router_in_use import NOISES, busy_processes, long_prompts, timed
 
 __all__ = ["measure"]
 
@@ -31,18 +31,22 @@ _SPLIT = 2_000  # rows to halve
 _LINE = 4  # characters in which an answer's text comes
 
 
-def measure(tasks: int, draws: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Figures of `draws` times `tasks` fresh tasks that no training has seen."""
+def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of `draws` times `tasks` fresh tasks that no training has seen. `beside`: busy processes while decisions
+    are timed.
+    """
     policy = Policy.load(pocket.policy_folder())
     found: list[GradedRow] = []
     for seed in range(draws):
         say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
         questions = make_tasks("test", tasks, seed=seed)
         found += collect(questions, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
+    with busy_processes(beside):
+        decisions = {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))}
     return {
         **_judged(policy, found),
         "unchanged": _unchanged(policy, [outcome.prompt for outcome in found[:_NOISY]]),
-        "decision_ms": {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))},
+        "decision_ms": decisions,
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +25,7 @@ from ..protocol.requests import Message
 from .paraphrases import paraphrases
 from .statistics import percentile
 
-__all__ = ["NOISES", "in_use", "long_prompts", "paraphrase_flips", "timed", "unchanged"]
+__all__ = ["NOISES", "busy_processes", "in_use", "long_prompts", "paraphrase_flips", "timed", "unchanged"]
 
 _CHARS = 2_000
 _TOKEN = 4  # characters
@@ -166,7 +169,7 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
     """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
-    done that need not wait for it.
+    done that need not wait for it. What is not the processor's time (`cpu_`) went by while others had the processor.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):
@@ -174,8 +177,15 @@ def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | 
         started = time.perf_counter_ns(), time.thread_time_ns()
         decide()
         taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
-    wall, cpu = (1e-6 * taken[:, _DECISIONS // 10 :]).tolist()
-    quantiles = {"p50": 50, "p99": 99}
-    return {name: percentile(wall, q) for name, q in quantiles.items()} | {
-        f"cpu_{name}": percentile(cpu, q) for name, q in quantiles.items()
-    }
+    parts = zip(("", "cpu_"), (1e-6 * taken[:, _DECISIONS // 10 :]).tolist(), strict=True)
+    return {f"{part}{name}": percentile(ms, q) for part, ms in parts for name, q in (("p50", 50), ("p99", 99))}
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many others that want a core each, while the block runs."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield

@@ -116,6 +116,7 @@ def engine(
 def gates(
     tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
+    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes while decisions are timed.")] = 0,
     json_path: json_output.File = None,
 ) -> None:
     """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
@@ -126,8 +127,8 @@ def gates(
     """
     from ..bench.gates import measure
 
-    figures = measure(tasks, draws, _say)
-    _show(_report("gates", {"tasks": tasks, "draws": draws}, figures), json_path)
+    figures = measure(tasks, draws, beside, _say)
+    _show(_report("gates", {"tasks": tasks, "draws": draws, "beside": beside}, figures), json_path)
 
 
 @app.command()
@@ -190,6 +191,38 @@ def guarantee(
     procedure = Procedure(candidates=CANDIDATES) if blend else Procedure()
     figures = measure(runs, _say, procedure)
     _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
+
+
+@app.command()
+def live(
+    local: Annotated[str, typer.Option("--local", metavar="MODEL", help="GGUF file or pulled model to measure.")],
+    questions: Annotated[int, typer.Option(min=200, max=300, help="How many of the written ones, mixed.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How often they are halved anew.")] = 5,
+    answers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Keep the model's answers here, for the next run."),
+    ] = None,
+    json_path: json_output.File = None,
+) -> None:
+    """A real local model, and a cloud that knows the answers: calibrated on half of 300 questions, routed on the rest.
+
+    The model answers once, as for calibrate --live. Each half is routed by the real router at several qualities; of the
+    first half the model also answers live. AUROC is of the gates and of the mean log-probability, for "is wrong".
+
+    \b
+    Example
+      updraft bench live --local smollm2.gguf --json out/live.json
+    """
+    import tempfile
+
+    from ..bench.live.written import written_questions
+    from .calibrate.written import measured
+
+    asked = written_questions()[:questions]
+    with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
+        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", _say)
+    config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
+    _show(_report("live", config, figures), json_path)
 
 
 @app.command()

@@ -41,6 +41,7 @@ def evaluate(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    confidence_signal: options.ConfidenceSignal = None,
     json_path: json_output.File = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -58,7 +59,7 @@ def evaluate(
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
     config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
     ).config()
     from ..bench.questions import pocket_questions
     from ..classifier.grading.questions import read_questions

@@ -58,6 +58,7 @@ def serve(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    confidence_signal: options.ConfidenceSignal = None,
     tool_parser: options.ToolParser = None,
     chat_template: options.ChatTemplate = None,
 ) -> None:
@@ -79,7 +80,9 @@ def serve(
     from .talk.conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    pair = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
+    )
     config = replace(pair, tool_parser=tool_parser, chat_template=chat_template).config()
     if allowed_hosts or allowed_origins:
         given = {"allowed_hosts": tuple(allowed_hosts or ()), "allowed_origins": tuple(allowed_origins or ())}

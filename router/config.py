@@ -15,6 +15,7 @@ from ..protocol.safety.redaction import shown_url
 from ..protocol.unicode_forms import read_text
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
+from .gates.gates import ConfidenceSignal
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
 
@@ -103,9 +104,12 @@ class RouterConfig:
     cloud_share: float | None = None
     # Target: the most US dollars to spend on the cloud per 1,000 requests, by `prices`.
     cost: float | None = None
-    # Target: escalate when the geometric mean token probability of the local answer is below this, between 0 and 1.
-    # A plain threshold, which needs no policy and promises nothing.
+    # Target: escalate when the local model was less sure of its answer than this, between 0 and 1. A plain threshold,
+    # which needs no policy and promises nothing.
     confidence: float | None = None
+    # What `confidence` goes by: the geometric mean token `probability`; `entropy`, as exp(-mean entropy); or `margin`
+    # over the runner-up, as the logistic function of its mean.
+    confidence_signal: ConfidenceSignal = "probability"
     # How the target holds: with the confidence of the calibration (`confidence`), or on average over calibrations
     # (`mean`), which escalates less.
     promise: Promise = "confidence"
@@ -161,6 +165,8 @@ class RouterConfig:
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
+        signals = get_args(ConfidenceSignal)
+        _check(self.confidence_signal in signals, "confidence_signal", "probability, entropy or margin")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")

@@ -217,6 +217,7 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             own=_own_policies(config, models),
             allow_foreign=config.allow_foreign_policy,
             confidence=config.confidence,
+            confidence_signal=config.confidence_signal,
             target=config.target,
             local_model=lambda: local_identity(config),
         )

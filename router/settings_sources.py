@@ -68,7 +68,9 @@ def load_config(
     _merge(values, dict(overrides or {}), "the options")
     if (keeps := _SWITCHES.get(values.get("experience"))) is not None:
         values["experience"] = experience_file() if keeps else None
-    words = {name: values.pop(name) for name in ("promise", "fallback") if name in values}  # msgspec names no choices
+    words = {
+        name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
+    }  # msgspec names no choices
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:

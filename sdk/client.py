@@ -13,6 +13,7 @@ from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..router.config import TARGETS, RouterConfig
 from ..router.factory import check_startable
+from ..router.gates.gates import ConfidenceSignal
 from ..router.settings_sources import load_config
 from .runtime import Runtime
 from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
@@ -34,11 +35,11 @@ class OpenAI(openai.OpenAI):
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: a GGUF file, or a pulled model's name.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
-    promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on the
-    local answer's mean token probability. They override
-    `config`, which overrides nothing else: without it the user's settings are read (`load_config`). All other
-    arguments are upstream's, but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and
-    `base_url` and `http_client` belong to the router.
+    promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on how sure
+    the local model was, by confidence_signal: "probability", "entropy" or "margin". They override `config`, which
+    overrides nothing else: without it the user's settings are read (`load_config`). All other arguments are upstream's,
+    but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
+    belong to the router.
 
     Raises ConfigurationError for unusable settings, and where no model is configured. Close the client, or use it as a
     context manager.
@@ -55,6 +56,7 @@ class OpenAI(openai.OpenAI):
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
         confidence: float | _Unset = _UNSET,
+        confidence_signal: ConfidenceSignal | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -68,6 +70,7 @@ class OpenAI(openai.OpenAI):
             cloud_share=cloud_share,
             cost=cost,
             confidence=confidence,
+            confidence_signal=confidence_signal,
             promise=promise,
         )
         super().__init__(**_upstream(options, config, given, sync_client))
@@ -87,6 +90,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
         confidence: float | _Unset = _UNSET,
+        confidence_signal: ConfidenceSignal | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -100,6 +104,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             cloud_share=cloud_share,
             cost=cost,
             confidence=confidence,
+            confidence_signal=confidence_signal,
             promise=promise,
         )
         super().__init__(**_upstream(options, config, given, async_client))

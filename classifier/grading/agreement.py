@@ -24,7 +24,7 @@ from typing import Any
 from ..features.answers.checks import REFUSAL
 from .normalization import NormalizedAnswer
 
-__all__ = ["GRADING", "ComparableAnswer", "agree", "grades", "is_free_text"]
+__all__ = ["GRADING", "ComparableAnswer", "agree", "contradict", "grades", "is_free_text"]
 
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
@@ -66,6 +66,15 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
     if None not in (_json(local.text), _json(cloud.text)):
         return False
     return all(NormalizedAnswer.of(each.text).length > _SHORT for each in (local, cloud))
+
+
+def contradict(one: str, other: str) -> bool:
+    """Whether two texts end in different numbers, or one of a sentence or two holds a negation and the other none."""
+    both = Compared.of(one), Compared.of(other)
+    first, second = both[0].result, both[1].result
+    if first is not None and second is not None and not first.same(second):
+        return True
+    return min(each.length for each in both) <= _BRIEF and both[0].denies != both[1].denies
 
 
 def agree(one: str, other: str) -> bool:

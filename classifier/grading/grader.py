@@ -1,19 +1,29 @@
-"""Who grades a pair of answers: the file's reference, a judge for free text, or agreement with the cloud."""
+"""Who grades a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .agreement import GRADING, ComparableAnswer, grades, is_free_text
+from ..arrays import Array
+from ..features.sentence_embedding import EMBEDDING_MODEL
+from .agreement import GRADING, ComparableAnswer, contradict, grades, is_free_text
 from .judge import PairwiseJudge
 from .questions import Prompt
 
 __all__ = ["BY_ANSWER", "GraderName", "PairGrader"]
 
 BY_ANSWER = "reference answers of the file"
-GraderName = Literal["reference", "judge", "agreement"]
+GraderName = Literal["reference", "judge", "embedding", "agreement"]
+# Cosine of two replies that say the same, as a round number: nobody fitted it.
+SIMILAR = 0.8
+_BY_EMBEDDING = (
+    f"similarity of sentence embeddings ({EMBEDDING_MODEL}): the local answer counts as right if its cosine with the "
+    f"cloud's is at least {SIMILAR:g}, and numbers and negations do not differ"
+)
 
 
 @dataclass(slots=True)
@@ -22,8 +32,10 @@ class PairGrader:
 
     # For free text.
     judge: PairwiseJudge | None = None
+    # For free text where there is no judge: a text's unit vector. None: shared words count.
+    embed: Callable[[str], Array] | None = None
     graded: Counter[GraderName] = field(default_factory=Counter[GraderName])
-    # Judged pairs on which agreement says the same.
+    # Judged pairs on which the embedding, or without one agreement, says the same.
     matched: int = 0
 
     async def grade(self, prompt: Prompt, local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
@@ -31,18 +43,35 @@ class PairGrader:
         if prompt.grade is not None:
             self.graded["reference"] += 1
             return float(prompt.grade(local.text)), float(prompt.grade(cloud.text))
-        instead = grades(local, cloud)
-        if self.judge is None or not is_free_text(local, cloud):
+        if not self.reads(local, cloud):
             self.graded["agreement"] += 1
+            return grades(local, cloud)
+        instead = grades(local, cloud) if self.embed is None else await self._by_meaning(self.embed, local, cloud)
+        if self.judge is None:
+            self.graded["embedding"] += 1
             return instead
         scores = await self.judge.scores(_transcript(prompt), local.text, cloud.text)
         self.graded["judge"] += 1
         self.matched += (scores[1] > scores[0]) == (instead[1] > instead[0])
         return scores
 
+    def reads(self, local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
+        """Whether more than agreement grades this pair where there is no reference."""
+        return (self.judge is not None or self.embed is not None) and is_free_text(local, cloud)
+
+    async def _by_meaning(
+        self, embed: Callable[[str], Array], local: ComparableAnswer, cloud: ComparableAnswer
+    ) -> tuple[float, float]:
+        def similarity() -> float:
+            return float(embed(local.text) @ embed(cloud.text))
+
+        if contradict(local.text, cloud.text):
+            return 0.0, 1.0
+        return float(await asyncio.to_thread(similarity) >= SIMILAR), 1.0
+
     @property
     def matching(self) -> float | None:
-        """How often judge and agreement say the same of whether the cloud is better."""
+        """How often the judge and who grades without one say the same of whether the cloud is better."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:
@@ -51,6 +80,7 @@ class PairGrader:
         names: dict[GraderName, str] = {
             "reference": BY_ANSWER,
             "judge": f"the judge {judge}, both orders of each pair, a tie where they differ",
+            "embedding": _BY_EMBEDDING,
             "agreement": GRADING,
         }
         graders = [(names[name], self.graded[name]) for name in names if self.graded[name]]

@@ -57,10 +57,10 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         + (", by estimated token counts." if card.estimated_tokens else "."),
         _promise(target, point),
     ]
-    if (matching := card.metrics.get("judge.matching")) is not None:
-        lines.insert(
-            1, f"Without the judge shared words would grade: they say the same on {matching:.0%} of its prompts."
-        )
+    for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
+        if (matching := card.metrics.get(metric)) is not None:
+            told = f"Without the judge {other} would grade: they say the same on {matching:.0%} of its prompts."
+            lines.insert(1, told)
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")

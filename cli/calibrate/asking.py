@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ...classifier.arrays import Array
-from ...classifier.graded_row import AnswerSignals, GradedRow
+from ...classifier.graded_row import AnswerSignals, GradedRow, ModelStates
 from ...classifier.grading.agreement import ComparableAnswer
 from ...classifier.grading.judge import JudgementError, Messages
 from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
@@ -167,6 +167,7 @@ class BothTiers:
             domain=prompt.kind,
             answer=pair.local,
             signals=AnswerSignals(*(_floats(each) for each in (pair.logprobs, pair.entropies, pair.margins))),
+            states=_states(pair),
             cloud_read=pair.cloud_read,
             cloud_written=pair.cloud_written,
             messages=tuple(prompt.messages),
@@ -223,9 +224,25 @@ def _run(engine: LocalEngine, prompt: Prompt) -> AnsweredPair:
             logprobs=[float(each.logprob) for each in signals],
             entropies=[float(each.entropy) for each in signals],
             margins=[float(each.margin) for each in signals],
+            prompt_logprobs=_packed(run.prompt_logprobs),
+            prompt_hidden=_packed(run.prompt_hidden),
+            answer_hidden=_packed(run.answer_hidden),
         )
     finally:
         run.close()
+
+
+def _states(pair: AnsweredPair) -> ModelStates:
+    return ModelStates(
+        np.frombuffer(pair.prompt_logprobs, np.float32),
+        np.frombuffer(pair.prompt_hidden, np.float32),
+        np.frombuffer(pair.answer_hidden, np.float32),
+        pair.local_finish,
+    )
+
+
+def _packed(values: Array | None) -> bytes:
+    return b"" if values is None else np.asarray(values, np.float32).tobytes()
 
 
 def _floats(values: list[float]) -> Array:

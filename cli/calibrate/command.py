@@ -48,7 +48,8 @@ def calibrate(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Model that compares answers in free text. Without one, shared words count."
+            metavar="MODEL",
+            help="Model that compares answers in free text. Without one: embeddings if installed, else shared words.",
         ),
     ] = None,
     judge_url: Annotated[

@@ -23,6 +23,9 @@ from ...protocol.settings import state_folder
 __all__ = ["AnsweredPair", "KeptAnswers", "answers_file", "prompt_key"]
 
 
+_VERSION = 2  # of what is kept of an answer: files of another one are not read
+
+
 class AnsweredPair(msgspec.Struct, omit_defaults=True):
     """Both answers to one prompt; of a line that only says what was spent, nothing but that."""
 
@@ -32,6 +35,10 @@ class AnsweredPair(msgspec.Struct, omit_defaults=True):
     logprobs: list[float] = []
     entropies: list[float] = []
     margins: list[float] = []
+    # What only engines of ours tell, float32 each.
+    prompt_logprobs: bytes = b""
+    prompt_hidden: bytes = b""
+    answer_hidden: bytes = b""
     cloud: str = ""
     cloud_finish: str = "stop"
     cloud_read: int | None = None
@@ -45,7 +52,7 @@ def prompt_key(messages: list[dict[str, Any]]) -> str:
 
 def answers_file(models: dict[str, str], local: ModelIdentity) -> Path:
     """Of a pair: other weights, or another template, begin anew."""
-    name = _digest(json.dumps([models, local.weights, local.template], sort_keys=True))
+    name = _digest(json.dumps([_VERSION, models, local.weights, local.template], sort_keys=True))
     return state_folder() / "calibrations" / f"{name}.jsonl"
 
 

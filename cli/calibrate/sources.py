@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ...protocol.errors import ConfigurationError, InvalidRequestError, Upstream
 from ..shared import options, output
 
 if TYPE_CHECKING:
+    from ...classifier.arrays import Array
     from ...classifier.graded_row import GradedRow
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from .kept_answers import KeptAnswers
     from .spending import Spending
 
-__all__ = ["CalibrationRun", "Judging", "Live", "from_file", "from_life", "from_log"]
+__all__ = ["Asking", "CalibrationRun", "Judging", "Live", "ask_both", "from_file", "from_life", "from_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         f"Of {len(kept)} judged answers {len(even)} were sampled at random and graded, and {len(rows)} kept their "
         "texts. Set shadow = true, or exploration, and experience_text = true, and use the router first.",
     )
-    grader = PairGrader()
+    grader = PairGrader(embed=_embedder())
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
     scores = asyncio.run(_replayed(config, judging, grader, spending, rows))
     graded = [
@@ -131,7 +133,7 @@ async def _replayed(
     config: RouterConfig, judging: Judging, grader: PairGrader, spending: Spending, rows: list[Observation]
 ) -> list[tuple[float, float] | None]:
     """The scores of each; those that were recorded where there is nothing to judge, None where no verdict came."""
-    from ...classifier.grading.agreement import ComparableAnswer, is_free_text
+    from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
     from ...classifier.grading.questions import Prompt
 
@@ -140,7 +142,7 @@ async def _replayed(
         await _with_judge(stack, config, judging, grader, spending)
         for row in rows:
             local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
-            if grader.judge is None or not is_free_text(local, cloud):
+            if not grader.reads(local, cloud):
                 grader.graded["agreement"] += 1
                 scores.append(row.pair_grades)
                 continue
@@ -185,10 +187,10 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
-            grader = PairGrader()
+            grader = PairGrader(embed=_embedder())
             with open_local(running) as engine, watch.stage("both tiers", len(prompts)) as advance:
-                asking = _Asking(running, live.judging, grader, spending, kept)
-                rows = asyncio.run(_ask(asking, engine, prompts, lambda: advance("")))
+                asking = Asking(running, live.judging, grader, spending, kept)
+                rows = asyncio.run(ask_both(asking, engine, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
         except BaseException:
             stopped()
@@ -208,7 +210,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asking:
+class Asking:
     """The means to ask both tiers."""
 
     config: RouterConfig
@@ -218,7 +220,7 @@ class _Asking:
     kept: KeptAnswers
 
 
-async def _ask(asking: _Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def ask_both(asking: Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from .asking import BothTiers, cloud_model
 
     async with AsyncExitStack() as stack:
@@ -243,6 +245,14 @@ async def _with_judge(
         raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
     judge_client = await stack.enter_async_context(cloud_model(judge, spending))
     grader.judge = PairwiseJudge(judging.model, judge_client.verdict, cache)
+
+
+def _embedder() -> Callable[[str], Array] | None:
+    """What free text is graded by without a judge, opened when it is first needed; None: it is not installed."""
+    from ...classifier.features.sentence_embedding import SentenceEmbedder, is_installed
+
+    opened = cache(SentenceEmbedder.open)
+    return (lambda text: opened().embed(text)) if is_installed() else None
 
 
 def _keeper(kept: KeptAnswers) -> Callable[[], None]:
@@ -332,7 +342,7 @@ def _metrics(grader: PairGrader, spending: Spending) -> dict[str, float]:
         names = ("judged", "disagreed", "retried", "cached", "unreadable", "unreachable", "hostile")
         found |= {f"judge.{name}": getattr(counts, name) for name in names}
         if grader.matching is not None:
-            found["judge.matching"] = grader.matching
+            found["judge.matching" if grader.embed is None else "judge.matching_embedding"] = grader.matching
     if spending.known and spending.spent:
         found["grading.usd"] = spending.spent
     return found

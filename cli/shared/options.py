@@ -15,6 +15,7 @@ import typer
 
 from ...classifier.target import Promise as PromiseName
 from ...protocol.errors import ConfigurationError
+from ...router.gates.gates import ConfidenceSignal as SignalName
 from .watch import first_uses_reported
 
 if TYPE_CHECKING:
@@ -75,7 +76,14 @@ PlainConfidence = Annotated[
     typer.Option(
         "--confidence",
         metavar="PROBABILITY",
-        help="Instead of a calibrated target: escalate where the local answer's mean token probability is below this.",
+        help="Instead of a calibrated target: escalate where the local model was less sure than this.",
+    ),
+]
+ConfidenceSignal = Annotated[
+    SignalName | None,
+    typer.Option(
+        "--confidence-signal",
+        help="What --confidence goes by: token probability (the default), entropy, or the margin over the runner-up.",
     ),
 ]
 Promise = Annotated[
@@ -130,6 +138,7 @@ class Pair:
     cost: float | None = None
     promise: PromiseName | None = None
     confidence: float | None = None
+    confidence_signal: SignalName | None = None
     tool_parser: str | None = None
     chat_template: str | None = None
 
@@ -148,6 +157,7 @@ class Pair:
             "cost": self.cost,
             "promise": self.promise,
             "confidence": self.confidence,
+            "confidence_signal": self.confidence_signal,
             "tool_parser": self.tool_parser,
             "chat_template": self.chat_template,
         }

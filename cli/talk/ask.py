@@ -24,6 +24,7 @@ def ask(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    confidence_signal: options.ConfidenceSignal = None,
     chat_template: options.ChatTemplate = None,
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="0 always takes the likeliest token. [the model's own]")
@@ -44,7 +45,9 @@ def ask(
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:
         raise InvalidRequestError("The question is empty.")
-    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    pair = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
+    )
     config = replace(pair, chat_template=chat_template).config()
     quiet = quiet or as_json
     from ... import OpenAI

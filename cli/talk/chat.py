@@ -38,6 +38,7 @@ def chat(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    confidence_signal: options.ConfidenceSignal = None,
     chat_template: options.ChatTemplate = None,
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
@@ -56,7 +57,9 @@ def chat(
 
     if local is None and cloud is None:
         local = default_local()
-    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    pair = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
+    )
     config = replace(pair, chat_template=chat_template).config()
     from ... import OpenAI
     from .conversation import introduction

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, GateDecision, Gates
+from .gates import ConfidenceGates, ConfidenceSignal, GateDecision, Gates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
@@ -109,9 +109,9 @@ class ExplorationGates:
         return replace(decision, reason=f"cautious, {self.monitor.alarm}: {decision.reason}")
 
 
-def by_confidence(gates: Gates, confidence: float) -> Gates:
+def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> Gates:
     """The gates of one request that asks for the plain cascade; a shadow still looks on."""
-    plain = ConfidenceGates(confidence)
+    plain = ConfidenceGates(confidence, signal)
     return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 

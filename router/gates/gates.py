@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError, InvalidRequestError
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
     from ...classifier.policy.calibrated_on import CalibratedOn
     from ...model_files.identity import ModelIdentity
+
+#: What the plain cascade goes by.
+ConfidenceSignal = Literal["probability", "entropy", "margin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,12 @@ class CalibratedPolicy(Protocol):
         ...
 
 
+# As reasons name them.
+_CONFIDENCES: dict[ConfidenceSignal, str] = {
+    "probability": "confidence",
+    "entropy": "confidence by entropy",
+    "margin": "confidence by margin",
+}
 _QUALITIES = 10_000  # how many targets of requests are told apart; between two of them the stricter one holds
 
 
@@ -195,19 +204,36 @@ class PolicyGates:
         return GateDecision(gate, escalate, reason, p_gain, threshold)
 
 
-class ConfidenceGates:
-    """The plain cascade (`confidence`): escalate when the mean token probability is low. Promises nothing.
+def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
+    """How sure the local model was on average, from 0 to 1; 0 of no token.
 
-    Gate 3 compares the geometric mean of the answer's token probabilities with `confidence`; gate 2 stops a run whose
-    last 16 tokens fall below half of it; gate 1 has nothing to go by.
+    `probability`: the geometric mean of the token probabilities. `entropy`: one over the number of equally likely
+    tokens that have the mean entropy. `margin`: a token's part of what it and the runner-up have together, at the mean
+    margin.
+    """
+    if not signals:
+        return 0.0
+    if by == "probability":
+        return math.exp(sum(signal.logprob for signal in signals) / len(signals))
+    if by == "entropy":
+        return math.exp(-sum(signal.entropy for signal in signals) / len(signals))
+    return 0.5 + 0.5 * math.tanh(sum(signal.margin for signal in signals) / len(signals) / 2)
+
+
+class ConfidenceGates:
+    """The plain cascade (`confidence`): escalate when the local model is unsure. A heuristic, which promises nothing.
+
+    Gate 3 compares `confidence_of` the answer with `confidence`; gate 2 stops a run whose last 16 tokens fall below
+    half of it; gate 1 has nothing to go by.
     """
 
     tokens = 16
     quality: float | None = None
     usual: Floats | None = None
 
-    def __init__(self, confidence: float) -> None:
+    def __init__(self, confidence: float, by: ConfidenceSignal = "probability") -> None:
         self._confidence = confidence
+        self._by: ConfidenceSignal = by
 
     def check(self, quality: float | None) -> None:
         _refuse(quality)
@@ -236,13 +262,13 @@ class ConfidenceGates:
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
-        sure = math.exp(sum(signal.logprob for signal in signals) / len(signals)) if signals else 0.0
+        sure = confidence_of(signals, self._by)
         escalate = not sure >= least  # NaN escalates
         sign = "below" if escalate else "at least"
         return GateDecision(
             gate,
             escalate,
-            f"uncalibrated: confidence {sure:.2f} {sign} {least:.2f} {moment}",
+            f"uncalibrated: {_CONFIDENCES[self._by]} {sure:.2f} {sign} {least:.2f} {moment}",
             threshold=least,
         )
 

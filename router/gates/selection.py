@@ -9,7 +9,7 @@ from pathlib import Path
 from ...classifier.target import Target
 from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
-from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
+from .gates import CalibratedPolicy, ConfidenceGates, ConfidenceSignal, Gates, NoPolicyGates, PolicyGates
 
 __all__ = ["GateSelection", "load_gates", "other_weights"]
 
@@ -28,6 +28,7 @@ class GateSelection:
     allow_foreign: bool = False
     # The threshold of the plain cascade, where that is the target.
     confidence: float | None = None
+    confidence_signal: ConfidenceSignal = "probability"
     target: Target = Target()  # noqa: RUF009  # frozen
     # Reads which weights and template run; None: any may.
     local_model: Callable[[], ModelIdentity] | None = None
@@ -36,7 +37,7 @@ class GateSelection:
 def load_gates(selection: GateSelection) -> Gates:
     """Raises ConfigurationError if a named policy was made for other models."""
     if selection.confidence is not None:
-        return ConfidenceGates(selection.confidence)
+        return ConfidenceGates(selection.confidence, selection.confidence_signal)
     from ...classifier.policy.policy import Policy
 
     if selection.policy == "auto":

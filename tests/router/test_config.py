@@ -146,6 +146,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
         ("quality = 1.5", {}, {}, "quality must be above 0"),
         ("", {"UPDRAFT_PROMISE": "average"}, {}, r"^promise must be confidence or mean, not average\.$"),
+        ('confidence_signal = "perplexity"', {}, {}, r"^confidence_signal must be probability, entropy or margin\.$"),
         ("promise = 3", {}, {}, r"^promise must be confidence or mean, not 3\.$"),
         ("quality = nan", {}, {}, "quality must be above 0"),
         (

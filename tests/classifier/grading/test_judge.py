@@ -9,7 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from updraft.classifier.arrays import Array
 from updraft.classifier.grading.agreement import ComparableAnswer
 from updraft.classifier.grading.grader import PairGrader
 from updraft.classifier.grading.judge import JudgementError, PairwiseJudge, VerdictCache, verdict_in
@@ -186,3 +188,33 @@ def test_only_free_text_goes_to_the_judge(cache: VerdictCache) -> None:
     assert grader.matching == 0.5, "few words are shared, so that agreement calls both worse than the cloud's"
     assert "the judge j, both orders" in grader.description()
     assert "2 by the judge" in grader.description()
+
+
+def directions(text: str) -> Array:
+    """A stand-in for an embedding: texts about the air point one way, and others another."""
+    return np.array([1, 0] if "air" in text else [0.6, 0.8], np.float32)
+
+
+def graded(grader: PairGrader, local: str, cloud: str) -> tuple[float, float]:
+    prompt = Prompt("p", "file", "Why is the sky blue?")
+    return asyncio.run(grader.grade(prompt, ComparableAnswer(local), ComparableAnswer(cloud)))
+
+
+def test_without_a_judge_the_embedding_grades_free_text_and_nothing_else() -> None:
+    grader = PairGrader(embed=directions)
+    other_words = "Molecules of the air send light of short wavelengths to all sides, and that is what we see."
+    assert graded(PairGrader(), other_words, GOOD) == (0.0, 1.0), "few words are shared"
+    assert graded(grader, other_words, GOOD) == (1.0, 1.0)
+    assert graded(grader, BAD, GOOD) == (0.0, 1.0)
+    assert graded(grader, other_words.replace("we see", "we do not see"), GOOD) == (0.0, 1.0)
+    assert graded(grader, f"{GOOD} It takes 8 minutes.", f"{GOOD} It takes 9 minutes.") == (0.0, 1.0)
+    assert graded(grader, "Air.", "Air.") == (1.0, 1.0)
+    assert grader.graded == {"embedding": 4, "agreement": 1}
+    assert "4 by similarity of sentence embeddings (all-MiniLM-L6-v2)" in grader.description()
+
+
+def test_a_judge_comes_before_the_embedding_and_both_are_compared(cache: VerdictCache) -> None:
+    grader = PairGrader(judge=PairwiseJudge("j", by_content, cache), embed=directions)
+    assert graded(grader, BAD, GOOD) == (0.0, 1.0)
+    assert graded(grader, GOOD, BAD) == (1.0, 0.0)
+    assert (grader.graded, grader.matching) == ({"judge": 2}, 0.5), "by the embedding the cloud is better in both"

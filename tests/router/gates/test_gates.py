@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,14 @@ from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.router.gates.exploration import ExplorationGates
-from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality
+from updraft.router.gates.gates import (
+    ConfidenceGates,
+    ConfidenceSignal,
+    NoPolicyGates,
+    PolicyGates,
+    check_quality,
+    confidence_of,
+)
 from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
 
@@ -116,6 +123,26 @@ def test_confidence_without_a_policy() -> None:
     collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
     assert gates.during(MESSAGES, collapsed, 0.98).escalate
     assert gates.after(MESSAGES, written(), 0.98).escalate
+
+
+def test_confidence_by_entropy_and_by_margin() -> None:
+    """Each is 1 for a model that had no doubt; two equally likely tokens are one half under all three."""
+    sure, torn = [FakeSignals(0.0, 0.0, 40.0)] * 5, [FakeSignals(-math.log(2), math.log(2), 0.0)] * 5
+    for by in get_args(ConfidenceSignal):
+        assert confidence_of(sure, by) == pytest.approx(1.0)
+        assert confidence_of(torn, by) == pytest.approx(0.5)
+        assert 0.5 < confidence_of([*sure, *torn], by) <= 1.0
+        assert confidence_of([], by) == 0.0
+    assert confidence_of([FakeSignals(margin=-1e6)], "margin") == 0.0  # a sampled token that hardly any other is below
+    unsure = LocalAnswer(signals=[FakeSignals(-0.01, math.log(4), 5.0)] * 9)
+    by_entropy = ConfidenceGates(0.8, "entropy").after(MESSAGES, unsure, None)
+    assert by_entropy.escalate
+    assert by_entropy.reason == "uncalibrated: confidence by entropy 0.25 below 0.80 after generation"
+    by_margin = ConfidenceGates(0.8, "margin").after(MESSAGES, unsure, None)
+    assert not by_margin.escalate
+    assert by_margin.reason == "uncalibrated: confidence by margin 0.99 at least 0.80 after generation"
+    unknown = LocalAnswer(signals=[FakeSignals(entropy=math.nan)])
+    assert ConfidenceGates(0.8, "entropy").after(MESSAGES, unknown, None).escalate
 
 
 def test_the_target_of_the_router_and_that_of_a_request() -> None:

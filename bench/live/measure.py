@@ -1,0 +1,188 @@
+"""Calibrates a real pair on half of the written questions, routes the other half, and counts what the promise is worth.
+
+The local model has answered once; each seed divides the same answers anew. Routing is by the real router, over a
+socket to a cloud that knows the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...classifier.evaluation.metrics import auroc
+from ...classifier.evaluation.single_signals import TOKEN_CONFIDENCE, single_signal
+from ...classifier.features.blocks import view_of
+from ...classifier.graded_row import GradedRow, scores
+from ...classifier.grading.grader import BY_ANSWER
+from ...classifier.grading.questions import Question
+from ...classifier.policy.policy import Policy, Source
+from ...classifier.target import Target
+from ...classifier.training.held_out import is_wrong, policy_probabilities
+from ...classifier.training.train import FitRecipe, fit_policy
+from ...protocol.http.wire import WireRequest
+from ...router.config import RouterConfig
+from ...router.factory import open_cloud
+from ...router.gates.gates import PolicyGates
+from ...router.router import Router
+from ...router.state import Tiers
+from ...router.tiers.interfaces import LocalTier
+from ...router.tiers.local import EngineLocalTier
+from .recorded_tier import RecordedTier
+
+if TYPE_CHECKING:
+    from ...local_engine.engine import LocalEngine
+
+__all__ = ["QUALITIES", "Half", "Setting", "divided", "fitted", "measure", "measure_engine", "routed"]
+
+QUALITIES = (0.95, 0.9, 0.8, 0.7)
+_IN_TWO = 0.5
+_ENGINE_QUALITY = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A pair that has answered. `rows`: in the order of `questions`."""
+
+    config: RouterConfig
+    model_id: str
+    questions: Sequence[Question]
+    rows: Sequence[GradedRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """What came of one division: figures of the gates, and of routing at each quality."""
+
+    auroc_gate1: float
+    auroc_gate3: float
+    auroc_mean_logprob: float
+    # By quality: share answered on the device, and the routed over the cloud's score.
+    local_share: dict[str, float]
+    kept: dict[str, float]
+
+
+def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures over the seeds, with hidden states of the local model and without."""
+    rows, started = setting.rows, time.perf_counter()
+    weak, strong = scores(rows)
+    found: dict[str, Any] = {"questions": len(rows), "local_score": weak.mean(), "cloud_score": strong.mean()}
+    variants = {"without_hidden": [replace(row, states=None) for row in rows], "with_hidden": list(rows)}
+    for name, known in variants.items():
+        halves: list[Half] = []
+        for seed in range(seeds):
+            say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
+            halves.append(half := _half(setting, known, seed))
+            say(f"  AUROC of gate 3 {half.auroc_gate3:.3f}, of mean log-probability {half.auroc_mean_logprob:.3f}")
+        found[name] = _summary(halves)
+    return found | {"seconds": time.perf_counter() - started}
+
+
+def measure_engine(setting: Setting, engine: LocalEngine) -> dict[str, float]:
+    """The first half's policy, with hidden states, over the model itself, which answers the other half anew.
+
+    The engine is closed.
+    """
+    fitting, others = divided(len(setting.rows), 0)
+    with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
+        policy = fitted(setting, [setting.rows[i] for i in fitting], Path(folder) / "policy")
+    started, asked = time.perf_counter(), [setting.questions[i] for i in others]
+    found = asyncio.run(routed(setting, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
+    ((share, score),) = found.values()
+    cloud = float(np.mean([setting.rows[i].strong for i in others]))
+    seconds = time.perf_counter() - started
+    return {"quality": _ENGINE_QUALITY, "local_share": share, "kept": score / cloud, "seconds": seconds}
+
+
+def divided(rows: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Indices to calibrate on and to route."""
+    order = np.random.default_rng(seed).permutation(rows)
+    return order[: round(_IN_TWO * rows)], order[round(_IN_TWO * rows) :]
+
+
+def fitted(setting: Setting, rows: Sequence[GradedRow], folder: Path) -> Policy:
+    """As `updraft calibrate --live` does from the same rows."""
+    models = {"local": setting.model_id, "cloud": setting.config.cloud_model}
+    return fit_policy(rows, FitRecipe(models, [Source("written questions", "", len(rows))], BY_ANSWER), folder)
+
+
+def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
+    fitting, others = divided(len(rows), seed)
+    with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
+        policy = fitted(setting, [rows[i] for i in fitting], Path(folder) / "policy")
+    asked = [rows[i] for i in others]
+    judged, wrong = policy_probabilities(policy, asked), is_wrong(asked)
+    assert judged.before is not None and judged.after is not None
+    tier = RecordedTier(setting.model_id, {row.prompt: row for row in setting.rows})
+    outcomes = asyncio.run(routed(setting, policy, tier, [setting.questions[i] for i in others]))
+    return Half(
+        auroc(judged.before, wrong),
+        auroc(judged.after, wrong),
+        auroc(single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked]), wrong),
+        {name: share for name, (share, _) in outcomes.items()},
+        {name: score / float(scores(asked)[1].mean()) for name, (_, score) in outcomes.items()},
+    )
+
+
+async def routed(
+    setting: Setting,
+    policy: Policy,
+    local: LocalTier,
+    questions: Sequence[Question],
+    qualities: Sequence[float] = QUALITIES,
+) -> dict[str, tuple[float, float]]:
+    """By quality: the share of the questions that the device answers, and the share of right answers."""
+    gates = PolicyGates(policy, Target("quality", QUALITIES[0]))
+    router = Router(setting.config, Tiers(local, open_cloud(setting.config), gates))
+    await router.start()
+    try:
+        return {f"quality_{quality:g}": await _asked(router, questions, quality) for quality in qualities}
+    finally:
+        await router.close()
+
+
+async def _asked(router: Router, questions: Sequence[Question], quality: float) -> tuple[float, float]:
+    kept = right = 0
+    for question in questions:
+        body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}]}
+        request = msgspec.json.encode(body | {"updraft": {"quality": quality}})
+        response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=request))
+        assert isinstance(response.body, bytes)
+        answer = msgspec.json.decode(response.body)
+        if response.status != 200:
+            raise RuntimeError(f"{question.prompt!r} got {response.status}: {answer}")
+        kept += answer["updraft"]["tier"] == "local"
+        right += question.grade(answer["choices"][0]["message"]["content"])
+    return kept / len(questions), right / len(questions)
+
+
+def _summary(halves: Sequence[Half]) -> dict[str, Any]:
+    """Means over the seeds; `kept_least`: the worst of them, `broken`: the share below the quality."""
+    found: dict[str, Any] = {
+        "auroc": {
+            name: {"mean": float(np.mean(values)), "least": min(values), "most": max(values)}
+            for name, values in (
+                ("gate1", [half.auroc_gate1 for half in halves]),
+                ("gate3", [half.auroc_gate3 for half in halves]),
+                (TOKEN_CONFIDENCE, [half.auroc_mean_logprob for half in halves]),
+            )
+        }
+    }
+    for quality in QUALITIES:
+        name = f"quality_{quality:g}"
+        shares, kept = [half.local_share[name] for half in halves], [half.kept[name] for half in halves]
+        found[name] = {
+            "local_share": float(np.mean(shares)),
+            "kept": float(np.mean(kept)),
+            "kept_least": min(kept),
+            "broken": float(np.mean([each < quality for each in kept])),
+        }
+    return found

@@ -1,0 +1,58 @@
+"""Puts the questions of `updraft bench live` to both tiers, as `calibrate --live` does, and measures the pair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.errors import UpstreamError
+from . import sources
+
+if TYPE_CHECKING:
+    from ...bench.live.measure import Setting
+    from ...classifier.grading.questions import Question
+    from ...local_engine.engine import LocalEngine
+    from ...router.config import RouterConfig
+
+__all__ = ["measured"]
+
+
+def measured(
+    local: str, questions: Sequence[Question], seeds: int, answers: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Figures of the model `local` beside a cloud that knows the answers. `answers`: where its own are kept."""
+    from ...bench.live.measure import measure, measure_engine
+    from ...bench.live.stub_cloud import CLOUD_MODEL, stub_cloud
+    from ...router.config import RouterConfig
+    from ...router.factory import open_local
+    from ..shared import options
+
+    with stub_cloud({question.prompt: question.answer for question in questions}) as url:
+        config = RouterConfig(local=local, cloud_url=url, cloud_model=CLOUD_MODEL)
+        with options.without_cloud(config, say), open_local(config) as engine:
+            say(f"Both tiers answer {len(questions)} questions ...")
+            setting = answered(config, engine, questions, answers)
+            found = measure(setting, seeds, say)
+            say("The model answers the other half again, behind the router ...")
+            return found | {"engine": measure_engine(setting, engine)}
+
+
+def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Question], answers: Path) -> Setting:
+    """Both tiers' graded answers. Raises UpstreamError where there is not one for each question."""
+    from ...bench.live.measure import Setting
+    from ...classifier.grading.grader import PairGrader
+    from ...classifier.grading.questions import Prompt
+    from .kept_answers import KeptAnswers
+    from .spending import Spending
+
+    prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]
+    spending = Spending(config.prices, None, [config.cloud_model])
+    with closing(KeptAnswers(answers)) as kept:
+        asking = sources.Asking(config, sources.Judging(), PairGrader(), spending, kept)
+        found = asyncio.run(sources.ask_both(asking, engine, prompts, lambda: None))
+    if len(found.rows) < len(prompts):
+        raise UpstreamError(f"{len(prompts) - len(found.rows)} questions got no answer: {found.failures[:1]}")
+    return Setting(config, engine.model_id, questions, found.rows)
