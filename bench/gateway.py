@@ -121,4 +121,5 @@ def _compared(figures: Figures, setting: Setting) -> Figures:
         if name in figures
     }
     over = {f"over_{name}": best["updraft"] / rate for name, rate in best.items() if name != "updraft" and rate}
-    return {**added, "most_requests_per_s": best, **over}
+    cpu = {name: min(figures[name][f"c{each}"]["cpu_us"] for each in setting.concurrencies) for name in best}
+    return {**added, "most_requests_per_s": best, **over, "requests_per_cpu_s": {n: 1e6 / us for n, us in cpu.items()}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from ..errors import InvalidRequestError
@@ -59,15 +60,20 @@ def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
     passed: dict[str, str] = {}
     for raw, value in headers.items():
         name = raw.lower()
-        if HOP.fullmatch(name):
+        if _is_of_this_hop(name):
             continue
         if not SAFE.fullmatch(name) or _may_open(name):
             raise _refused(f"The header {name[:_MAX_NAME]!r}", raw)
         passed[name] = value
-    for name, _ in parse_qsl(query, keep_blank_values=True):
+    for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
         if _may_open(name.lower()):
             raise _refused(f"The query parameter {name[:_MAX_NAME]!r}", name)
     return Forwarded(passed, query)
+
+
+@lru_cache(1024)
+def _is_of_this_hop(name: str) -> bool:
+    return HOP.fullmatch(name) is not None
 
 
 def _may_open(name: str) -> bool:

@@ -108,9 +108,12 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
-    usage_options, along = peek.stream_options or UsageOptions(), forwarded(request.headers, request.url.query)
+    usage_options, along = (
+        peek.stream_options or UsageOptions(),
+        forwarded(request.headers, request.scope["query_string"].decode()),
+    )
     path, headers = (
-        along.target(request.url.path).encode(),
+        along.target(request.scope["path"]).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
     about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send

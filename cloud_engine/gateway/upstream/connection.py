@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from .failures import UpstreamFailure, UpstreamTimeout
 from .response_parser import Headers, ResponseParser
@@ -96,8 +97,7 @@ class NodeConnection(asyncio.Protocol):
         self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy:

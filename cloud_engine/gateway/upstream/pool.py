@@ -80,7 +80,6 @@ class Pool:
                     self._host,
                     self._port,
                     ssl=self._context,
-                    happy_eyeballs_delay=0.25,
                 )
         except TimeoutError as error:
             raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
