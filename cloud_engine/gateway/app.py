@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
@@ -18,6 +20,8 @@ from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
 from .metrics import gateway_metrics
 from .relay.relay import Relay
+
+RELAYED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations"})
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
@@ -35,8 +39,9 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-        app.router.routes.append(Route(path, relay, methods=["POST"]))
+    for path in RELAYED:
+        app.router.routes.append(Route(path, relay, methods=["POST"]))  # for what is no POST
+    app.user_middleware.append(Middleware(_RelayFirst, relay=relay))
     app.add_route("/v1/models", routes.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
     app.add_route("/health", routes.health, methods=["GET"])
@@ -44,6 +49,18 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
     app.add_route("/admin/usage", routes.usage, methods=["GET"])
     return app
+
+
+class _RelayFirst:
+    """The shell's next layer: what is relayed goes no way through the framework's."""
+
+    def __init__(self, app: ASGIApp, relay: Relay) -> None:
+        self._app = app
+        self._relay = relay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_relayed = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in RELAYED
+        await (self._relay if is_relayed else self._app)(scope, receive, send)
 
 
 class _Routes:

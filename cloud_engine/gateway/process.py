@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import ConfigurationError
@@ -15,6 +17,9 @@ from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from .balancing.node import NodeAddress
+    from .relay.counters import SharedRows
+
+_COLLECT_AFTER = 10_000  # objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,47 @@ class GatewayOptions:
     # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    # Processes behind the port.
+    workers: int = 1
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
 
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
+    from .relay.counters import SharedRows
+    from .workers import Supervisor
+
+    _checked(options)
+    rows = SharedRows(options.workers)
+    with bind_socket(options.host, options.port) as sock:
+        if options.workers == 1:
+            if options.exit_with_parent:
+                exit_with_parent()
+            _serve(options, sock, rows, 0)
+            return
+
+        def work(number: int) -> None:
+            exit_with_parent()
+            _serve(options, sock.dup(), rows, number)
+
+        Supervisor(options.workers, work, exit_with_parent=options.exit_with_parent).run()
+
+
+def _checked(options: GatewayOptions) -> None:
+    """Raises ConfigurationError for what no worker could start with."""
+    from .balancing.registry import NodeRegistry
+    from .upstream.client import Upstream
+
+    if options.workers < 1:
+        raise ConfigurationError(f"workers must be at least 1, got {options.workers}.", param="workers")
+    _keys(options)
+    Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
+    NodeRegistry(_nodes(options), Upstream(options.node_api_key))
+
+
+def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
+    """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
     from .balancing.registry import NodeRegistry
     from .ledger.metering import Meter
@@ -58,15 +98,21 @@ def run_gateway(options: GatewayOptions) -> None:
     from .upstream.client import Upstream
     from .upstream.pool import PoolLimits
 
-    if options.exit_with_parent:
-        exit_with_parent()
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
-    with bind_socket(options.host, options.port) as sock:
-        relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, Meter(options.db), Counters())
-        serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, Meter(options.db), Counters(rows, worker))
+    app = create_gateway_app(relay, access)
+    _collect_seldom()
+    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0)
+
+
+def _collect_seldom() -> None:
+    """The modules live for ever, and requests leave no circles: looking through all of them again and again is dear."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
 def _nodes(options: GatewayOptions) -> list[NodeAddress]:
@@ -74,7 +120,13 @@ def _nodes(options: GatewayOptions) -> list[NodeAddress]:
     from .balancing.nodes_file import read_nodes
 
     listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
-    return [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    return [replace(node, concurrency=_of_a_worker(node.concurrency, options.workers)) for node in nodes]
+
+
+def _of_a_worker(limit: int | None, workers: int) -> int | None:
+    """Workers do not know of one another's requests: each has its part of a limit."""
+    return None if limit is None else max(1, limit // workers)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

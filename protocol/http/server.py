@@ -45,6 +45,7 @@ def serve(  # noqa: PLR0913
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = DRAIN_S,
     limits: ConnectionLimits | None = None,
+    announces: bool = True,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
 
@@ -52,7 +53,8 @@ def serve(  # noqa: PLR0913
 
     Once connections are accepted, prints `ready http://HOST:PORT`, writes that URL to `ready_file` and calls
     `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
-    `limits`: of its connections, if not as many as the system's limits leave.
+    `limits`: of its connections, if not as many as the system's limits leave. `announces`: whether it says so at all,
+    for several processes behind one port.
     Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
@@ -61,6 +63,8 @@ def serve(  # noqa: PLR0913
     sock = sock or bind_socket(host, port)
 
     def announce() -> None:
+        if not announces:
+            return
         url = _url_of(sock)
         if ready_file is not None:
             write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us

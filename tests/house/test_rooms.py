@@ -53,7 +53,17 @@ ROOMS = {
         "arrays optional",
     ],
     "cloud_engine": ["gateway", "node", "engine", "models"],
-    "cloud_engine.gateway": ["process", "app", "metrics", "relay", "balancing", "ledger", "access", "upstream"],
+    "cloud_engine.gateway": [
+        "process",
+        "workers",
+        "app",
+        "metrics",
+        "relay",
+        "balancing",
+        "ledger",
+        "access",
+        "upstream",
+    ],
     "cloud_engine.engine": [
         "process",
         "engine",
