@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -127,7 +127,13 @@ def _nodes(options: GatewayOptions) -> list[NodeAddress]:
     from .balancing.nodes_file import read_nodes
 
     listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
-    return [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    return [replace(node, concurrency=_of_a_worker(node.concurrency, options.workers)) for node in nodes]
+
+
+def _of_a_worker(limit: int | None, workers: int) -> int | None:
+    """Workers do not know of one another's requests: each has its part of a limit."""
+    return None if limit is None else max(1, limit // workers)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -11,7 +11,7 @@ _ERRORS_TO_OPEN = 5  # in a row, each of a request that another node answered
 State = Literal["closed", "half-open", "open"]
 
 
-class CircuitBreaker:
+class NodeBreaker:
     """`trips`: how often it opened; requests that failed by the same trip failed by the same fault."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 from ..upstream.failures import UpstreamFailure
 from .affinity import PrefixIndex
-from .breaker import CircuitBreaker
+from .breaker import NodeBreaker
 
 _TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
 _log = logging.getLogger("updraft.gateway")
@@ -67,7 +67,7 @@ class Node:
         self.cards: tuple[Model, ...] = ()
         self.tells_usage = False
         self.tells_tokens = False
-        self.breaker = CircuitBreaker()
+        self.breaker = NodeBreaker()
         self.seen = PrefixIndex()
         self.in_flight = 0
         self.tokens_in_flight = 0

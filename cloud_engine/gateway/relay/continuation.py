@@ -19,7 +19,6 @@ _TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
 _MORE_THAN_TEXT = re.compile(
     rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
 )
-_MARKS = (b"_call", b"reasoning", b"refusal", b"audio")
 _MOST_TEXT = 2**20  # bytes of JSON
 _DEFAULT_COMPLETION = 16  # tokens, where a text completion says nothing
 #: Fields with which another node could not go on exactly, and the values that ask for nothing.
@@ -83,7 +82,8 @@ class BegunAnswer:
             self._text += found[1]
             self._is_text = self._is_text and len(self._text) <= _MOST_TEXT
             self._tokens_say_all = False
-        if any(mark in event for mark in _MARKS) and _MORE_THAN_TEXT.search(event):
+        marked = b"_call" in event or b"reasoning" in event or b"refusal" in event or b"audio" in event
+        if marked and _MORE_THAN_TEXT.search(event):
             self._is_text = False
         if (tokens := _TOKENS.search(event)) is not None:
             self._tokens += tokens[1] + b","

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.bench.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from updraft.cloud_engine.gateway.balancing.breaker import CircuitBreaker
+from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.suspects import RetryBudget, Suspects
@@ -89,7 +89,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_breaker_closes_by_probes_and_an_answer_and_asks_more_of_repeaters() -> None:
-    breaker = CircuitBreaker()
+    breaker = NodeBreaker()
     assert breaker.state == "open"
     assert breaker.probed()
     assert breaker.state == "closed"
