@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ledger_worker
@@ -30,17 +31,19 @@ from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The URL of a server of our own."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     initdb = shutil.which("initdb", path=f"{os.environ['PATH']}:{folders[-1] if folders else ''}")
     if initdb is None or importlib.util.find_spec("psycopg") is None:
         pytest.skip("needs PostgreSQL's programs, and the package psycopg")
-    folder = tmp_path_factory.mktemp("postgres")
+    with TemporaryDirectory() as folder:
+        yield from served(initdb, Path(folder))
+
+
+def served(initdb: str, folder: Path) -> Iterator[str]:
     demote = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
     if demote:  # the server refuses to run as root
-        for each in (folder, *list(folder.parents)[:2]):
-            each.chmod(0o755)
         shutil.chown(folder, "nobody", "nogroup")
     data, user = folder / "data", "tester"
     subprocess.run(
