@@ -12,7 +12,7 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 
 
 @dataclass(slots=True)
-class Load:
+class LoadResult:
     """What a run of requests came to."""
 
     # Seconds of each request, from its first byte out to its last byte in.
@@ -34,7 +34,7 @@ class Load:
 
 
 class _Client(asyncio.Protocol):
-    def __init__(self, request: bytes, load: Load, until: float, done: asyncio.Future[None]) -> None:
+    def __init__(self, request: bytes, load: LoadResult, until: float, done: asyncio.Future[None]) -> None:
         self._request, self._load, self._until, self._done = request, load, until, done
         self._buffer = bytearray()
         self._length = -1  # of the answer; 0 for chunks
@@ -87,9 +87,12 @@ def request_for(url: str, key: str, *, stream: bool) -> bytes:
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def drive(url: str, key: str, concurrency: int, seconds: float, *, stream: bool = False) -> Load:
-    """`concurrency` connections for `seconds`; each finishes the request that it began."""
-    loop, load, request = asyncio.get_running_loop(), Load(), request_for(url, key, stream=stream)
+async def drive(  # noqa: PLR0913
+    url: str, key: str, concurrency: int, seconds: float, *, stream: bool = False, load: LoadResult | None = None
+) -> LoadResult:
+    """`concurrency` connections for `seconds`; each finishes the request that it began. `load` grows meanwhile."""
+    loop, request = asyncio.get_running_loop(), request_for(url, key, stream=stream)
+    load = LoadResult() if load is None else load
     address, began = urlsplit(url), time.perf_counter()
     ends: list[asyncio.Future[None]] = []
     for _ in range(concurrency):

@@ -232,6 +232,38 @@ def local(
 
 
 @app.command()
+def gateway(
+    concurrencies: Annotated[str, typer.Option(help="Requests in flight, one figure after the other.")] = "1,16,64,256",
+    streams: Annotated[int, typer.Option(min=1, help="Streams in flight.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 5.0,
+    memory_seconds: Annotated[float, typer.Option(min=0, help="Of load during which memory is watched.")] = 30.0,
+    litellm_python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", exists=True, dir_okay=False, help="A Python with litellm[proxy], to compare with."
+        ),
+    ] = None,
+    json_path: json_output.File = None,
+) -> None:
+    """The gateway on one core in front of a stub, beside nginx (where installed) and LiteLLM's proxy in one run.
+
+    \b
+    Examples
+      updraft bench gateway
+      updraft bench gateway --litellm-python /opt/litellm/bin/python --json out/gateway.json
+    """
+    from ..bench.gateway import Setting, measure
+
+    try:
+        counts = tuple(int(count) for count in concurrencies.split(","))
+    except ValueError as error:
+        raise typer.BadParameter("must be numbers with commas between them", param_hint="--concurrencies") from error
+    setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
+    config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
+    _show(_report("gateway", config, measure(setting, _say)), json_path)
+
+
+@app.command()
 def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")

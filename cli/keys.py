@@ -113,10 +113,10 @@ def rotate(
     Example
       updraft keys rotate team-a --overlap-s 3600
     """
-    from ..cloud_engine.gateway.access.database import Rotation
+    from ..cloud_engine.gateway.access.database import KeyRotation
     from ..protocol.decoding import convert
 
-    rotation = convert({"overlap_s": overlap_s}, Rotation)
+    rotation = convert({"overlap_s": overlap_s}, KeyRotation)
     _print_key(*_database(keys).rotate(key, _actor(), rotation), as_json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,6 +27,13 @@ AllowedOrigins = Annotated[
     list[str] | None,
     typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
 ]
+TlsCert = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; read again when it changes.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="PATH", help="Its private key in PEM.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain HTTP also for other machines, as behind a TLS proxy.")
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
 
 
@@ -39,6 +45,9 @@ def serve(
     ] = None,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -75,7 +84,8 @@ def serve(
     if allowed_hosts or allowed_origins:
         given = {"allowed_hosts": tuple(allowed_hosts or ()), "allowed_origins": tuple(allowed_origins or ())}
         config = replace(config, **{name: value for name, value in given.items() if value})
-    daemon = DaemonOptions(config, host, port, ready_file, key)
+    tls = options.tls_files(tls_cert, tls_key)
+    daemon = DaemonOptions(config, host, port, ready_file, key, tls, insecure)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)
@@ -160,8 +170,14 @@ def node(
         typer.Option(help="How the model writes tool calls; auto asks its chat template."),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Key that callers must send. [UPDRAFT_NODE_API_KEY]")
+    ] = None,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -169,7 +185,8 @@ def node(
 
     With --draft a smaller model proposes tokens that the large one verifies; answers stay the same. How many it
     proposes follows from what is measured, so that it is never much slower than without.
-    UPDRAFT_NODE_API_KEY is the key that callers must send; other machines (--host) are let in with one only.
+    UPDRAFT_NODE_API_KEY (or --api-key-file) is the key that callers must send; other machines (--host) are let in with
+    one only, and by TLS.
 
     \b
     Examples
@@ -213,9 +230,11 @@ def node(
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
             chat_template=chat_template,
-            api_key=os.environ.get("UPDRAFT_NODE_API_KEY") or None,
+            api_key=options.node_key(api_key_file),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
+            tls=options.tls_files(tls_cert, tls_key),
+            insecure=insecure,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )
@@ -250,18 +269,25 @@ def gateway(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
+    node_api_key_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Key of the nodes. [UPDRAFT_NODE_API_KEY]")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes behind the port.")] = 1,
     timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
     """Run the cloud endpoint that apps escalate to: keys, limits, metering, and fail-over between nodes.
 
-    A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY.
+    A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY or --node-api-key-file.
 
     \b
     Examples
@@ -282,10 +308,13 @@ def gateway(
             no_auth=no_auth,
             host=host,
             port=port,
-            node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
+            node_api_key=options.node_key(node_api_key_file),
+            workers=workers,
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
+            tls=options.tls_files(tls_cert, tls_key),
+            insecure=insecure,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

@@ -11,9 +11,9 @@ for PORT in 8001 8002; do
   updraft node --model "$WEIGHTS/pocket-large" --draft "$WEIGHTS/pocket-small.gguf" --port "$PORT" &
   PIDS="$PIDS $!"
 done
-KEY="$(updraft gateway-key my-app --keys "$STATE/keys.txt")"
+KEY="$(updraft keys create my-app --keys "$STATE/keys.sqlite3")"
 echo "key for apps: $KEY"
 updraft gateway --node http://127.0.0.1:8001 --node http://127.0.0.1:8002 \
-  --keys "$STATE/keys.txt" --db "$STATE/usage.sqlite" --port 8000 &
+  --keys "$STATE/keys.sqlite3" --db "$STATE/usage.sqlite" --port 8000 &
 PIDS="$PIDS $!"
 wait

@@ -41,6 +41,8 @@ _GATEWAY = {
     "/v1/chat/completions": "relayed to a node that has the model",
     "/v1/completions": "relayed",
     "/v1/embeddings": "relayed",
+    "/v1/rerank": "relayed to nodes that have it; others answer 404",
+    "/v1/moderations": "the same",
     "/v1/models": "the models of all nodes that are up, with the least `max_model_len` of their nodes",
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",

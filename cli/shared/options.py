@@ -18,6 +18,7 @@ from ...protocol.errors import ConfigurationError
 from .watch import first_uses_reported
 
 if TYPE_CHECKING:
+    from ...protocol.http.tls import TlsFiles
     from ...router.config import RouterConfig
 
 SERVE_PORT = 4114
@@ -215,3 +216,29 @@ def key_database(given: Path | None) -> Path:
     from ...protocol.settings import state_folder
 
     return given or state_folder() / "keys.sqlite3"
+
+
+def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    """What --tls-cert and --tls-key say. Raises ConfigurationError for one without the other."""
+    from ...protocol.http.tls import TlsFiles
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigurationError("--tls-cert and --tls-key go together: give both.", param="tls_cert")
+    return TlsFiles(certificate, key)
+
+
+def node_key(file: Path | None) -> str | None:
+    """The key between a gateway and its nodes. Raises ConfigurationError."""
+    from ...protocol.unicode_forms import read_text
+
+    if file is None:
+        return os.environ.get("UPDRAFT_NODE_API_KEY") or None
+    try:
+        key = read_text(file, ConfigurationError).strip()
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read the key in {file}: {error.strerror}.") from error
+    if not key:
+        raise ConfigurationError(f"{file} is empty: write the key of the nodes into it.")
+    return key

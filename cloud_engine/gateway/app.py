@@ -7,19 +7,24 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
 from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelList
-from .access.principal import Principal, Scope
+from .access.principal import Principal
+from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .relay.relay import Relay
+
+RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
@@ -39,8 +44,9 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-        app.router.routes.append(Route(path, relay, methods=["POST"]))
+    for path in RELAYED:
+        app.router.routes.append(Route(path, relay, methods=["POST"]))  # for what is no POST
+    app.user_middleware.append(Middleware(_RelayFirst, relay=relay))
     app.add_route("/v1/models", routes.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
     app.add_route("/health", routes.health, methods=["GET"])
@@ -54,6 +60,18 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/admin/keys/{key_id}/rotate", keys.rotate, methods=["POST"])
     app.add_route("/admin/audit", keys.audit, methods=["GET"])
     return app
+
+
+class _RelayFirst:
+    """The shell's next layer: what is relayed goes no way through the framework's."""
+
+    def __init__(self, app: ASGIApp, relay: Relay) -> None:
+        self._app = app
+        self._relay = relay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_relayed = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in RELAYED
+        await (self._relay if is_relayed else self._app)(scope, receive, send)
 
 
 class _Routes:
@@ -103,7 +121,7 @@ class _Routes:
         self._admitted(request, "usage")
         return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
-    def _admitted(self, request: Request, scope: Scope) -> Principal:
+    def _admitted(self, request: Request, scope: KeyScope) -> Principal:
         principal = self._keys.principal(request.headers.get("authorization", ""))
         principal.require(scope)
         return principal

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.tls import TlsFiles, check_encrypted
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
 from .upstream.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from .relay.counters import SharedRows
+
+_COLLECT_AFTER = 10_000  # objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +43,53 @@ class GatewayOptions:
     # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    # Processes behind the port.
+    workers: int = 1
+    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    tls: TlsFiles | None = None
+    insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
 
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
+    from .relay.counters import SharedRows
+    from .workers import Supervisor
+
+    _checked(options)
+    rows = SharedRows(options.workers)
+    with bind_socket(options.host, options.port) as sock:
+        if options.workers == 1:
+            if options.exit_with_parent:
+                exit_with_parent()
+            _serve(options, sock, rows, 0)
+            return
+
+        def work(number: int) -> None:
+            exit_with_parent()
+            _serve(options, sock.dup(), rows, number)
+
+        Supervisor(options.workers, work, exit_with_parent=options.exit_with_parent).run()
+
+
+def _checked(options: GatewayOptions) -> None:
+    """Raises ConfigurationError for what no worker could start with."""
+    from .balancing.nodes import NodeRegistry
+    from .limits.accounting import check_accounting
+    from .upstream.client import Upstream
+
+    if options.workers < 1:
+        raise ConfigurationError(f"workers must be at least 1, got {options.workers}.", param="workers")
+    _keys(options)
+    check_encrypted(options.host, options.tls, insecure=options.insecure)
+    Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
+    NodeRegistry(options.nodes, Upstream(options.node_api_key))
+    check_accounting(options.accounting)
+
+
+def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
+    """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
     from .balancing.nodes import NodeRegistry
     from .limits.accounting import open_accounting
@@ -49,16 +99,22 @@ def run_gateway(options: GatewayOptions) -> None:
     from .upstream.client import Upstream
     from .upstream.pool import PoolLimits
 
-    if options.exit_with_parent:
-        exit_with_parent()
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     registry = NodeRegistry(options.nodes, upstream)
-    with bind_socket(options.host, options.port) as sock:
-        accounting = open_accounting(options.accounting)
-        relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters())
-        serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
+    accounting = open_accounting(options.accounting)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters(rows, worker))
+    app = create_gateway_app(relay, access)
+    _collect_seldom()
+    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+
+
+def _collect_seldom() -> None:
+    """The modules live for ever, and requests leave no circles: looking through all of them again and again is dear."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

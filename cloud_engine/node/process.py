@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
+from ...protocol.http.tls import TlsFiles, check_encrypted
 
 if TYPE_CHECKING:
     from ..engine.config import EngineConfig
@@ -39,6 +40,9 @@ class NodeOptions:
     api_key: str | None = field(default=None, repr=False)
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    tls: TlsFiles | None = None
+    insecure: bool = False
     ready_file: Path | None = None
     # Stop when the starting process is gone.
     exit_with_parent: bool = False
@@ -50,7 +54,8 @@ def run_node(options: NodeOptions) -> None:
     The engine runs in a process of its own; this one never loads torch.
     """
     if options.api_key is None:
-        check_keyless(options.host, "set UPDRAFT_NODE_API_KEY here and for the gateway")
+        check_keyless(options.host, "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway")
+    check_encrypted(options.host, options.tls, insecure=options.insecure)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
@@ -79,4 +84,4 @@ def run_node(options: NodeOptions) -> None:
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
             )
             app = create_node_app(served, access)
-            serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
+            serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds, tls=options.tls)

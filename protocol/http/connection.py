@@ -85,7 +85,11 @@ class Connection(H11Protocol):
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     def _refuse(self, error: UpdraftError, status: int) -> None:
-        """Whatever was asked, if anything: the connection ends."""
+        """Whatever was asked, if anything: the connection ends, and nobody answers on it any more."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
             events: list[Any] = [

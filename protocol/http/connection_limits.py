@@ -11,7 +11,7 @@ _MOST = 10_000
 _RESERVED = 128  # descriptors for files, databases and libraries
 
 
-class Closable(Protocol):
+class HeldConnection(Protocol):
     def close_now(self) -> None: ...
 
 
@@ -21,12 +21,12 @@ class ConnectionLimits:
     def __init__(self, total: int, per_address: int) -> None:
         self._total = total
         self._per_address = per_address
-        self._addresses: dict[Closable, str] = {}
+        self._addresses: dict[HeldConnection, str] = {}
         self._counts: Counter[str] = Counter()
-        self._resting: dict[str, dict[Closable, None]] = {}
-        self._all_resting: dict[Closable, None] = {}
+        self._resting: dict[str, dict[HeldConnection, None]] = {}
+        self._all_resting: dict[HeldConnection, None] = {}
 
-    def admit(self, connection: Closable, address: str) -> bool:
+    def admit(self, connection: HeldConnection, address: str) -> bool:
         """Whether it may stay. It counts until `forget`, and rests until `works`."""
         if self._counts[address] >= self._per_address and not is_loopback(address):  # a reverse proxy has one address
             self._close_oldest(self._resting.get(address, {}))
@@ -41,7 +41,7 @@ class ConnectionLimits:
         self.rests(connection)
         return True
 
-    def works(self, connection: Closable) -> None:
+    def works(self, connection: HeldConnection) -> None:
         """A request is being answered."""
         self._all_resting.pop(connection, None)
         if (address := self._addresses.get(connection)) is not None and address in self._resting:
@@ -49,20 +49,20 @@ class ConnectionLimits:
             if not self._resting[address]:
                 del self._resting[address]
 
-    def rests(self, connection: Closable) -> None:
+    def rests(self, connection: HeldConnection) -> None:
         """It waits for a request, or for the rest of one."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None
 
-    def forget(self, connection: Closable) -> None:
+    def forget(self, connection: HeldConnection) -> None:
         self.works(connection)
         if (address := self._addresses.pop(connection, None)) is not None:
             self._counts[address] -= 1
             if not self._counts[address]:
                 del self._counts[address]
 
-    def _close_oldest(self, resting: dict[Closable, None]) -> None:
+    def _close_oldest(self, resting: dict[HeldConnection, None]) -> None:
         if resting:
             oldest = next(iter(resting))
             self.forget(oldest)

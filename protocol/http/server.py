@@ -27,6 +27,7 @@ from ..safety.terminal_text import log_to_stderr
 from .connection import Connection
 from .connection_limits import ConnectionLimits, usual_limits
 from .shell import Traffic
+from .tls import TlsFiles, follow
 
 DRAIN_S = 10.0
 """Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
@@ -45,14 +46,17 @@ def serve(  # noqa: PLR0913
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = DRAIN_S,
     limits: ConnectionLimits | None = None,
+    announces: bool = True,
+    tls: TlsFiles | None = None,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
 
     What is not finished `drain_s` seconds later is ended by the app's `Traffic.at_deadline`, or else cut off.
 
-    Once connections are accepted, prints `ready http://HOST:PORT`, writes that URL to `ready_file` and calls
-    `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
-    `limits`: of its connections, if not as many as the system's limits leave.
+    Once connections are accepted, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file`
+    and calls `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
+    `limits`: of its connections, if not as many as the system's limits leave. `announces`: whether it says so at all,
+    for several processes behind one port.
     Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
@@ -61,7 +65,9 @@ def serve(  # noqa: PLR0913
     sock = sock or bind_socket(host, port)
 
     def announce() -> None:
-        url = _url_of(sock)
+        if not announces:
+            return
+        url = _url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
             write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us
         sys.stdout.write(f"ready {url}\n")
@@ -81,7 +87,7 @@ def serve(  # noqa: PLR0913
         backlog=1024,
     )
     try:
-        _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
+        _Server(config, app.state.traffic, announce, drain_s, tls).run(sockets=[sock])
     except SystemExit:  # uvicorn's way to say that the app did not start
         if plain.failure is None:
             raise
@@ -164,14 +170,28 @@ class _Plain:
 class _Server(uvicorn.Server):
     """uvicorn with a readiness announcement and a drain that answers new requests with 503 while it lasts."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None], drain_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        traffic: Traffic,
+        announce: Callable[[], None],
+        drain_s: float,
+        tls: TlsFiles | None,
+    ) -> None:
+        """Raises ConfigurationError for a certificate that cannot be used."""
+        config.load()
+        config.ssl = None if tls is None else tls.context()
         super().__init__(config)
+        self._tls = tls
+        self._following: asyncio.Task[None] | None = None
         self._drain_s = drain_s
         self._traffic = traffic
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._tls is not None and self.config.ssl is not None:
+            self._following = asyncio.create_task(follow(self._tls, self.config.ssl))
         if self.started:
             self._announce()
 
@@ -183,6 +203,8 @@ class _Server(uvicorn.Server):
         if self._traffic.in_flight and self._traffic.at_deadline is not None:
             await self._traffic.at_deadline()
         await super().shutdown(sockets)
+        if self._following is not None:
+            self._following.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -198,9 +220,9 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _url_of(sock: socket.socket) -> str:
+def _url_of(sock: socket.socket, scheme: str) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _port_in_use(host: str, port: int) -> PortInUseError:

@@ -16,6 +16,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.shell import create_app, read_wire_request, send, while_connected
+from ...protocol.http.tls import TlsFiles, check_encrypted
 from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
@@ -40,10 +41,14 @@ class DaemonOptions:
     port: int = 4114
     ready_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
+    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    tls: TlsFiles | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.api_key is None:
             check_keyless(self.host, "set one with --key-env")
+        check_encrypted(self.host, self.tls, insecure=self.insecure)
 
 
 def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.1") -> FastAPI:
@@ -102,4 +107,4 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host)
-    serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)
+    serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)

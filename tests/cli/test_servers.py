@@ -105,7 +105,7 @@ ENGINE = {
 NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
     "tool_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
-    "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
+    "insecure": True, "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[process.NodeOptions]:
 
 def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = process.NodeOptions("", EngineConfig())
-    assert {*NODE, "engine", "api_key"} == {field.name for field in fields(plain)}
+    assert {*NODE, "engine", "api_key", "tls"} == {field.name for field in fields(plain)}
     for options, given in ((plain, NODE), (plain.engine, ENGINE)):
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")

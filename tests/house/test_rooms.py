@@ -55,6 +55,7 @@ ROOMS = {
     "cloud_engine": ["gateway", "node", "engine", "models"],
     "cloud_engine.gateway": [
         "process",
+        "workers",
         "app",
         "metrics",
         "relay",

@@ -57,7 +57,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_in_days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] | None = None
 
 
-class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a key is replaced."""
 
     # Seconds for which the old key goes on working, so that apps can change over.
@@ -142,10 +142,10 @@ class KeyDatabase:
             rows = connection.execute(f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL ORDER BY name")
             return [_record(row) for row in rows]
 
-    def rotate(self, key: str, actor: str, rotation: Rotation | None = None) -> tuple[KeyRecord, str]:
+    def rotate(self, key: str, actor: str, rotation: KeyRotation | None = None) -> tuple[KeyRecord, str]:
         """A new secret for a key, named by id or name. Raises NotFoundError."""
         now, fresh = time.time(), _new_key()
-        until = now + (rotation or Rotation()).overlap_s
+        until = now + (rotation or KeyRotation()).overlap_s
         with self._connected() as connection, transaction(connection):
             record = _live(connection, key)
             key_id = record.principal.key_id

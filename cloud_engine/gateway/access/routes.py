@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ....protocol.decoding import decode
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.http.shell import read_body, send_json
-from .database import KeyDatabase, KeyRecord, NewKey, Rotation
+from .database import KeyDatabase, KeyRecord, KeyRotation, NewKey
 from .keys import KeyStore
 
 _SECRET = {"cache-control": "no-store"}
@@ -39,7 +39,7 @@ class KeyRoutes:
 
     async def rotate(self, request: Request) -> Response:
         database, actor = self._admitted(request)
-        rotation = decode(await read_body(request) or b"{}", Rotation)
+        rotation = decode(await read_body(request) or b"{}", KeyRotation)
         record, key = await asyncio.to_thread(database.rotate, request.path_params["key_id"], actor, rotation)
         return send_json({**shown(record), "key": key}, headers=_SECRET)
 

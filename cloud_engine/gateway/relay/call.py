@@ -89,7 +89,7 @@ class Call:
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
     """Raises InvalidRequestError."""
     try:
-        _ = body.isascii() or body.decode()  # what the peek passes over is not looked at
+        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error

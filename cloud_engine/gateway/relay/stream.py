@@ -35,6 +35,8 @@ async def events_of(response: Response) -> AsyncGenerator[list[bytes]]:
 
 
 def _in_one_spelling(event: bytes) -> list[bytes]:
+    if event.startswith(b"data: {") and b"\n" not in event and FINISH.search(event) is None:
+        return [event + b"\n\n"]  # nearly all of them
     data = sse.data_of(event)
     if not data:
         return [event + b"\n\n"]  # a sign of life

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.safety.redaction import is_sendable
-from .connection import ClosedUnansweredError, Connection, Patience
+from .connection import ClosedUnansweredError, NodeConnection, Patience
 from .failures import UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
 
@@ -59,7 +59,7 @@ class Response:
     status: int
     # By lower-cased name.
     headers: Headers
-    _connection: Connection
+    _connection: NodeConnection
 
     async def read(self) -> bytes:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""

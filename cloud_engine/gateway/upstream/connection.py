@@ -28,10 +28,10 @@ class ClosedUnansweredError(UpstreamFailure):
     """The connection was closed before a byte of the response came."""
 
 
-class Connection(asyncio.Protocol):
+class NodeConnection(asyncio.Protocol):
     """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked."""
 
-    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[NodeConnection], None]) -> None:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._parser = ResponseParser()
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = math.inf
+        self._limit_s = self._deadline = math.inf
         self._patience = Patience()
         self._failure: UpstreamFailure | None = None
         self._is_busy = False
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             raise self._failure
         waiter = self._waiter = self._loop.create_future()
         if limit_s < math.inf:
-            self._deadline = self._loop.time() + limit_s
+            self._limit_s, self._deadline = limit_s, self._loop.time() + limit_s
             if self._timer is not None and self._timer.when() > self._deadline:
                 self._timer.cancel()
                 self._timer = None
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         """One timer for all waits, moved on when it comes: a new one for every frame would cost too much."""
         self._timer = None
         if self._deadline <= self._loop.time():
-            self._fail(UpstreamTimeout("the node was silent for too long"))
+            self._fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))
         elif self._deadline < math.inf:
             self._timer = self._loop.call_at(self._deadline, self._on_time)
 

@@ -9,7 +9,7 @@ import ssl
 from dataclasses import dataclass
 
 from ....protocol.errors import OverloadedError
-from .connection import Connection
+from .connection import NodeConnection
 from .failures import UpstreamFailure, UpstreamTimeout
 
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
@@ -31,10 +31,10 @@ class Pool:
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits) -> None:
         self._host, self._port, self._context, self._limits = host, port, context, limits
-        self._idle: dict[Connection, None] = {}
+        self._idle: dict[NodeConnection, None] = {}
         self._slots = asyncio.Semaphore(limits.connections)
 
-    async def acquire(self) -> Connection:
+    async def acquire(self) -> NodeConnection:
         """One at rest, or a new one. Raises UpstreamFailure, or OverloadedError."""
         await self._slots.acquire()
         try:
@@ -46,13 +46,13 @@ class Pool:
             self._slots.release()
             raise
 
-    async def exchange(self, broken: Connection) -> Connection:
+    async def exchange(self, broken: NodeConnection) -> NodeConnection:
         """A new one for one that was closed. Raises as `acquire` does; `broken` is still to be released then."""
         connection = await self._connect()
         broken.close()
         return connection
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: NodeConnection) -> None:
         self._slots.release()
         if connection.is_reusable:
             connection.rest()
@@ -71,12 +71,12 @@ class Pool:
             del self._idle[oldest]
             oldest.close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> NodeConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: Connection(self._forget),
+                    lambda: NodeConnection(self._forget),
                     self._host,
                     self._port,
                     ssl=self._context,
@@ -91,7 +91,7 @@ class Pool:
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: NodeConnection) -> None:
         self._idle.pop(connection, None)
 
 

@@ -40,8 +40,10 @@ class ResponseParser:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes of the body in `data`. Raises UpstreamFailure for what is not HTTP."""
-        self._buffer += data
         self.has_begun = True
+        if self._step == self._size and not self._buffer and (piece := _only_chunk(data)) is not None:
+            return piece
+        self._buffer += data
         body: list[bytes] = []
         while self._step(body):
             pass
@@ -175,3 +177,13 @@ class ResponseParser:
     def _consume(self, size: int) -> None:
         del self._buffer[:size]
         self._searched = 0
+
+
+def _only_chunk(data: bytes) -> bytes | None:
+    """What is in `data` if that is one chunk and nothing else, as most pieces of a stream are."""
+    size = data[: data.find(b"\r\n")]
+    if not 0 < len(size) <= 6 or not size.isalnum() or _SIZE.fullmatch(size) is None:
+        return None
+    length, start = int(size, 16), len(size) + 2
+    is_all = length and len(data) == start + length + 2 and data.endswith(b"\r\n")
+    return data[start : start + length] if is_all else None

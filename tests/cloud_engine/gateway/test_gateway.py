@@ -109,6 +109,13 @@ def test_answers_and_meters(gateway: Running) -> None:
     assert usage[0]["completion_tokens"] == 15
 
 
+def test_a_route_that_the_node_lacks_is_a_typed_error(gateway: Running) -> None:
+    for path in ("/v1/rerank", "/v1/moderations"):
+        body = {"model": "echo", "query": "a", "documents": ["b"]}
+        answer = httpx.post(f"{gateway.url}{path}", json=body, headers=gateway.headers, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
 def test_keys(gateway: Running) -> None:
     for wrong in ("", "nonsense", gateway.key + "x"):
         headers = {"authorization": f"Bearer {wrong}"} if wrong else {}
@@ -129,6 +136,7 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
     cases: list[tuple[Any, int, str]] = [
         (b"{", 400, "invalid_json"),
         (b"[1]", 400, "invalid_value"),
+        (b'{"model": "echo", "stream": true, "\xff": 1}', 400, "invalid_json"),
         ({**good, "model": "other"}, 404, "model_not_found"),
         ({**good, "messages": []}, 400, "invalid_value"),
         ({**good, "messages": say("x" * 1_000_000)}, 400, "context_length_exceeded"),

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_keys import make_key
-from updraft.cloud_engine.gateway.access.database import KeyDatabase, NewKey, Rotation
+from updraft.cloud_engine.gateway.access.database import KeyDatabase, KeyRotation, NewKey
 from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits
 from updraft.protocol.errors import AuthenticationError, OverloadedError
@@ -147,8 +147,8 @@ def test_a_key_expires_also_in_the_cache(tmp_path: Path) -> None:
 def test_two_keys_work_until_the_overlap_is_over_and_never_beyond_the_expiry(tmp_path: Path) -> None:
     database = KeyDatabase(tmp_path / "keys.sqlite3")
     record, first = database.create(NewKey("team", expires_in_days=1), "test")
-    _, second = database.rotate("team", "test", Rotation(overlap_s=0.5))
-    _, third = database.rotate(record.principal.key_id, "test", Rotation(overlap_s=3600))
+    _, second = database.rotate("team", "test", KeyRotation(overlap_s=0.5))
+    _, third = database.rotate(record.principal.key_id, "test", KeyRotation(overlap_s=3600))
     with closing(sqlite3.connect(database.path)) as connection:
         rows = connection.execute("SELECT expires_at FROM digests ORDER BY expires_at").fetchall()
     assert [row[0] - time.time() > limit for row, limit in zip(rows, (-5, 3500, 86_000), strict=True)] == [True] * 3

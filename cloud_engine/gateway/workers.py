@@ -1,0 +1,99 @@
+"""Several worker processes behind one port, and a supervisor that starts those anew that die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from ...protocol.errors import ConfigurationError, UpdraftError
+from ...protocol.http.server import DRAIN_S
+from ...protocol.safety.system import KILL
+
+_POLL_S = 0.1
+_QUICK_S = 2.0  # a worker that lives shorter did not start
+_MOST_QUICK = 5
+_log = logging.getLogger("updraft.gateway")
+
+
+class Supervisor:
+    """Forks `workers` processes that each call `work(number)`, until SIGTERM, SIGINT or, if asked, its parent's end.
+
+    It holds no threads and answers nothing itself: there is little in it that could fail.
+    """
+
+    def __init__(self, workers: int, work: Callable[[int], None], *, exit_with_parent: bool) -> None:
+        if not hasattr(os, "fork"):
+            raise ConfigurationError("Several workers need a Unix: use --workers 1 here.", param="workers")
+        self._workers = workers
+        self._work = work
+        self._parent = os.getppid() if exit_with_parent else None
+        self._started: dict[int, tuple[int, float]] = {}
+        self._quick_deaths = 0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Raises ConfigurationError where workers die as soon as they are started."""
+        previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for number in range(self._workers):
+                self._start(number)
+            while not self._stopping:
+                time.sleep(_POLL_S)  # a signal ends it at once
+                self._replace_dead()
+                if self._parent is not None and os.getppid() != self._parent:
+                    break
+        finally:
+            self._end_all()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _stop(self, _signal: int, _frame: object) -> None:
+        self._stopping = True
+
+    def _start(self, number: int) -> None:
+        if process := os.fork():
+            self._started[process] = (number, time.monotonic())
+            return
+        code = 1
+        try:
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)
+            self._work(number)
+            code = 0
+        except UpdraftError as error:
+            _log.error("Worker %d cannot start: %s", number, error.message)
+        except BaseException:  # noqa: BLE001 - the process ends here
+            _log.exception("Worker %d failed", number)
+        finally:
+            os._exit(code)  # whatever the supervisor has begun is not this process's to end
+
+    def _replace_dead(self) -> None:
+        while self._started and (found := os.waitpid(-1, os.WNOHANG))[0]:
+            process, status = found
+            if process not in self._started:
+                continue
+            number, since = self._started.pop(process)
+            is_quick = time.monotonic() - since < _QUICK_S
+            self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
+            if self._quick_deaths >= _MOST_QUICK:
+                raise ConfigurationError(f"{_MOST_QUICK} workers in a row died at their start: see the log above.")
+            if not self._stopping:
+                _log.warning("Worker %d died (%d): starting it anew", number, os.waitstatus_to_exitcode(status))
+                self._start(number)
+
+    def _end_all(self) -> None:
+        self._signal_all(signal.SIGTERM)
+        deadline = time.monotonic() + 2 * DRAIN_S
+        while self._started:
+            process, _ = os.waitpid(-1, os.WNOHANG)
+            self._started.pop(process, None)
+            if time.monotonic() > deadline:
+                self._signal_all(KILL)
+            time.sleep(0 if process else 0.02)
+
+    def _signal_all(self, number: int) -> None:
+        for process in self._started:
+            os.kill(process, number)

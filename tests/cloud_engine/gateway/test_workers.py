@@ -1,0 +1,70 @@
+"""Several workers behind one port: one that is killed is replaced, counters are of all, SIGTERM ends all."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.relay.counters import Counters, SharedRows
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
+BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def answered(url: str) -> int:
+    found = re.search(r'^updraft_gateway_requests_total\{status="200"\} (\d+)', httpx.get(f"{url}/metrics").text, re.M)
+    return int(found[1]) if found else 0
+
+
+def ask(url: str) -> bool:
+    """On a connection of its own, which any worker may take. False: that worker was being killed."""
+    try:
+        answer = httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=60)
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 200
+
+
+def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
+    spawn: Any, spawn_fake_node: Any, tmp_path: Path
+) -> None:
+    node = spawn_fake_node()
+    command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", node.url, "--workers", "2"]
+    running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    supervisor = psutil.Process(running.popen.pid)
+    assert sum(ask(running.url) for _ in range(10)) == 10
+    assert answered(running.url) == 10, "whoever answers knows of all"
+    killed = supervisor.children()
+    assert len(killed) == 2
+    for worker in killed:
+        worker.kill()
+    deadline = time.monotonic() + 120
+    while not ask(running.url) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert answered(running.url) == 11
+    workers = supervisor.children()
+    assert len(workers) == 2
+    assert not {worker.pid for worker in workers} & {worker.pid for worker in killed}
+    running.popen.send_signal(signal.SIGTERM)
+    assert running.popen.wait(60) == 0
+    psutil.wait_procs(workers, 10)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_counters_are_the_sum_of_all_rows() -> None:
+    rows = SharedRows(3)
+    workers = [Counters(rows, number) for number in range(3)]
+    for worker in workers:
+        worker.count(UsageRow("x", status=200, retries=1, prompt_tokens=5, completion_tokens=7))
+    workers[2].count(UsageRow("y", status=429))
+    for each in workers:
+        assert each.by_status == {200: 3, 429: 1}
+        assert (each.retries, each.prompt_tokens, each.completion_tokens) == (3, 15, 21)

@@ -1,0 +1,141 @@
+"""TLS of real servers: certificates are taken anew without a restart, and nothing leaves loopback in the clear."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from certificates import Authority
+from server_processes import FAKE_NODE, TYPING, running
+from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.http.tls import TlsFiles, check_encrypted
+
+GATEWAY = ("-m", "updraft", "gateway", "--port", "0", "--node", "http://127.0.0.1:1", "--no-auth")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+def serial(url: str, context: ssl.SSLContext) -> int:
+    """Of the certificate that a new connection is shown."""
+    address = urlsplit(url)
+    with (
+        socket.create_connection((address.hostname, address.port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        found = wrapped.getpeercert()
+        assert found
+        return int(str(found["serialNumber"]), 16)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:
+    certificate, key, log, context = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log", authority.client()
+    first = authority.issue(certificate, key)
+    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    with running(*GATEWAY, *files, log=log) as server, httpx.Client(base_url=server.url, verify=context) as client:
+        assert server.url.startswith("https://127.0.0.1:")
+        assert client.get("/v1/models").status_code == 200
+        assert serial(server.url, context) == first
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http") + "/health")
+        second = authority.issue(certificate, key)
+        wait_for(lambda: serial(server.url, context) == second)
+        assert client.get("/v1/models").status_code == 200
+        key.write_text("no key")
+        wait_for(lambda: "the old one stays" in log.read_text())
+        assert serial(server.url, context) == second
+        third = authority.issue(certificate, key)
+        wait_for(lambda: serial(server.url, context) == third)
+        assert log.read_text().count("the old one stays") < 4, "a failure is told once, not at every look"
+
+
+def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> None:
+    """A node's certificate is checked: one of an authority that nobody named keeps the node out."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    authority.issue(certificate, key)
+    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    with (
+        running(str(FAKE_NODE)) as node,
+        running(*GATEWAY[:-3], "--node", node.url, "--no-auth", *files) as behind,
+        running(*GATEWAY[:-3], "--node", behind.url, "--no-auth", "--db", str(tmp_path / "other")) as before,
+    ):
+        (shown,) = httpx.get(f"{before.url}/admin/nodes").json()["nodes"]
+        assert shown["healthy"] is False
+        assert "CERTIFICATE_VERIFY_FAILED" in shown["reason"]
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty", "mixed", "passphrase"])
+def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path, fault: str) -> None:
+    files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    authority.issue(files.certificate, files.key, b"word" if fault == "passphrase" else None)
+    if fault == "missing":
+        files.key.unlink()
+    elif fault == "empty":
+        files.certificate.write_text("")
+    elif fault == "mixed":
+        authority.issue(tmp_path / "other.pem", files.key)
+    with pytest.raises(ConfigurationError, match="passphrase" if fault == "passphrase" else "as certificate and key"):
+        check_encrypted("127.0.0.1", files, insecure=False)
+
+
+def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    authority.issue(files.certificate, files.key)
+    for host in ("0.0.0.0", "::", "192.0.2.7", "box.lan"):
+        check_encrypted(host, files, insecure=False)
+        check_encrypted(host, None, insecure=True)
+        with pytest.raises(ConfigurationError, match="--tls-cert and --tls-key"):
+            check_encrypted(host, None, insecure=False)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_encrypted(host, None, insecure=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["node", "--model", "pocket", "--host", "0.0.0.0"], "unencrypted"),
+        (["serve", "--local", "pocket", "--host", "0.0.0.0", "--key-env", "UPDRAFT_NODE_API_KEY"], "unencrypted"),
+        ([*GATEWAY[2:], "--tls-cert", "c.pem"], "go together"),
+        ([*GATEWAY[2:], "--tls-cert", "c.pem", "--tls-key", "k.pem"], "c.pem"),
+        (["node", "--model", "pocket", "--api-key-file", "missing"], "missing"),
+        ([*GATEWAY[2:], "--node-api-key-file", os.devnull], "is empty"),
+    ],
+)
+def test_a_server_that_would_not_be_safe_does_not_start(arguments: list[str], said: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TYPING), "UPDRAFT_HOME": str(tmp_path), "UPDRAFT_NODE_API_KEY": "k"}
+    command = [sys.executable, "-m", "updraft", *arguments, *([] if "--port" in arguments else ["--port", "0"])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_beyond_loopback_by_tls_and_a_key_of_a_file(authority: Authority, tmp_path: Path) -> None:
+    certificate, key, secret = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "secret"
+    authority.issue(certificate, key)
+    secret.write_text("from-a-file\n")
+    command = ("-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--host", "0.0.0.0", "--port", "0")
+    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--api-key-file", str(secret))
+    with running(*command, *files) as node:
+        url = node.url.replace("0.0.0.0", "127.0.0.1")
+        with httpx.Client(base_url=url, verify=authority.client(), timeout=60) as client:
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/v1/models", headers={"authorization": "Bearer from-a-file"}).status_code == 200

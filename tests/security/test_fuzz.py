@@ -1,0 +1,93 @@
+"""Fuzzed heads, framings and bodies bring out no 500, no traceback, no address, and no key in a log."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+from http_fuzz import Endpoint, Fuzzer, answer_to
+
+CANARY = "canary-wrong-key"
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = {"model": "echo", "messages": MESSAGES, "max_tokens": 2}
+TEXT = {"model": "echo", "prompt": "user\nhi", "max_tokens": 2}
+ENDPOINTS = {
+    "gateway": [
+        ("POST", "/v1/chat/completions", CHAT),
+        ("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
+        ("POST", "/v1/completions", TEXT),
+        ("POST", "/v1/embeddings", {"model": "echo", "input": "hi"}),
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/echo", None),
+        ("GET", "/health", None),
+        ("GET", "/metrics", None),
+    ],
+    "admin": [
+        ("GET", "/admin/nodes", None),
+        ("GET", "/admin/usage", None),
+        ("GET", "/admin/keys", None),
+        ("POST", "/admin/keys", {"name": "fuzz", "scopes": ["usage"], "limits": {"concurrent": 1}}),
+        ("DELETE", "/admin/keys/nobody", None),
+        ("POST", "/admin/keys/nobody/rotate", {"overlap_s": 1}),
+        ("GET", "/admin/audit", None),
+    ],
+    "node": [
+        ("POST", "/v1/chat/completions", CHAT),
+        ("POST", "/v1/completions", TEXT),
+        ("POST", "/v1/embeddings", {"model": "echo", "input": "hi"}),
+        ("POST", "/tokenize", {"model": "echo", "prompt": "hi"}),
+        ("POST", "/detokenize", {"model": "echo", "tokens": [1, 2]}),
+        ("GET", "/spent/try-x", None),
+    ],
+}
+CASES = [
+    pytest.param(server, *endpoint, id=f"{server}-{number}-{endpoint[1]}")
+    for server, endpoints in ENDPOINTS.items()
+    for number, endpoint in enumerate(endpoints)
+]
+LEAK = re.compile(rb"Traceback|File \\?\"|0x[0-9a-f]{8,}|/site-packages/|/protocol/|sqlite3\.")
+
+
+@pytest.mark.parametrize(("server", "method", "path", "body"), CASES)
+def test_nothing_comes_out(gateway: Any, server: str, method: str, path: str, body: dict[str, Any] | None) -> None:
+    fuzz(gateway, server, Endpoint(method, path, body), cases=60)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("server", "method", "path", "body"), CASES)
+def test_nothing_comes_out_of_ten_thousand(
+    gateway: Any, server: str, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    fuzz(gateway, server, Endpoint(method, path, body), cases=10_000)
+
+
+def fuzz(gateway: Any, server: str, endpoint: Endpoint, cases: int) -> None:
+    url = gateway.node_url if server == "node" else gateway.url
+    key = {"node": "", "gateway": gateway.key, "admin": gateway.admin_key}[server]
+    endpoint = Endpoint(endpoint.method, endpoint.path, endpoint.body, key)
+    address = gateway.node_url.removeprefix("http://").encode()
+    statuses: Counter[bytes] = Counter()
+    for seed in range(cases):
+        request = Fuzzer(seed, CANARY).request(endpoint)
+        answer = answer_to(url, request)
+        statuses[answer[9:12]] += 1
+        assert not re.search(rb"HTTP/1\.1 5(?!03)|\"type\":\"(?:server|engine)_error\"", answer), (
+            seed,
+            request,
+            answer,
+        )
+        assert not LEAK.search(answer), (seed, request, answer)
+        assert server == "node" or endpoint.path in ("/metrics", "/admin/nodes") or address not in answer, (
+            seed,
+            answer,
+        )
+    good = sum(count for status, count in statuses.items() if status in (b"200", b"201", b"404"))
+    assert good > cases / 10, statuses
+    assert sum(count for status, count in statuses.items() if status[:1] == b"4") > cases / 10, statuses
+    assert gateway.chat() == 200
+    assert httpx.get(f"{gateway.node_url}/health").status_code == 200
+    log = gateway.log_file.read_text()
+    assert not [word for word in (CANARY, gateway.key, gateway.admin_key, "Traceback") if word in log]
