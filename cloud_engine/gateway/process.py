@@ -83,6 +83,7 @@ def run_gateway(options: GatewayOptions) -> None:
 def _checked(options: GatewayOptions) -> None:
     """Raises ConfigurationError for what no worker could start with."""
     from .balancing.registry import NodeRegistry
+    from .limits.accounting import check_accounting
     from .upstream.client import Upstream
 
     if options.workers < 1:
@@ -91,6 +92,7 @@ def _checked(options: GatewayOptions) -> None:
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting)
+    check_accounting(options.accounting)
 
 
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:

@@ -76,12 +76,24 @@ class Accounting:
         await self.limiter.store.close()
 
 
+def check_accounting(options: AccountingOptions) -> None:
+    """Raises what `open_accounting` would raise in every worker."""
+    _rules(options)
+    open_store(options.database).close()
+    if options.limits_url:
+        RedisStore(options.limits_url)  # connects with its first request
+
+
 def open_accounting(options: AccountingOptions) -> Accounting:
     """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
-    prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
-    policy = LimitPolicy() if options.limits is None else load_policy(options.limits)
+    prices, policy = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices)
+
+
+def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitPolicy]:
+    prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
+    return prices, LimitPolicy() if options.limits is None else load_policy(options.limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ class Bucket:
         self.history: list[tuple[float, float]] = []
 
     def settle(self, until: float) -> None:
-        for ends, asked, actual in sorted(each for each in self.running if each[0] <= until):
+        for ends, asked, actual in sorted((each for each in self.running if each[0] <= until), key=itemgetter(0)):
             self.value = settled(asked, self.value, actual, ends)
             self.history.append((ends, actual))
         self.running = [each for each in self.running if each[0] > until]
