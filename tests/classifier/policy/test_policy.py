@@ -246,8 +246,10 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
 
 def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: Policy, tmp_path: Path) -> None:
     former = tmp_path / "calibration.npz"
-    np.savez(former, before=policy.calibration.before, gap=0.2)
-    with pytest.raises(ConfigurationError, match=r"not by the gates that shipped.*calibrate again"):
+    rows = policy.calibration
+    names = ("before", "after", "local", "cloud", "read", "written")
+    np.savez(former, gap=0.2, **{name: getattr(rows, name) for name in names})
+    with pytest.raises(ConfigurationError, match=r"'gap'.*calibrate again"):
         unpack_calibration(former, former.read_bytes())
 
 
