@@ -26,8 +26,8 @@ from ...classifier.grading.grader import BY_ANSWER
 from ...classifier.grading.questions import Question
 from ...classifier.policy.policy import Policy, Source
 from ...classifier.target import Target
-from ...classifier.training.held_out import is_wrong, policy_probabilities
 from ...classifier.training.train import FitRecipe, fit_policy
+from ...embedded.held_out import is_wrong, policy_probabilities
 from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
 from ...router.factory import open_cloud

@@ -70,7 +70,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
 
 def contradict(one: str, other: str) -> bool:
     """Whether two texts end in different numbers, or one of a sentence or two holds a negation and the other none."""
-    both = Compared.of(one), Compared.of(other)
+    both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):
         return True
