@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 from updraft.cli.main import app
+from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
 from updraft.cloud_engine.gateway.ledger.prices import load_prices
 from updraft.cloud_engine.gateway.limits.policy import load_policy
 from updraft.router.settings_sources import load_config
@@ -114,7 +115,7 @@ def test_what_is_not_there_is_found(script: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"))
-def test_settings_are_taken(where: str, text: str, tmp_path: Path) -> None:
+def test_settings_are_taken(where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that names another file in its first line is read by the gateway."""
     file = tmp_path / "config.toml"
     file.write_text(text)
@@ -122,6 +123,9 @@ def test_settings_are_taken(where: str, text: str, tmp_path: Path) -> None:
         load_prices(str(file))
     elif text.startswith("# limits.toml"):
         load_policy(file)
+    elif text.startswith("# nodes.toml"):
+        monkeypatch.setenv("GPU_KEY", "a-key")
+        assert read_nodes(file, None)
     else:
         load_config(file=file, environ={})
 

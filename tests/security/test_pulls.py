@@ -55,6 +55,6 @@ def test_a_redirect_takes_no_token_along(tmp_path: Path, monkeypatch: pytest.Mon
         hub.other = other.url
         pull(Library(tmp_path / "models"), find("hf:owner/repo", retry_policy=HURRY), retry_policy=HURRY)
         find_model("hf:owner/repo/m.gguf")
-    assert {seen.headers["authorization"] for seen in hub.seen} == {"Bearer hf_canary"}
-    assert other.seen
-    assert not [seen for seen in other.seen if "hf_canary" in str(seen.headers)]
+    assert {received.headers["authorization"] for received in hub.received} == {"Bearer hf_canary"}
+    assert other.received
+    assert not [each for each in other.received if "hf_canary" in str(each.headers)]

@@ -11,13 +11,14 @@ from msgspec import UNSET
 
 from ....protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 from ....protocol.responses import ModelCard
+from ..access.principal import Priority
 from ..upstream.client import Upstream
 from .affinity import Placement
 from .choice import Chooser
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
 from .suspects import RetryBudget, Suspects
-from .waiting import Priority, WaitingLine
+from .waiting import WaitingLine
 
 
 class NodeRegistry:

@@ -6,13 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 from ....protocol.errors import OverloadedError, UpdraftError
+from ..access.principal import PRIORITIES, Priority
 from .node import Node
-
-Priority = Literal["interactive", "escalation", "batch"]
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 @dataclass(eq=False, slots=True)

@@ -15,8 +15,8 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MAX_NAME
+from ..access.principal import Priority
 from ..balancing.node import Node
-from ..balancing.waiting import Priority
 from ..ledger.metering import UsageRow
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import Response

@@ -72,7 +72,7 @@ class Relay:
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         call = read_call(request, await _body_in_time(request, deadline), row, started, send)
         principal.check_model(call.model)
-        call.tenant = principal.tenant
+        call.tenant, call.priority = principal.tenant, principal.priority
         async with self.accounting.admitted(principal, row, call.size) as reservation:
             call.limit_headers = reservation.headers()
             await self._answer(call, receive, deadline)
