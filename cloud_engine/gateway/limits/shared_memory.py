@@ -8,7 +8,6 @@ own, which is cleared after its death.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import mmap
 import os
 import time
@@ -20,6 +19,7 @@ from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
+from ....protocol.safety.system import locked, try_lock, unlock
 from ..ledger.workers import MOST_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -46,16 +46,16 @@ class SharedMemoryStore:
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
         try:
-            self._file = os.open(private_file(path), os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
-            if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
-                os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, _MEMORY_BYTES)
-            self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
-            self._clear(self._slot.number)
-            self._memory[self._slot.number] = 1
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file = os.open(private_file(path), os.O_RDWR)
+            with locked(self._file):
+                self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
+                if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
+                    os.ftruncate(self._file, 0)
+                os.ftruncate(self._file, _MEMORY_BYTES)
+                self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
+                self._clear(self._slot.number)
+                self._memory[self._slot.number] = 1
+            unlock(self._file)
         except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
@@ -158,21 +158,14 @@ class SharedMemoryStore:
         """Alone with the memory, also among processes. Nothing may be awaited within."""
         async with self._turn:  # of a whole process only one tries
             until = time.monotonic() + _LOCK_S
-            while not any(self._locked() for _ in range(_TRIES)):
+            while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
                     raise OverloadedError("Another worker holds the limits for too long: try again later.")
                 await asyncio.sleep(_PAUSE_S)
             try:
                 yield
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _locked(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+                unlock(self._file)
 
 
 def _place(account: str) -> tuple[bytes, int]:
