@@ -11,8 +11,9 @@ import asyncio
 import mmap
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -38,6 +39,7 @@ _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 1
 _LOCK_S = 2.0
 _TRIES = 50  # at once: the lock is rarely held for longer than these take
 _PAUSE_S = 0.0002
+_MOST_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
@@ -45,6 +47,7 @@ class SharedMemoryStore:
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
+        self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MOST_UNSETTLED)
         try:
             self._file = os.open(private_file(path), os.O_RDWR)
             with locked(self._file):
@@ -61,18 +64,17 @@ class SharedMemoryStore:
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
         async with self._alone():
+            self._settle_all()
             admission = self._admit(claims)
             if admission.refused is not None and self._sweep():
                 admission = self._admit(claims)
             return admission
 
     async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
-        async with self._alone():
-            now = time.time()
-            for claim in claims:
-                if claim.is_reserved and (record := self._find(claim.account)) is not None:
-                    self._reserve(record, -claim.amount)
-                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
+        self._unsettled.append((claims, amounts))
+        with suppress(OverloadedError):  # whoever has the memory next settles it
+            async with self._alone():
+                self._settle_all()
 
     async def seed(self, claim: Claim, spent: float) -> None:
         async with self._alone():
@@ -104,6 +106,15 @@ class SharedMemoryStore:
             else:
                 self._use(record, claim, claim.amount, now)
         return Admission(standings, now=now)
+
+    def _settle_all(self) -> None:
+        now = time.time()
+        while self._unsettled:
+            claims, amounts = self._unsettled.popleft()
+            for claim in claims:
+                if claim.is_reserved and (record := self._find(claim.account)) is not None:
+                    self._reserve(record, -claim.amount)
+                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
 
     def _use(self, record: int, claim: Claim, amount: float, now: float) -> None:
         (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
