@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ..protocol.safety.logs import FORMAT_VARIABLE
 from .shared import options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
+LogFormat = Annotated[
+    Literal["text", "json"],
+    typer.Option(envvar=FORMAT_VARIABLE, help="Lines of the log: for people, or an object each, for machines."),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Write the address here once requests are accepted.")
 ]
@@ -48,6 +54,7 @@ def serve(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure: Insecure = False,
+    log_format: LogFormat = "text",
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -79,6 +86,7 @@ def serve(
     from ..router.server.app import DaemonOptions, run_daemon
     from .talk.conversation import introduction
 
+    os.environ[FORMAT_VARIABLE] = log_format
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     pair = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
@@ -181,6 +189,7 @@ def node(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure: Insecure = False,
+    log_format: LogFormat = "text",
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -202,6 +211,7 @@ def node(
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket
 
+    os.environ[FORMAT_VARIABLE] = log_format
     engine = EngineConfig(
         max_batch_size=max_batch_size,
         token_budget=token_budget,
@@ -289,11 +299,18 @@ def gateway(
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
+    slo_ttft_s: Annotated[
+        float, typer.Option(min=0.001, help="Objective for metrics: seconds to a stream's first token.")
+    ] = 1.0,
+    slo_tpot_s: Annotated[
+        float, typer.Option(min=0.001, help="Objective for metrics: seconds per token after it.")
+    ] = 0.1,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure: Insecure = False,
+    log_format: LogFormat = "text",
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -308,9 +325,11 @@ def gateway(
     """
     from ..cloud_engine.gateway.limits.accounting import AccountingOptions
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+    from ..cloud_engine.gateway.relay.counters import ServiceObjective
     from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
+    os.environ[FORMAT_VARIABLE] = log_format
     database = str(state_folder() / "gateway.sqlite3") if db is None else db
     run_gateway(
         GatewayOptions(
@@ -325,6 +344,7 @@ def gateway(
             port=port,
             node_api_key=options.node_key(node_api_key_file),
             workers=workers,
+            objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),

@@ -19,6 +19,7 @@ PROCESS_VARIABLES = {
     "UPDRAFT_MODELS": "The folder of pulled models.",
     "UPDRAFT_DEVICE": "Where a node computes: `cpu`, `cuda` or `cuda:NUMBER`.",
     "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
+    "UPDRAFT_LOG_FORMAT": "`json` writes the logs of servers as an object a line; `--log-format` goes first.",
     "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
     "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
     "UPDRAFT_TEST_SMOLLM2": "The file of smollm2, for tests that want a real model.",

@@ -26,6 +26,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
+from ..protocol.http.tracing import Tracer
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard, ModelList
 from .accounting.budget import Budget
@@ -73,6 +74,7 @@ class Router:
         self._loading: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
+        self._tracer = Tracer("updraft")
         self._created = int(time.time())
 
     async def start(self) -> None:
@@ -166,7 +168,7 @@ class Router:
         return WireResponse.json({"status": "ok"})
 
     async def _chat(self, request: WireRequest) -> WireResponse:
-        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        record = self._record(request)
         cascade: Cascade | None = None
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -207,8 +209,13 @@ class Router:
             response = self._refuse(record, failure)
         return response
 
+    def _record(self, request: WireRequest) -> RequestRecord:
+        span = self._tracer.request(request.path, request.headers, "INTERNAL")
+        caller = caller_of(request.headers, {})
+        return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
+
     async def _embed(self, request: WireRequest) -> WireResponse:
-        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        record = self._record(request)
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
@@ -308,6 +315,7 @@ class Router:
         return response
 
     def _write(self, record: RequestRecord, status: int) -> None:
+        record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             self._ledger_writer.enter(record.row(status), self._settlement(record))
 

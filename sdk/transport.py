@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..protocol.errors import UpdraftError
+from ..protocol.http.tracing import callers_headers
 from ..protocol.http.wire import WireRequest, WireResponse
 from .runtime import CancelledError, Runtime, wait
 
@@ -112,7 +113,7 @@ class _Bridge:
         return client
 
     def wire(self, request: Any, body: bytes) -> WireRequest:
-        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
         query = request.url.query.decode()
         return WireRequest(request.method, request.url.path, headers, body, _timeout_s(request), query)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...cloud_engine.engine.stats import EngineStats
-from ...cloud_engine.gateway.ledger.ledger import UsageLedger
-from ...cloud_engine.gateway.ledger.store import SqliteStore
 from ...cloud_engine.gateway.metrics import gateway_metrics
 from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.node.answers.latency import Latencies
 from ...cloud_engine.node.api.metrics import node_metrics
-from ...protocol.http.prometheus import Metric, render
+from ...protocol.http.prometheus import render
 from ...router.feedback.collector import LearningCounts
 from .markdown import code, page, table
 
@@ -52,19 +48,11 @@ def metrics_page() -> str:
         "## Node",
         table(("metric", "type", "meaning", "in vLLM"), rows),
         "## Gateway",
-        _plain(_gateway_metrics()),
+        "Series of single keys (`key`) need an API key with the scope `usage`. `tier` is the priority of the key.",
+        _plain(gateway_metrics(Counters())),
         "## Router",
         _plain(LearningCounts().metrics()),
     )
-
-
-def _gateway_metrics() -> list[Metric]:
-    with TemporaryDirectory() as folder:
-        ledger = UsageLedger(SqliteStore(Path(folder) / "usage.sqlite3"))
-        try:
-            return gateway_metrics((), 0, Counters(), ledger)
-        finally:
-            ledger.close()
 
 
 def _plain(metrics: Iterable[Any]) -> str:

@@ -22,7 +22,7 @@ from ...protocol.responses import ModelList
 from .access.principal import Principal
 from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
-from .metrics import gateway_metrics
+from .metrics import WorkerGauges, gateway_metrics, requests_in_flight
 from .relay.relay import Relay
 
 RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
@@ -35,15 +35,18 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:  # in reverse, each whatever becomes of the others
             stack.callback(relay.keys.close)
+            stack.push_async_callback(asyncio.to_thread, relay.tracer.flush)
             stack.push_async_callback(asyncio.to_thread, relay.accounting.ledger.close)
             stack.push_async_callback(relay.accounting.close)
             stack.push_async_callback(relay.dispatch.upstream.close)
             stack.push_async_callback(relay.dispatch.registry.close)
             await relay.dispatch.registry.start()
+            stack.callback(asyncio.create_task(gauges.keep_published()).cancel)
             yield
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
-    routes = _Routes(relay)
+    gauges = WorkerGauges(relay.dispatch.registry, relay.accounting.ledger, relay.counters.own)
+    routes = _Routes(relay, gauges)
     for path in RELAYED:
         app.router.routes.append(Route(path, relay, methods=["POST"]))  # for what is no POST
     app.user_middleware.append(Middleware(_RelayFirst, relay=relay))
@@ -75,7 +78,8 @@ class _RelayFirst:
 
 
 class _Routes:
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Relay, gauges: WorkerGauges) -> None:
+        self._gauges = gauges
         self._registry = relay.dispatch.registry
         self._accounting = relay.accounting
         self._keys = relay.keys
@@ -99,21 +103,26 @@ class _Routes:
             return error_response(OverloadedError("No node is up."))
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
-    async def metrics(self, _request: Request) -> Response:
-        metrics = gateway_metrics(
-            self._registry.nodes, self._registry.num_waiting, self._counters, self._accounting.ledger
-        )
+    async def metrics(self, request: Request) -> Response:
+        """A key is needed for the figures of keys only."""
+        with_keys = "authorization" in request.headers or self._keys.database is None
+        if with_keys:
+            self._admitted(request, "usage")
+        self._gauges.publish()
+        metrics = gateway_metrics(self._counters, with_keys=with_keys)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
         self._admitted(request, "admin")
+        self._gauges.publish()
+        in_flight = requests_in_flight(self._counters.rows)
         shown = [
             {
                 "url": node.url,
                 "healthy": node.healthy,
                 "reason": node.reason,
                 "models": node.models,
-                "in_flight": node.in_flight,
+                "in_flight": in_flight[node.url],
             }
             for node in self._registry.nodes
         ]

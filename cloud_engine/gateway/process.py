@@ -15,11 +15,12 @@ from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
+from .relay.counters import ServiceObjective
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from .balancing.node import NodeAddress
-    from .relay.counters import SharedRows
+    from .relay.shared_rows import SharedRows
 
 _COLLECT_AFTER = 10_000  # objects
 
@@ -50,6 +51,8 @@ class GatewayOptions:
     # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
+    # What streams are measured against.
+    objective: ServiceObjective = field(default_factory=ServiceObjective)
     # Processes behind the port.
     workers: int = 1
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
@@ -61,7 +64,7 @@ class GatewayOptions:
 
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
-    from .relay.counters import SharedRows
+    from .relay.shared_rows import SharedRows
     from .workers import Supervisor
 
     _checked(options)
@@ -111,7 +114,8 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
     accounting = open_accounting(options.accounting)
-    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters(rows, worker))
+    counters = Counters(rows, worker, options.objective)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters)
     app = create_gateway_app(relay, access)
     _collect_seldom()
     serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)

@@ -64,14 +64,22 @@ class Histogram:
 
     name: str
     help: str
-    values: Distribution
+    values: Distribution | None = None
+    # One for each label set, all of the same labels.
+    samples: Mapping[tuple[tuple[str, str], ...], Distribution] = field(
+        default_factory=dict[tuple[tuple[str, str], ...], Distribution]
+    )
 
     def family(self) -> Family:
         from prometheus_client.core import HistogramMetricFamily
 
-        bounds = [*(f"{bound:.15g}" for bound in self.values.bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self.values.counts), strict=True))
-        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self.values.sum)
+        found = dict(self.samples) if self.values is None else {(): self.values}
+        family = HistogramMetricFamily(self.name, self.help, labels=[name for name, _ in next(iter(found), ())])
+        for labels, values in found.items():
+            bounds = [*(f"{bound:.15g}" for bound in values.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(values.counts), strict=True))
+            family.add_metric([value for _, value in labels], buckets, values.sum)
+        return family
 
 
 def render(metrics: Iterable[Metric | Histogram]) -> str:

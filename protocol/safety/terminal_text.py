@@ -6,11 +6,8 @@ line feed or tab; so are the marks that turn the direction of writing around.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections import Counter
 
-MAX_LINES_A_MINUTE = 60
 _MAX_HELD = 4096  # characters of a sequence that has no end yet
 _STRING = rf"[^\x07\x1b\n\x80-\x9f]{{0,{_MAX_HELD}}}"
 _BEGUN_STRING = rf"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f]){_STRING}"
@@ -43,36 +40,3 @@ class PrintableStream:
         """The rest: a sequence that never ended loses what begins it."""
         held, self._held = self._held, ""
         return printable(held)
-
-
-class _PrintableFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def log_to_stderr() -> None:
-    """Warnings and errors of this process, unless its app has set up logging already."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(FewOfEach())
-    logging.basicConfig(handlers=[handler])
-
-
-class FewOfEach(logging.Filter):
-    """Lets some lines a minute pass from each place in the code: who sends nonsense cannot fill the disk."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._minute = 0
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        minute = int(record.created // 60)
-        if minute != self._minute:
-            self._minute = minute
-            self._counts.clear()
-        place = (record.pathname, record.lineno)
-        self._counts[place] += 1
-        if self._counts[place] == MAX_LINES_A_MINUTE:
-            record.msg = f"{record.msg} (further lines of this kind are left out for this minute)"
-        return self._counts[place] <= MAX_LINES_A_MINUTE

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from ...protocol.http.ids import new_id
+from ...protocol.http.tracing import Attributes, Span, usage
 from ...protocol.responses import UpdraftInfo, Usage
 from ..gates.gates import GateDecision
 from ..request.caller import Caller
@@ -105,6 +106,8 @@ class RequestRecord:
     time_dependent: bool = False
     # The answer was kept from an earlier request.
     repeated: Repeated | None = None
+    # Of its trace.
+    span: Span = field(default_factory=Span)
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
@@ -257,6 +260,12 @@ class RequestRecord:
             latency_ms=self.latency_ms,
             notes=list(self.notes) or UNSET,
         )
+
+    def traced(self, status: int) -> Attributes:
+        """What the span of the request says of it."""
+        about = {"gen_ai.request.model": self.model[:LONGEST_MODEL], "http.response.status_code": status}
+        tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
+        return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}
 
     def row(self, status: int) -> LedgerRow:
         return LedgerRow(

@@ -45,6 +45,16 @@ class State(StrEnum):
     DONE = "done"
 
 
+_SPANS = {
+    State.RULES: "gate rules",
+    State.BEFORE: "gate before",
+    State.LOCAL: "generate local",
+    State.AFTER: "gate after",
+    State.CLOUD: "escalate",
+    State.FALLBACK: "fall back",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LocalReply:
     """A complete local answer."""
@@ -96,7 +106,8 @@ class Cascade:
         state = State.RULES
         while state is not State.DONE:
             self.trail.append(state)
-            state = await self._steps[state]()
+            with self.record.span.child(_SPANS[state]):
+                state = await self._steps[state]()
         self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run

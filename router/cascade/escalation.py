@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
+from ...protocol.http.forwarding import Forwarded
+from ...protocol.http.tracing import Span
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
@@ -45,8 +47,11 @@ def expected_charge(record: RequestRecord, most: Charge) -> Charge:
 
 
 @asynccontextmanager
-async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, Any]) -> AsyncGenerator[None]:
-    """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
+async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, Any]) -> AsyncGenerator[Span]:
+    """The block waits for the answer to `body`: what it may cost is reserved first. Yields its span.
+
+    Raises CloudForbidden.
+    """
     call = CloudCall(body["model"])
     if state.budget is not None:
         call.most = most_of(record, body, call.model)
@@ -54,8 +59,8 @@ async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, 
     record.cloud_calls.append(call)
     began = time.monotonic()
     try:
-        with record.in_cloud():
-            yield
+        with record.in_cloud(), record.span.child("chat", "CLIENT", {"gen_ai.request.model": call.model}) as span:
+            yield span
     except CloudFailure as failure:
         call.unbilled = failure.unbilled
         if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
@@ -85,6 +90,11 @@ def work_of(body: dict[str, Any]) -> str:
     if "messages" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"
+
+
+def traced(forwarded: Forwarded, span: Span) -> Forwarded:
+    """With `span` as the parent of what the cloud does."""
+    return replace(forwarded, headers=span.headers(forwarded.headers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ class Escalation:
         self.job = job
         self.state = state
         self.record = record
+        self._forwarded = job.forwarded  # with the span of the call that is made
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
         self.took_draft = False  # whether the cloud that answered was sent one
@@ -217,7 +228,7 @@ class Escalation:
             return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
-            forwarded = self.job.forwarded
+            forwarded = self._forwarded
             return await tier.complete("chat/completions", sent, timeout_s=time_left_s(), forwarded=forwarded)
 
         completion = await self._try_clouds(body, _Drafted(draft, time_left_s, complete))
@@ -237,7 +248,7 @@ class Escalation:
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
             return await tier.open(
-                "chat/completions", sent, timeout_s=time_left_s(), begun=begun, forwarded=self.job.forwarded
+                "chat/completions", sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded
             )
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
@@ -264,7 +275,8 @@ class Escalation:
         for candidate in candidates:
             sent = {**body, "model": candidate.model}
             try:
-                async with cloud_call(self.state, self.record, sent):
+                async with cloud_call(self.state, self.record, sent) as span:
+                    self._forwarded = traced(self.job.forwarded, span)
                     answer, self.took_draft = await request.send_to(candidate.tier, sent)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):

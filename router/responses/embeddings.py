@@ -7,7 +7,7 @@ from typing import Any
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ..accounting.request_record import RequestRecord
-from ..cascade.escalation import cloud_call
+from ..cascade.escalation import cloud_call, traced
 from ..gates.gates import GateDecision
 from ..gates.rules import offline_mode
 from ..request.chat_request import RequestedTier, take_options
@@ -38,8 +38,9 @@ async def embed(
         raise EngineError("The router has no cloud tier.")
     record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
-    async with cloud_call(state, record, body):
-        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=passed_on)
+    async with cloud_call(state, record, body) as span:
+        forwarded = traced(passed_on, span)
+        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=forwarded)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
     return answer

@@ -39,8 +39,13 @@ class NodeRegistry:
         self._watchers: list[asyncio.Task[None]] = []
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._line)
+    def waiting(self) -> dict[Priority, int]:
+        """Requests that wait for a node."""
+        return self._line.by_priority()
+
+    def serves(self, model: str) -> bool:
+        """Whether a node has the model."""
+        return any(model in node.models for node in self.nodes)
 
     async def start(self) -> None:
         """Probe every node once, then watch them. Nodes that are not up yet may come later."""

@@ -43,6 +43,9 @@ class WaitingLine:
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def by_priority(self) -> dict[Priority, int]:
+        return {priority: len(line) for priority, line in self._lines.items()}
+
     async def wait(
         self, priority: Priority, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:

@@ -57,6 +57,8 @@ class UsageLedger:
         self.worker = store.worker
         #: Rows that are not in the ledger and never will be.
         self.lost = 0
+        #: Commits that failed.
+        self.failures = 0
         #: Whether the last commit failed.
         self.failing = False
         self._store = store
@@ -178,6 +180,7 @@ class UsageLedger:
             if not self._failure_is_logged:
                 _log.error("The ledger cannot be written: %s. Requests %s.", error, _CONSEQUENCES[self._on_failure])
             self.failing = self._failure_is_logged = True
+            self.failures += 1
             kept = [each for each in batch if each.settled or self._on_failure == "continue"]
             self._unwritten = [_Entry(each.values, each.settled) for each in kept]
             _tell(batch, is_written=False)

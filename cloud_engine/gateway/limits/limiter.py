@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from ....protocol.errors import BudgetExceededError, OverloadedError, PermissionDeniedError, RateLimitError
+from ....protocol.errors import (
+    BudgetExceededError,
+    OverloadedError,
+    PermissionDeniedError,
+    RateLimitError,
+    UpdraftError,
+)
 from ..access.principal import Limits, Principal
 from ..ledger.prices import DatedPrice, PriceTable
 from ..ledger.reading import UsageReader
@@ -38,8 +44,9 @@ _UNITS = {
 class LimitError(RateLimitError):
     """A limit is reached. `wait_s`: seconds until the request may fit. None: it never will."""
 
-    def __init__(self, message: str, wait_s: float | None, standing: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, message: str, kind: Kind, wait_s: float | None, standing: Sequence[tuple[bytes, bytes]]) -> None:
         super().__init__(message)
+        self.kind: Kind = kind
         self.wait_s = wait_s
         self.standing = standing
 
@@ -48,6 +55,13 @@ class LimitError(RateLimitError):
         if self.wait_s is None:
             return {**shown, "x-should-retry": "false"}
         return {**super().headers(), **shown, "retry-after": str(max(1, math.ceil(self.wait_s)))}
+
+
+def limit_hit(error: UpdraftError) -> str | None:
+    """The kind of limit that refused a request; None if none did."""
+    if isinstance(error, LimitError):
+        return error.kind
+    return "budget" if isinstance(error, BudgetExceededError) else None
 
 
 @dataclass(slots=True)
@@ -104,7 +118,7 @@ class Limiter:
             return LimitReservation(self.store)
         for claim in claims:
             if claim.amount > claim.limit and claim.kind == "tokens":
-                raise LimitError(_too_large(claim), None, ())
+                raise LimitError(_too_large(claim), claim.kind, None, ())
         admission = await self.store.admit(claims)
         while admission.unknown is not None:
             await self._seed(admission.unknown)
@@ -186,7 +200,7 @@ def _refusal(
         message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this takes {refused.amount:g}. Try again in {duration(wait_s)}."
-    return LimitError(message, wait_s, _standing_headers(claims, standings, taken=False))
+    return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
 
 
 def _too_large(claim: Claim) -> str:

@@ -14,6 +14,7 @@ from ....protocol.decoding import prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
+from ....protocol.http.tracing import Span
 from ....protocol.safety.names import MAX_NAME
 from ..access.principal import Priority
 from ..balancing.node import Node
@@ -80,6 +81,8 @@ class Call:
     session: str = ""
     # Who goes first where requests wait.
     priority: Priority = "interactive"
+    # Of its trace.
+    span: Span = field(default_factory=Span)
     # What the client has got of a stream.
     begun: BegunAnswer = field(init=False)
 

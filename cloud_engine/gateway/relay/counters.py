@@ -1,54 +1,111 @@
-"""What `/metrics` counts of the relayed requests, over all workers: each has a row of its own in shared memory."""
+"""What `/metrics` counts and observes of the relayed requests, over all workers."""
 
 from __future__ import annotations
 
-import mmap
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from ....protocol.errors import UpdraftError
+from ....protocol.http.prometheus import Distribution
 from ..ledger.metering import UsageRow
+from .shared_rows import Name, SharedRows
 
-_STATUSES = 600
-_SUMS = 3
-_ROW = _STATUSES + _SUMS
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+#: The first numbers under a model and a tier; a model that no node has is `other`.
+SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
+_OBSERVED = len(SECONDS) + 2  # numbers of one distribution: its buckets, and the sum
+_E2E = len(SUMS)
+_TTFT, _TPOT = _E2E + _OBSERVED, _E2E + 2 * _OBSERVED
 
 
-class SharedRows:
-    """Zeros, shared with the processes that are forked from this one."""
+@dataclass(frozen=True, slots=True)
+class ServiceObjective:
+    """What the operator promises of a stream."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self._memory = memoryview(mmap.mmap(-1, workers * _ROW * 8)).cast("Q")
-
-    def of(self, worker: int) -> memoryview:
-        return self._memory[worker * _ROW : (worker + 1) * _ROW]
-
-    def sum(self, column: int) -> int:
-        return sum(self._memory[column::_ROW])
+    # Seconds to the first token, at most.
+    ttft_s: float = 1.0
+    # Seconds per token after the first, at most.
+    tpot_s: float = 0.1
 
 
 class Counters:
-    """Sums since the gateway began. A worker writes into its own row only, so that nothing needs a lock."""
+    """Sums since the gateway began."""
 
-    def __init__(self, rows: SharedRows | None = None, worker: int = 0) -> None:
-        self._rows = rows or SharedRows()
-        self._own = self._rows.of(worker)
+    def __init__(
+        self, rows: SharedRows | None = None, worker: int = 0, objective: ServiceObjective | None = None
+    ) -> None:
+        self.rows = rows or SharedRows()
+        self.own = self.rows.row(worker)
+        self._objective = objective or ServiceObjective()
 
-    def count(self, row: UsageRow) -> None:
-        self._own[min(row.status, _STATUSES - 1)] += 1
-        for column, more in enumerate((row.retries, row.prompt_tokens, row.completion_tokens), _STATUSES):
-            self._own[column] += more
+    def count(self, row: UsageRow, *, is_served: bool = True) -> None:
+        """One request at its end. `is_served`: whether a node has its model, so that the name may be a label."""
+        self.own.of("status", str(row.status))[0] += 1
+        self.own.of("retries")[0] += row.retries
+        if not row.key_name:
+            return
+        sums = self.own.of("model", row.model if is_served else "other", row.tier)
+        cost = row.cost_usd or 0.0
+        tokens = row.prompt_tokens, row.completion_tokens
+        more = *tokens, row.cached_tokens, row.accepted_prediction_tokens, row.rejected_prediction_tokens, cost
+        for column, number in enumerate(more):
+            sums[column] += number
+        _observe(sums, _E2E, row.latency_ms / 1e3)
+        key = self.own.of("key", row.key_name)
+        for column, number in enumerate((1, *tokens, cost)):
+            key[column] += number
+
+    def streamed(self, row: UsageRow, seconds: float) -> None:
+        """A stream that came to its end `seconds` after it was asked for."""
+        if row.ttft_ms is None:
+            return
+        sums, ttft_s = self.own.of("model", row.model, row.tier), row.ttft_ms / 1e3
+        tpot_s = (seconds - ttft_s) / (row.completion_tokens - 1) if row.completion_tokens > 1 else 0.0
+        _observe(sums, _TTFT, ttft_s)
+        if row.completion_tokens > 1:
+            _observe(sums, _TPOT, tpot_s)
+        sums[SUMS.index("streams")] += 1
+        is_within = ttft_s <= self._objective.ttft_s and tpot_s <= self._objective.tpot_s
+        sums[SUMS.index("streams_within")] += is_within
+
+    def refused(self, error: UpdraftError, limit: str | None) -> None:
+        """A request that was refused. `limit`: the kind of limit that it hit."""
+        self.own.of("error", error.type)[0] += 1
+        if limit is not None:
+            self.own.of("limit", limit)[0] += 1
 
     @property
-    def by_status(self) -> dict[int, int]:
-        sums = {status: self._rows.sum(status) for status in range(_STATUSES)}
-        return {status: count for status, count in sums.items() if count}
+    def by_model(self) -> Mapping[Name, ModelSums]:
+        return {name: ModelSums(numbers) for name, numbers in sorted(self.rows.sums("model").items())}
+
+
+class ModelSums:
+    """What was counted and observed of one model and tier."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        self._numbers = numbers
+
+    def sum(self, name: str) -> float:
+        return self._numbers[SUMS.index(name)]
 
     @property
-    def retries(self) -> int:
-        return self._rows.sum(_STATUSES)
+    def e2e(self) -> Distribution:
+        return self._distribution(_E2E)
 
     @property
-    def prompt_tokens(self) -> int:
-        return self._rows.sum(_STATUSES + 1)
+    def ttft(self) -> Distribution:
+        return self._distribution(_TTFT)
 
     @property
-    def completion_tokens(self) -> int:
-        return self._rows.sum(_STATUSES + 2)
+    def tpot(self) -> Distribution:
+        return self._distribution(_TPOT)
+
+    def _distribution(self, start: int) -> Distribution:
+        *counts, total = self._numbers[start : start + _OBSERVED]
+        return Distribution(SECONDS, [int(count) for count in counts], total)
+
+
+def _observe(numbers: memoryview, start: int, seconds: float) -> None:
+    numbers[start + bisect_left(SECONDS, seconds)] += 1
+    numbers[start + _OBSERVED - 1] += seconds

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
+from ....protocol.http.tracing import Span
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import Headers, Upstream, UpstreamRequest
@@ -99,8 +100,9 @@ class Dispatch:
             return False
         may_move = self.registry.has_another(call.model, call.tried)
         async with AsyncExitStack() as stack:
+            span = stack.enter_context(call.span.child("relay", "CLIENT", {"server.address": node.url}))
             async with node.unless_it_hangs():
-                request = UpstreamRequest(b"POST", call.path, body, _headers(call))
+                request = UpstreamRequest(b"POST", call.path, body, _headers(call, span))
                 patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
                 sent = self.upstream.open(node.target, request, patience)
                 response = await stack.enter_async_context(sent)
@@ -160,8 +162,10 @@ def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
     return call.row.key_name.encode(), call.path, call.body
 
 
-def _headers(call: Call) -> Headers:
+def _headers(call: Call, span: Span) -> Headers:
     # Nodes keep the caches of different tenants apart, without being told whose they are.
     tenant = blake2b(call.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
-    return [*own, *call.forwarded]
+    traced = [(name.encode(), value.encode()) for name, value in span.headers({}).items()]
+    replaced = {name for name, _ in traced}
+    return [*own, *traced, *(header for header in call.forwarded if header[0] not in replaced)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -16,9 +16,11 @@ from starlette.types import Receive, Scope, Send
 from ....protocol.errors import RequestCancelledError, RequestTimeoutError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.shell import read_body, request_id, while_connected
+from ....protocol.http.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
+from ..limits.limiter import limit_hit
 from ..upstream.failures import UpstreamFailure, UpstreamTimeout
 from .answer import EngineFailure
 from .call import Call, read_call
@@ -44,14 +46,17 @@ class Relay:
     keys: KeyStore
     accounting: Accounting
     counters: Counters
+    tracer: Tracer = field(default_factory=lambda: Tracer("updraft-gateway"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        row = UsageRow(request_id(scope))
+        row, request = UsageRow(request_id(scope)), Request(scope, receive)
+        span = self.tracer.request(scope["path"], request.headers)
         try:
-            await self._serve(scope, receive, send, row, started)
+            await self._serve(request, send, row, span, started)
         except UpdraftError as error:
             row.status = error.status
+            self.counters.refused(error, limit_hit(error))
             raise
         except BaseException:
             row.status = 500
@@ -60,11 +65,11 @@ class Relay:
             row.latency_ms = (time.perf_counter() - started) * 1e3
             if row.key_name:
                 self.accounting.ledger.settle(row)
-            self.counters.count(row)
+            _end(span, row)
+            self.counters.count(row, is_served=self.dispatch.registry.serves(row.model))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
+    async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
-        request = Request(scope, receive)
         principal = self.keys.principal(request.headers.get("authorization", ""))
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
@@ -72,10 +77,12 @@ class Relay:
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         call = read_call(request, await _body_in_time(request, deadline), row, started, send)
         principal.check_model(call.model)
-        call.tenant, call.priority = principal.tenant, principal.priority
+        call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
         async with self.accounting.admitted(principal, row, call.size) as reservation:
             call.limit_headers = reservation.headers()
-            await self._answer(call, receive, deadline)
+            await self._answer(call, request.receive, deadline)
+        if call.stream and row.status == 200:
+            self.counters.streamed(row, time.perf_counter() - started)
 
     async def _answer(self, call: Call, receive: Receive, deadline: float) -> None:
         """The answer goes out while the client is there and the time lasts."""
@@ -118,6 +125,14 @@ async def _body_in_time(request: Request, deadline: float) -> bytes:
             return await read_body(request)
     except TimeoutError as error:
         raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
+
+
+def _end(span: Span, row: UsageRow) -> None:
+    """Name the span's request by what it came to."""
+    about = {"gen_ai.request.model": row.model, "http.response.status_code": row.status, "updraft.tier": row.tier}
+    span.end(
+        {**about, **usage(row.prompt_tokens, row.completion_tokens)}, error="" if row.status < 400 else str(row.status)
+    )
 
 
 def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftError:

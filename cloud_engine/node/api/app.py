@@ -27,6 +27,7 @@ from ....protocol.http.shell import (
     send_json,
     while_connected,
 )
+from ....protocol.http.tracing import Span, Tracer, usage
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
@@ -96,6 +97,7 @@ class _Node:
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
+        self._tracer = Tracer("updraft-node")
         self._spent = Spent()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
@@ -172,7 +174,9 @@ class _Node:
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
                 await self._grammars.check(constraint, tenant)
-            answer = self._pieces(job)
+            span = self._tracer.request(request.url.path, request.headers)
+            span.set({"gen_ai.request.model": self._card.id, "gen_ai.request.stream": job.stream})
+            answer = _traced(self._pieces(job), span)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
                 answer = self._spent.watch(attempt, TokenCounter(job.generations), answer)
             with _naming_the_prompt(job.prompt_field):
@@ -197,6 +201,22 @@ class _Node:
         if len(job.generations) == 1:
             return of(first)
         return _numbered_through([partial(of, generation) for generation in job.generations], first.n)
+
+
+async def _traced(answer: AsyncGenerator[Piece], span: Span) -> AsyncGenerator[Piece]:
+    """The same pieces. The span ends with them, and tells what they cost."""
+    ends, error = list[Piece](), ""
+    try:
+        async with aclosing(answer):
+            async for piece in answer:
+                ends += [piece] if piece.finish_reason else []
+                yield piece
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        counted = total_usage(ends)
+        span.end(usage(counted.prompt_tokens, counted.completion_tokens), error=error)
 
 
 async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:

@@ -338,7 +338,8 @@ def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_nod
     assert whole["prompt_tokens"] == streamed["prompt_tokens"] == counted
     assert 1 <= whole["completion_tokens"] < 1900
     assert 20 <= streamed["completion_tokens"] < 1900
-    assert f"updraft_gateway_prompt_tokens_total {float(2 * counted)}\n" in httpx.get(f"{gateway.url}/metrics").text
+    expected = f'updraft_gateway_prompt_tokens_total{{model="echo",tier="interactive"}} {float(2 * counted)}\n'
+    assert expected in httpx.get(f"{gateway.url}/metrics").text
 
 
 def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:

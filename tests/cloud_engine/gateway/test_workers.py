@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from updraft.cloud_engine.gateway.ledger.metering import UsageRow
-from updraft.cloud_engine.gateway.relay.counters import Counters, SharedRows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -33,15 +31,30 @@ def ask(url: str) -> bool:
     return answer.status_code == 200
 
 
+def check_gauges_of_all_workers(url: str, node: str) -> None:
+    """A stream is held open; whichever worker is asked knows of it."""
+    held = {**BODY, "messages": [{"role": "user", "content": "word " * 300}], "stream": True}
+    expected = f'updraft_gateway_node_in_flight{{node="{node}"}} 1.0\n'
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=held, timeout=60) as stream:
+        lines = stream.iter_lines()  # closes the stream when it is gone
+        assert next(lines)
+        told = 0
+        deadline = time.monotonic() + 60
+        while told < 10 and time.monotonic() < deadline:  # a worker tells the others twice a second
+            told = told + 1 if expected in httpx.get(f"{url}/metrics").text else 0
+        assert told == 10
+
+
 def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
     spawn: Any, spawn_fake_node: Any, tmp_path: Path
 ) -> None:
-    node = spawn_fake_node()
+    node = spawn_fake_node("--delay", "0.01")
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", node.url, "--workers", "2"]
     running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
     supervisor = psutil.Process(running.popen.pid)
     assert sum(ask(running.url) for _ in range(10)) == 10
     assert answered(running.url) == 10, "whoever answers knows of all"
+    check_gauges_of_all_workers(running.url, node.url)
     killed = supervisor.children()
     assert len(killed) == 2
     for worker in killed:
@@ -57,14 +70,3 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
     assert running.popen.wait(60) == 0
     psutil.wait_procs(workers, 10)
     assert not any(worker.is_running() for worker in workers)
-
-
-def test_counters_are_the_sum_of_all_rows() -> None:
-    rows = SharedRows(3)
-    workers = [Counters(rows, number) for number in range(3)]
-    for worker in workers:
-        worker.count(UsageRow("x", status=200, retries=1, prompt_tokens=5, completion_tokens=7))
-    workers[2].count(UsageRow("y", status=429))
-    for each in workers:
-        assert each.by_status == {200: 3, 429: 1}
-        assert (each.retries, each.prompt_tokens, each.completion_tokens) == (3, 15, 21)

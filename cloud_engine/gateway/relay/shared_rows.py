@@ -1,0 +1,84 @@
+"""Numbers under names, which the workers of a gateway share. Each writes into a row of its own: nothing needs a lock.
+
+A row is a table of slots: a name, and as many numbers for each. A worker that replaces another takes over its row.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+WIDTH = 72
+"""Numbers under one name."""
+
+_NAME_BYTES = 384
+_SLOT_BYTES = _NAME_BYTES + WIDTH * 8
+_SLOTS = 1024  # more than the kinds may take together
+_MOST_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
+_SEPARATOR = "\t"
+_OTHER = "other"  # in place of the first label
+
+Name = tuple[str, ...]
+"""The kind, and the values of its labels."""
+
+
+class SharedRows:
+    """Zeros, shared with the processes that are forked from this one."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self._memory = memoryview(mmap.mmap(-1, workers * _SLOTS * _SLOT_BYTES))
+
+    def row(self, worker: int) -> WorkerRow:
+        size = _SLOTS * _SLOT_BYTES
+        return WorkerRow(self._memory[worker * size : (worker + 1) * size])
+
+    def named(self, kind: str) -> dict[Name, list[list[float]]]:
+        """The numbers of each name of `kind`, from every worker that has it."""
+        found: dict[Name, list[list[float]]] = {}
+        for worker in range(self.workers):
+            for (its_kind, *labels), numbers in self.row(worker).items():
+                if its_kind == kind:
+                    found.setdefault(tuple(labels), []).append(numbers.tolist())
+        return found
+
+    def sums(self, kind: str) -> dict[Name, list[float]]:
+        """The same, summed over the workers."""
+        return {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in self.named(kind).items()}
+
+
+class WorkerRow:
+    """The numbers of one worker. Slots are bounded: what finds none is counted under the name `other`."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._slots = dict(self.items())
+
+    def items(self) -> Iterator[tuple[Name, memoryview]]:
+        for start in range(0, len(self._memory), _SLOT_BYTES):
+            if not self._memory[start]:
+                return
+            name = bytes(self._memory[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
+            yield tuple(name.split(_SEPARATOR)), self._numbers(start)
+
+    def of(self, *name: str) -> memoryview:
+        """`name`: the kind, then the values of the labels."""
+        found = self._slots.get(name)
+        return self._added(name) if found is None else found
+
+    def _added(self, name: Name) -> memoryview:
+        other = (name[0], _OTHER, *name[2:])
+        encoded = _SEPARATOR.join(name).encode()
+        of_kind = sum(slot[0] == name[0] for slot in self._slots)
+        has_room = of_kind < _MOST_OF_A_KIND.get(name[0], 32) or name == other
+        is_sound = len(encoded) <= _NAME_BYTES and not any(_SEPARATOR in part or "\0" in part for part in name)
+        if not (has_room and is_sound):
+            return self.of(*other)
+        start = len(self._slots) * _SLOT_BYTES
+        self._memory[start + 1 : start + _NAME_BYTES] = encoded[1:].ljust(_NAME_BYTES - 1, b"\0")
+        self._memory[start] = encoded[0]  # from here on others see it
+        self._slots[name] = self._numbers(start)
+        return self._slots[name]
+
+    def _numbers(self, start: int) -> memoryview:
+        return self._memory[start + _NAME_BYTES : start + _SLOT_BYTES].cast("d")

@@ -1,0 +1,127 @@
+"""`/metrics` of the gateway: sums over workers, labels within bounds, what single keys did for their operator only."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+from gateway_keys import make_key
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.metrics import gateway_metrics
+from updraft.cloud_engine.gateway.relay.counters import SECONDS, Counters, ServiceObjective
+from updraft.cloud_engine.gateway.relay.shared_rows import SharedRows
+from updraft.protocol.errors import AuthenticationError
+from updraft.protocol.http.prometheus import render
+
+
+def read(text: str) -> dict[tuple[str, ...], float]:
+    """By the name and the values of the labels."""
+    families = text_string_to_metric_families(text)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def scraped(counters: Counters, **options: Any) -> dict[tuple[str, ...], float]:
+    return read(render(gateway_metrics(counters, **options)))
+
+
+def row(**fields: Any) -> UsageRow:
+    return UsageRow("x", **{"key_name": "team", "model": "m", "tier": "batch", "status": 200, **fields})
+
+
+def test_every_worker_tells_the_sums_of_all() -> None:
+    rows = SharedRows(3)
+    workers = [Counters(rows, number) for number in range(3)]
+    for worker in workers:
+        worker.count(row(retries=1, prompt_tokens=5, completion_tokens=7, cost_usd=0.25, latency_ms=30.0))
+    workers[2].count(row(status=429))
+    workers[2].refused(AuthenticationError("no"), "tokens")
+    for each in workers:
+        found = scraped(each)
+        assert found["updraft_gateway_requests_total", "200"] == 3
+        assert found["updraft_gateway_requests_total", "429"] == 1
+        assert found["updraft_gateway_retries_total",] == 3
+        assert found["updraft_gateway_prompt_tokens_total", "m", "batch"] == 15
+        assert found["updraft_gateway_key_completion_tokens_total", "team"] == 21
+        assert found["updraft_gateway_cost_usd_total", "m", "batch"] == 0.75
+        assert found["updraft_gateway_refused_total", "authentication_error"] == 1
+        assert found["updraft_gateway_limits_hit_total", "tokens"] == 1
+        assert found["updraft_gateway_e2e_seconds_bucket", "0.025", "m", "batch"] == 1
+        assert found["updraft_gateway_e2e_seconds_bucket", "0.05", "m", "batch"] == 4
+        assert math.isclose(found["updraft_gateway_e2e_seconds_sum", "m", "batch"], 0.09)
+
+
+def test_a_worker_that_replaces_another_goes_on_in_its_row() -> None:
+    rows = SharedRows(2)
+    Counters(rows, 1).count(row())
+    Counters(rows, 1).count(row(model="n"))
+    found = scraped(Counters(rows, 0))
+    assert [found["updraft_gateway_e2e_seconds_count", model, "batch"] for model in "mn"] == [1, 1]
+
+
+def test_streams_are_measured_against_the_objective() -> None:
+    counters = Counters(objective=ServiceObjective(ttft_s=0.5, tpot_s=0.1))
+    counters.streamed(row(ttft_ms=500.0, completion_tokens=11), 1.5)
+    counters.streamed(row(ttft_ms=501.0, completion_tokens=11), 1.5)
+    counters.streamed(row(ttft_ms=10.0, completion_tokens=11), 1.2)
+    found = scraped(counters)
+    assert found["updraft_gateway_slo_streams_total", "m", "batch"] == 3
+    assert found["updraft_gateway_slo_streams_met_total", "m", "batch"] == 1
+    assert found["updraft_gateway_tpot_seconds_bucket", "0.1", "m", "batch"] == 2
+    assert found["updraft_gateway_ttft_seconds_bucket", "0.01", "m", "batch"] == 1
+
+
+def test_labels_stay_within_bounds() -> None:
+    counters = Counters()
+    for number in range(2000):
+        counters.count(row(model=f"m{number}", key_name=f"k{number}", status=200 + number))
+    counters.count(row(model="asked for by a stranger to the nodes"), is_served=False)
+    counters.count(row(model="a\tb"))
+    counters.count(row(model="\U0001f600" * 256))
+    found = scraped(counters)
+    assert len(found) < 20_000
+    totals = {name: sum(v for key, v in found.items() if key[0] == name) for name in {key[0] for key in found}}
+    assert totals["updraft_gateway_e2e_seconds_count"] == totals["updraft_gateway_key_requests_total"] == 2003
+    assert found["updraft_gateway_e2e_seconds_count", "other", "batch"] >= 3
+    assert not [key for key in found if "stranger" in "".join(key)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 400)), max_size=30))
+def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[str, float]]) -> None:
+    counters = Counters()
+    for model, seconds in requests:
+        counters.count(row(model=model, latency_ms=seconds * 1e3))
+    for model, sums in counters.by_model.items():
+        took = [seconds * 1e3 / 1e3 for its_model, seconds in requests if its_model == model[0]]
+        distribution = sums.e2e
+        assert sum(distribution.counts) == len(took)
+        assert [sum(distribution.counts[: at + 1]) for at in range(len(SECONDS))] == [
+            sum(seconds <= bound for seconds in took) for bound in SECONDS
+        ]
+
+
+def test_what_single_keys_did_needs_the_scope_for_usage(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key, weak = make_key(keys, "canary", "inference", "usage"), make_key(keys, "weak", "inference")
+    command = ["gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"), "--exit-with-parent"]
+    url = spawn("-m", "updraft", *command, "--node", fake_node.url).url
+    body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+    httpx.post(f"{url}/v1/chat/completions", json={**body, "model": "unknown"}, headers=headers)
+    public, full = httpx.get(f"{url}/metrics"), httpx.get(f"{url}/metrics", headers=headers)
+    assert "canary" not in public.text
+    assert "unknown" not in full.text
+    found = read(full.text)
+    assert found["updraft_gateway_key_requests_total", "canary"] == 2
+    assert found["updraft_gateway_slo_streams_total", "echo", "interactive"] == 1
+    assert found["updraft_gateway_node_up", fake_node.url] == 1
+    assert found["updraft_gateway_node_breaker_state", fake_node.url] == 0
+    assert found["updraft_gateway_waiting", "batch"] == 0
+    assert found["updraft_gateway_ledger_failures_total",] == 0
+    assert httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {weak}"}).status_code == 403
+    assert httpx.get(f"{url}/metrics", headers={"authorization": "Bearer wrong"}).status_code == 401
