@@ -1,4 +1,4 @@
-"""What `/metrics` counts of the relayed requests, over all workers: each has a row of its own in shared memory."""
+"""The counters of relayed requests for `/metrics`, over all workers. Each has a row of its own in shared memory."""
 
 from __future__ import annotations
 
