@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..model_files.gguf_reader import read_model_header
+from ..protocol.decoding import prepare_types
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
@@ -42,6 +43,9 @@ class _Verdict(msgspec.Struct, frozen=True):
     """`complaint`: why the file is not to be loaded; empty for a sound one."""
 
     complaint: str = ""
+
+
+prepare_types(_Verdict)
 
 
 def ensure_loadable(

@@ -55,6 +55,12 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
         raise refusal(str(error)) from error
 
 
+def prepare_types(*kinds: Any) -> None:
+    """Build what msgspec decodes, where it is defined: threads that build one type together crash the process."""
+    for kind in kinds:
+        msgspec.json.Decoder(kind)
+
+
 def refusal(message: str) -> InvalidRequestError:
     """msgspec's message, as an error of ours."""
     param = _param_of(message)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from .decoding import decode
+from .decoding import decode, prepare_types
 from .errors import UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 
@@ -30,6 +30,9 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     def inputs(self) -> list[Prompt]:
         """Raises InvalidRequestError."""
         return prompts_of(self.input, "input", at_most=MAX_INPUTS)
+
+
+prepare_types(EmbeddingRequest)
 
 
 class Embedding(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .decoding import convert, decode, read_object, unsupported
+from .decoding import convert, decode, prepare_types, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
@@ -249,6 +249,9 @@ class CompletionRequest(_Shared, kw_only=True):
     def constraint(self) -> Constraint | None:
         """The constraint on the answer. Raises InvalidRequestError."""
         return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
+
+
+prepare_types(ChatRequest, CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:

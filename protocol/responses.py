@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .decoding import prepare_types
 from .sampling import SamplingDefaults
 from .structured import ToolCall
 
@@ -125,6 +126,9 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
             "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",
         }
         return {f"x-updraft-{name}": value for name, value in shown.items() if value}
+
+
+prepare_types(UpdraftInfo)
 
 
 class AssistantMessage(msgspec.Struct):

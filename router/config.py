@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from ..classifier.target import Promise, Target
+from ..protocol.decoding import prepare_types
 from ..protocol.errors import ConfigurationError
 from ..protocol.safety.redaction import shown_url
 from ..protocol.unicode_forms import read_text
@@ -222,6 +223,9 @@ class RouterConfig:
                 f'million tokens, in [prices.models."{model}"].',
                 param="prices",
             )
+
+
+prepare_types(RouterConfig)
 
 
 def read_key(path: Path) -> str:

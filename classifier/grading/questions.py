@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.decoding import convert
+from ...protocol.decoding import convert, prepare_types
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.unicode_forms import read_text
@@ -68,6 +68,9 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
     match: str = "agree"
     id: str | None = None
     kind: str = "file"
+
+
+prepare_types(_Row)
 
 
 def read_questions(path: Path) -> list[Question]:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import private_file
 from ...protocol.wal import tables, transaction, use_wal
@@ -221,6 +222,9 @@ class _Packed(msgspec.Struct, array_like=True):
     blocks: dict[BlockName, bytes]
     buckets: bytes
     counts: bytes
+
+
+prepare_types(_Packed)
 
 
 def pack(features: Features) -> bytes:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...model_files.identity import ModelIdentity
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
@@ -102,6 +103,9 @@ class PolicyCard:
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # The local model's file, as it ran; None where only its name is known.
     local_model: ModelIdentity | None = None
+
+
+prepare_types(PolicyCard)
 
 
 class Policy(ExportedGates):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ...model_files.identity import ModelIdentity
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import locked
@@ -44,6 +45,9 @@ class AnsweredPair(msgspec.Struct, omit_defaults=True):
     cloud_read: int | None = None
     cloud_written: int | None = None
     usd: float = 0.0
+
+
+prepare_types(AnsweredPair)
 
 
 def prompt_key(messages: list[dict[str, Any]]) -> str:

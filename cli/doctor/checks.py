@@ -19,6 +19,7 @@ import msgspec
 
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import MissingDependencyError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
@@ -47,6 +48,9 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+prepare_types(_Models)
 
 
 def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:

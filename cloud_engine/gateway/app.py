@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -33,15 +33,14 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        await relay.dispatch.registry.start()
-        try:
+        async with AsyncExitStack() as stack:  # in reverse, each whatever becomes of the others
+            stack.callback(relay.keys.close)
+            stack.push_async_callback(asyncio.to_thread, relay.accounting.ledger.close)
+            stack.push_async_callback(relay.accounting.close)
+            stack.push_async_callback(relay.dispatch.upstream.close)
+            stack.push_async_callback(relay.dispatch.registry.close)
+            await relay.dispatch.registry.start()
             yield
-        finally:
-            await relay.dispatch.registry.close()
-            await relay.dispatch.upstream.close()
-            await relay.accounting.close()
-            await asyncio.to_thread(relay.accounting.ledger.close)
-            relay.keys.close()
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)

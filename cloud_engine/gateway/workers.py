@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.http.server import DRAIN_S
-from ...protocol.safety.system import KILL
+from ...protocol.safety.system import KILL, fork
 
 _POLL_S = 0.1
 _QUICK_S = 2.0  # a worker that lives shorter did not start
@@ -25,8 +25,6 @@ class Supervisor:
     """
 
     def __init__(self, workers: int, work: Callable[[int], None], *, exit_with_parent: bool) -> None:
-        if not hasattr(os, "fork"):
-            raise ConfigurationError("Several workers need a Unix: use --workers 1 here.", param="workers")
         self._workers = workers
         self._work = work
         self._parent = os.getppid() if exit_with_parent else None
@@ -54,7 +52,7 @@ class Supervisor:
         self._stopping = True
 
     def _start(self, number: int) -> None:
-        if process := os.fork():
+        if process := fork():
             self._started[process] = (number, time.monotonic())
             return
         code = 1

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...model_files.gguf_header import GgufHeader
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ..machine.machine import Machine, this_machine
 from .product_check import KINDS
@@ -44,6 +45,9 @@ class Served:
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.types, _ATTENTION) if self.attention else self.types
+
+
+prepare_types(Served)
 
 
 def check_switch(environ: Mapping[str, str] = os.environ) -> None:

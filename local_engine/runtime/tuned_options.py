@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from ..llama.build import build_key
 from ..machine.machine import this_machine
 from ..machine.memory_fit import KvCacheType
@@ -23,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: KvCacheType | None = None
     context_length: int | None = None
     parallel: int | None = None
+
+
+prepare_types(Settings)
 
 
 def remember(path: Path, settings: Settings) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from ...model_files.download.naming import check_name, is_name
 from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ModelNotFoundError
 from ...protocol.safety.private_files import prepared
 from ...protocol.safety.system import open_folder
@@ -43,6 +44,9 @@ class Manifest(msgspec.Struct, frozen=True):
     licence: str | None = None
     identity: str | None = None
     revision: str | None = None
+
+
+prepare_types(Manifest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ModelLoadError
 from ..llama.library import llama
 from ..machine.child_process import expect_crashes
@@ -35,6 +36,9 @@ class Speeds(msgspec.Struct, frozen=True):
 
     prompt: list[float]
     answer: list[float]
+
+
+prepare_types(MeasurementJob, Speeds)
 
 
 def measure(job: MeasurementJob) -> Speeds:

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
 from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked
@@ -31,6 +32,9 @@ class Note(msgspec.Struct, frozen=True):
     identity: str | None
     source: str
     size: int | None
+
+
+prepare_types(Note)
 
 
 class PartialFile:

@@ -18,6 +18,7 @@ from .connection_limits import ConnectionLimits
 _LINGER_S = 2.0
 _MOST_HEAD = 2**16
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
+STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
 
 class _Framing(h11.Connection):
@@ -38,6 +39,7 @@ class Connection(H11Protocol):
     """The parser is the same wherever it runs: uvicorn would take another one, with other limits, where it is there."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -75,8 +77,17 @@ class Connection(H11Protocol):
             self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size() + 1)
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         self._limits.forget(self)
         super().connection_lost(exc)
 
@@ -106,3 +117,16 @@ class Connection(H11Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+    def _watch_reader(self, unread: int) -> None:
+        """Whoever reads nothing for long is cut off: a mere close would wait for that without end."""
+        left = self.transport.get_write_buffer_size()
+        if left >= unread:
+            self.transport.abort()
+        else:
+            self._stall = self.loop.call_later(STALL_S, self._watch_reader, left)
+
+    def _stop_watching(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
+from ..safety.system import raise_descriptor_limit
 from .access import is_loopback
 
 _MOST = 10_000
@@ -71,19 +72,5 @@ class ConnectionLimits:
 
 def usual_limits() -> ConnectionLimits:
     """A half of the descriptors is left for connections to others. The process gets as many as the system allows it."""
-    total = min(_MOST, (_descriptors() - _RESERVED) // 2)
+    total = min(_MOST, (raise_descriptor_limit(2 * _MOST + _RESERVED) - _RESERVED) // 2)
     return ConnectionLimits(max(total, 8), max(total // 2, 4))
-
-
-def _descriptors() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows, where sockets are no descriptors
-        return 2 * _MOST + _RESERVED
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * _MOST + _RESERVED
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft = raised
-    return wanted if soft == resource.RLIM_INFINITY else soft

@@ -48,6 +48,45 @@ def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator
     yield
 
 
+def try_lock(handle: int) -> bool:
+    """Take the lock of `locked` if nobody has it, until `unlock` or the death of this process.
+
+    Without locks of files it is always had: then there is one process only (`fork`).
+    """
+    fcntl = _module("fcntl")
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def unlock(handle: int) -> None:
+    fcntl = _module("fcntl")
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def fork() -> int:
+    """As `os.fork`. Raises ConfigurationError where there is none."""
+    if not hasattr(os, "fork"):
+        raise ConfigurationError("Several workers need Linux or macOS: use --workers 1 here.", param="workers")
+    return os.fork()
+
+
+def raise_descriptor_limit(wanted: int) -> int:
+    """As many open files as the system allows this process, up to `wanted`; their number."""
+    resource = _module("resource")
+    if resource is None:  # Windows, where sockets are no descriptors
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
 def open_folder(folder: Path) -> int | None:
     """A handle for `locked` and `fsync`; None where folders cannot be opened."""
     return None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ...classifier.grading.agreement import ComparableAnswer
+from ...protocol.decoding import prepare_types
 from ...text.tool_stream import OfferedTools, ToolCallStream
 from ..tiers.interfaces import LocalAnswer
 
@@ -28,6 +29,9 @@ class _Message(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
+
+
+prepare_types(_Message)
 
 
 def local_comparable_answer(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAnswer:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import EngineError, InvalidRequestError
 from ...protocol.safety.python_process import python_command
 from ...protocol.safety.system import limit_memory, limit_time
@@ -40,6 +41,9 @@ class _Reply(msgspec.Struct):
 
     refusal: str | None = None
     code: str | None = None
+
+
+prepare_types(_Reply, Vocabulary, Constraint)
 
 
 class GrammarCheck:

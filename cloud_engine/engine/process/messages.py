@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ....protocol import errors
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import EngineError, InvalidRequestError, UpdraftError
 from ....protocol.sampling import SamplingDefaults
 from ..config import EngineConfig
@@ -127,6 +128,9 @@ class _Error(msgspec.Struct, frozen=True):
     message: str
     param: str | None
     code: str | None
+
+
+prepare_types(_Error)
 
 
 def _plain(value: object) -> object:

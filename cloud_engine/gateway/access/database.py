@@ -16,6 +16,7 @@ from typing import Annotated
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError, NotFoundError
 from ....protocol.http.ids import new_id
 from ....protocol.safety.private_files import private_file
@@ -62,6 +63,9 @@ class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Seconds for which the old key goes on working, so that apps can change over.
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0
+
+
+prepare_types(NewKey, KeyRotation)
 
 
 class KeyRecord(msgspec.Struct, frozen=True):

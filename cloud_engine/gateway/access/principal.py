@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import PermissionDeniedError
 from ....protocol.safety.names import MAX_NAME
 
@@ -72,6 +73,9 @@ class Principal(msgspec.Struct, frozen=True):
             raise PermissionDeniedError(
                 f"This key may not use the model {model!r}; it may use {', '.join(self.models)}.", param="model"
             )
+
+
+prepare_types(Principal)
 
 
 #: Everybody, where no key is asked for.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import OverloadedError
 from ..upstream.client import Upstream, UpstreamRequest
 from ..upstream.failures import UpstreamFailure
@@ -23,6 +24,9 @@ _TOKEN_TIMEOUT_S = 20.0
 
 class _Models(msgspec.Struct):
     data: list[Model]
+
+
+prepare_types(_Models)
 
 
 class HealthWatch:

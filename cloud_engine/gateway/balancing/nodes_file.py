@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
 from .node import NodeAddress
@@ -24,6 +25,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[_Entry]
+
+
+prepare_types(_File)
 
 
 def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:

@@ -78,7 +78,9 @@ class WaitingLine:
         """Make room for one of this class. Raises OverloadedError where all in line go before it."""
         for lower in reversed(PRIORITIES[PRIORITIES.index(priority) + 1 :]):
             if self._lines[lower]:
-                self._lines[lower].pop().placed.set_exception(_full())
+                waiter = self._lines[lower].pop()
+                if not waiter.placed.done():  # else its client has just left
+                    waiter.placed.set_exception(_full())
                 return
         raise _full()
 

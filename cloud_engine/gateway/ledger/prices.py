@@ -12,6 +12,7 @@ from typing import Annotated
 import httpx
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 
 _MOST_BYTES = 64_000_000
@@ -49,6 +50,9 @@ class _PublicPrice(msgspec.Struct):
     input_cost_per_token: _Dollars | None = None
     output_cost_per_token: _Dollars | None = None
     cache_read_input_token_cost: _Dollars | None = None
+
+
+prepare_types(_Table, _PublicPrice)
 
 
 @dataclass(frozen=True, slots=True)

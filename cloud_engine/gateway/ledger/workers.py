@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import private_file
+from ....protocol.safety.system import try_lock
 
 MOST_WORKERS = 32
 
@@ -25,7 +25,7 @@ class WorkerSlot:
         self._folder = folder
         try:
             self._file, self.number = self._take()
-            os.pwrite(self._file, self.id.encode(), 0)
+            os.write(self._file, self.id.encode())
         except OSError as error:
             raise ConfigurationError(f"Cannot use {folder} for the locks of the workers: {error}.") from error
 
@@ -42,8 +42,8 @@ class WorkerSlot:
 
     def _take(self) -> tuple[int, int]:
         for number in range(MOST_WORKERS):
-            file = os.open(private_file(self._path(number)), os.O_RDWR | os.O_CLOEXEC)
-            if _locked(file):
+            file = os.open(private_file(self._path(number)), os.O_RDWR)
+            if try_lock(file):
                 return file, number
             os.close(file)
         raise ConfigurationError(f"{MOST_WORKERS} workers share {self._folder} already: use fewer, or another --db.")
@@ -53,21 +53,13 @@ class WorkerSlot:
         if number == self.number:
             return self.id
         try:
-            file = os.open(self._path(number), os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(self._path(number), os.O_RDWR)
         except FileNotFoundError:
             return ""
         try:
-            return "" if _locked(file) else os.pread(file, 64, 0).decode()
+            return "" if try_lock(file) else os.read(file, 64).decode()
         finally:
             os.close(file)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"worker-{number}"
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

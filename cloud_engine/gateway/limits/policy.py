@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
 from ..access.principal import Limits
@@ -19,6 +20,9 @@ class LimitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: dict[str, Limits] = {}
     # Of models by name, all callers together.
     models: dict[str, Limits] = {}
+
+
+prepare_types(LimitPolicy)
 
 
 def load_policy(path: Path) -> LimitPolicy:

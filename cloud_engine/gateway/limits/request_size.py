@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ....protocol.decoding import refusal
+from ....protocol.decoding import prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 
 MOST_ANSWERS = 128
@@ -32,6 +32,9 @@ class SizeFields(msgspec.Struct):
     logit_bias: dict[str, msgspec.Raw] | None = None
     response_format: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+
+
+prepare_types(SizeFields)
 
 
 @dataclass(frozen=True, slots=True)

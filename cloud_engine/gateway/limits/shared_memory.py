@@ -8,18 +8,19 @@ own, which is cleared after its death.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import mmap
 import os
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
+from ....protocol.safety.system import locked, try_lock, unlock
 from ..ledger.workers import MOST_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -38,6 +39,7 @@ _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 1
 _LOCK_S = 2.0
 _TRIES = 50  # at once: the lock is rarely held for longer than these take
 _PAUSE_S = 0.0002
+_MOST_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
@@ -45,34 +47,34 @@ class SharedMemoryStore:
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
+        self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MOST_UNSETTLED)
         try:
-            self._file = os.open(private_file(path), os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
-            if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
-                os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, _MEMORY_BYTES)
-            self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
-            self._clear(self._slot.number)
-            self._memory[self._slot.number] = 1
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file = os.open(private_file(path), os.O_RDWR)
+            with locked(self._file):
+                self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
+                if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
+                    os.ftruncate(self._file, 0)
+                os.ftruncate(self._file, _MEMORY_BYTES)
+                self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
+                self._clear(self._slot.number)
+                self._memory[self._slot.number] = 1
+            unlock(self._file)
         except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
         async with self._alone():
+            self._settle_all()
             admission = self._admit(claims)
             if admission.refused is not None and self._sweep():
                 admission = self._admit(claims)
             return admission
 
     async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
-        async with self._alone():
-            now = time.time()
-            for claim in claims:
-                if claim.is_reserved and (record := self._find(claim.account)) is not None:
-                    self._reserve(record, -claim.amount)
-                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
+        self._unsettled.append((claims, amounts))
+        with suppress(OverloadedError):  # whoever has the memory next settles it
+            async with self._alone():
+                self._settle_all()
 
     async def seed(self, claim: Claim, spent: float) -> None:
         async with self._alone():
@@ -104,6 +106,15 @@ class SharedMemoryStore:
             else:
                 self._use(record, claim, claim.amount, now)
         return Admission(standings, now=now)
+
+    def _settle_all(self) -> None:
+        now = time.time()
+        while self._unsettled:
+            claims, amounts = self._unsettled.popleft()
+            for claim in claims:
+                if claim.is_reserved and (record := self._find(claim.account)) is not None:
+                    self._reserve(record, -claim.amount)
+                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
 
     def _use(self, record: int, claim: Claim, amount: float, now: float) -> None:
         (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
@@ -158,21 +169,14 @@ class SharedMemoryStore:
         """Alone with the memory, also among processes. Nothing may be awaited within."""
         async with self._turn:  # of a whole process only one tries
             until = time.monotonic() + _LOCK_S
-            while not any(self._locked() for _ in range(_TRIES)):
+            while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
                     raise OverloadedError("Another worker holds the limits for too long: try again later.")
                 await asyncio.sleep(_PAUSE_S)
             try:
                 yield
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _locked(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+                unlock(self._file)
 
 
 def _place(account: str) -> tuple[bytes, int]:

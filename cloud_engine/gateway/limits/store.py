@@ -31,7 +31,7 @@ class LimitStore(Protocol):
         ...
 
     async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
-        """Put what was really used in the place of what the claims reserved."""
+        """Put what was really used in the place of what the claims reserved. Later, where it cannot be reached now."""
         ...
 
     async def seed(self, claim: Claim, spent: float) -> None:

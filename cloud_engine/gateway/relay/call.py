@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from ....protocol.decoding import refusal
+from ....protocol.decoding import prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
@@ -35,6 +35,9 @@ class _Peek(SizeFields, kw_only=True):
     stream: bool | None = False
     stream_options: UsageOptions | None = None
     prompt_cache_key: str | None = None
+
+
+prepare_types(_Peek)
 
 
 @dataclass(slots=True)

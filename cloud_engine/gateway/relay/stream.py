@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.http import sse
 from ....protocol.http.foreign import apart
 from ..upstream.client import Response
@@ -18,6 +19,9 @@ FINISH = re.compile(rb'"finish_reason":\s?"')
 
 class _Piece(msgspec.Struct):
     delta: dict[str, Any] | None = None
+
+
+prepare_types(_Piece)
 
 
 async def events_of(response: Response) -> AsyncGenerator[list[bytes]]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http.foreign import error_in, json_of
 from ....protocol.responses import MAX_TOKENS
@@ -56,6 +57,9 @@ class _UsagePeek(msgspec.Struct):
 class _ErrorPeek(msgspec.Struct):
     error: Any = None
     choices: Any = None
+
+
+prepare_types(_UsagePeek, _ErrorPeek)
 
 
 class StreamMeter:

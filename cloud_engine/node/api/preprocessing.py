@@ -23,8 +23,6 @@ from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
 from ..answers.prompt_report import PromptReport, ReportedPrompt
 from ..answers.running_usage import RunningUsage, TokenCounter
 
-_SMALLEST_CHAT = b'{"model":"","messages":[{"role":"user","content":""}]}'
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -59,7 +57,6 @@ class JobMaker:
         self._model_id = model_id
         self._tool_format = tool_format
         self._sampling = sampling
-        parse_chat(_SMALLEST_CHAT)  # msgspec reads a type at its first use, which two threads must not do together
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = longest * context_length
 

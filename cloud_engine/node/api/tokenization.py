@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ....protocol.decoding import decode
+from ....protocol.decoding import decode, prepare_types
 from ....protocol.errors import ContextLengthError, InvalidRequestError
 from ....protocol.requests import Message, check_messages
 from ....protocol.structured import Tool, check_tools
@@ -47,6 +47,9 @@ class TokenizeResponse(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
     model: str | None = None
+
+
+prepare_types(TokenizeRequest, DetokenizeRequest)
 
 
 class DetokenizeResponse(msgspec.Struct):

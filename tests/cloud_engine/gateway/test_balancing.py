@@ -212,3 +212,18 @@ def test_the_lowest_class_is_shed_first_and_the_latest_of_it() -> None:
         return refused
 
     assert asyncio.run(run()) == ["batch 0", "batch 1", "escalation 3", "escalation 4"]
+
+
+def test_one_who_leaves_as_another_is_shed_makes_room() -> None:
+    async def run() -> None:
+        crowd, done = Crowd(0, 1), list[Priority]()
+        leaving = asyncio.create_task(crowd.ask("batch", done))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        coming = asyncio.create_task(crowd.ask("interactive", done))
+        await asyncio.sleep(0)
+        crowd.give_back(NODE)
+        await coming
+        assert leaving.cancelled()
+
+    asyncio.run(run())

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ import pytest
 from serving import serving
 from starlette.requests import Request
 from starlette.responses import Response
-from updraft.protocol.errors import PortInUseError
+from starlette.types import Receive, Scope, Send
+from updraft.protocol.errors import PortInUseError, RequestCancelledError
 from updraft.protocol.http import connection
 from updraft.protocol.http.server import bind_socket
-from updraft.protocol.http.shell import create_app, read_body
+from updraft.protocol.http.shell import create_app, read_body, while_connected
 
 APP = Path(__file__).with_name("shell_app.py")
 TYPING = Path(__file__).parents[3] / ".typing"
@@ -167,6 +169,32 @@ def test_a_request_that_does_not_end_does_not_keep_its_connection(
     with serving(app, protocol=connection.Connection) as url:
         answer = sent(url, *pieces)
     assert answer.count(b"HTTP/1.1 ") == sum(piece.startswith(b"GET") for piece in pieces[:1])
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Semaphore(0)
+
+    async def stream(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        try:
+            async with while_connected(receive):
+                while True:
+                    await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        except RequestCancelledError:
+            ended.release()
+
+    monkeypatch.setattr(connection, "STALL_S", 0.3)
+    with (
+        serving(stream, protocol=connection.Connection) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        for _ in range(30):
+            assert client.recv(2**20)
+            assert not ended.acquire(timeout=0.05)
+        assert ended.acquire(timeout=30)
 
 
 def test_disconnect_closes_the_stream_at_once(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import json
 import shutil
@@ -16,9 +17,10 @@ from typing import Any
 
 import limit_worker
 import pytest
-from updraft.cloud_engine.gateway.limits import redis_store
+from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
+from updraft.protocol.errors import OverloadedError
 
 WithStore = Callable[[Callable[[LimitStore], Coroutine[Any, Any, None]]], None]
 LIMIT = 10_000.0
@@ -188,6 +190,24 @@ def test_requests_in_flight(with_store: WithStore) -> None:
         assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
 
     with_store(work)
+
+
+def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was stopped while it held the memory."""
+    monkeypatch.setattr(shared_memory, "_LOCK_S", 0.05)
+
+    async def work() -> None:
+        store, claim = limit_worker.open_store(str(tmp_path / "limits")), Claim("key", "k", "concurrent", 1, 1)
+        assert (await store.admit([claim])).refused is None
+        with (tmp_path / "limits").open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            await store.settle([claim], {})
+            with pytest.raises(OverloadedError):
+                await store.admit([claim])
+        assert (await store.admit([claim])).refused is None
+        await store.close()
+
+    asyncio.run(work())
 
 
 def test_files_are_the_users_alone(tmp_path: Path) -> None:

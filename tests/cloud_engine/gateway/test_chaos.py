@@ -1,0 +1,73 @@
+"""Workers, gateways and nodes are killed and stopped under clients: each request has one row, each client its answer."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from gateway_chaos import CONCURRENT, Attempt, Clients, Cluster, all_at_once, cluster, make_trouble
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
+WHOLE_SHARE = 0.99
+
+
+@pytest.mark.parametrize("kills", [40, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_no_request_is_lost_or_counted_twice(tmp_path: Path, kills: int) -> None:
+    with cluster(tmp_path) as target:
+        clients = Clients(target)
+        clients.start()
+        try:
+            done = make_trouble(target, kills, seed=kills)
+        finally:
+            clients.stop()
+        burst = all_at_once(target, CONCURRENT)
+        assert all(each.is_whole for each in burst), f"a reservation leaked: {Counter(each.error for each in burst)}"
+        assert target.gateway is not None
+        target.gateway.popen.terminate()
+        assert target.gateway.popen.wait(60) == 0
+        print(done, Counter((each.model, each.status, each.error, each.broke) for each in clients.attempts))
+        check_answers(clients.attempts, target)
+        check_ledger([*clients.attempts, *burst], target)
+
+
+def was_hit(attempt: Attempt, target: Cluster, after_s: float = 0.0) -> bool:
+    """Whether a worker was killed while the request ran, or shortly after."""
+    return any(attempt.began - 0.1 <= kill <= attempt.ended + after_s for kill in target.kills)
+
+
+def check_answers(attempts: list[Attempt], target: Cluster) -> None:
+    """An answer or an error for each; a connection breaks only where a worker dies."""
+    for each in attempts:
+        assert each.broke != "timeout", each
+        if each.broke and each.broke != "ConnectError":
+            assert was_hit(each, target, after_s=1.0), (each, target.kills)
+        if each.is_whole:
+            assert each.text == each.expected
+    spared = [each for each in attempts if not each.broke]
+    whole = sum(each.is_whole for each in spared)
+    assert len(spared) >= 100
+    assert whole >= WHOLE_SHARE * len(spared), Counter((each.model, each.error) for each in spared)
+
+
+def check_ledger(attempts: list[Attempt], target: Cluster) -> None:
+    """One row for each request that was answered, with the tokens that the client was told."""
+    rows = target.rows()
+    counts = Counter(row["request_id"] for row in rows)
+    assert {row["state"] for row in rows} <= {"settled", "abandoned"}
+    assert not counts.keys() - {each.id for each in attempts}
+    by_id = {row["request_id"]: row for row in rows}
+    for each in attempts:
+        assert counts[each.id] == 1 if each.status else counts[each.id] <= 1, each
+        if not each.is_whole:
+            continue
+        row = by_id[each.id]
+        if row["state"] == "abandoned":  # its worker died before the commit
+            assert was_hit(each, target, after_s=1.0), (each, row)
+            continue
+        assert row["status"] == 200
+        told = each.usage["prompt_tokens"], each.usage["completion_tokens"]
+        assert (row["prompt_tokens"], row["completion_tokens"]) == told, (each, row)
+        if each.model == "echo":
+            assert told[1] == len(each.expected)
