@@ -13,7 +13,7 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 
 @dataclass(slots=True)
 class LoadResult:
-    """What a run of requests came to."""
+    """The figures of one run of requests."""
 
     # Seconds of each request, from its first byte out to its last byte in.
     latencies: list[float] = field(default_factory=list[float])

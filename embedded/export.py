@@ -49,7 +49,7 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
     )
 
 
-def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0", *, name: str | None = None) -> None:
+def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     """Convert the Hugging Face style `folder` to the GGUF file `out`.
 
     Matrices get `file_type` (those whose rows are no multiple of 32 stay F16), norms stay F32.
@@ -60,7 +60,7 @@ def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0", *, name: s
 
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "llama")
-    _write_metadata(writer, config, name or folder.name, file_type)
+    _write_metadata(writer, config, folder.name, file_type)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))
     for hf_name, tensor in sorted(load_file(folder / "model.safetensors").items()):
         array = tensor.to(torch.float32).numpy()

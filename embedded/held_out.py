@@ -85,7 +85,7 @@ class RoutedReport:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutReport:
-    """All of it."""
+    """All figures of a policy on held-out rows."""
 
     rows: int
     local_score: float

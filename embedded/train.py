@@ -47,18 +47,18 @@ _QUESTION_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """Size and schedule of one model. `tokens` counts those of one batch; `learning_rate` is that of the matrices."""
+    """Size and schedule of one model."""
 
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     feed_forward: int
-    learning_rate: float
+    learning_rate: float  # of the matrices
     steps: int
-    tokens: int = 4096
-    warmup: int = 100
-    decay: float = 0.3
+    tokens: int = 4096  # of one batch
+    warmup: int = 100  # steps
+    decay: float = 0.3  # share of the steps
     weight_decay: float = 0.02
     seed: int = 1
 

@@ -65,7 +65,7 @@ def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
     return _report(child)
 
 
-def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
+def ensure_usable_build(model_path: Path) -> None:
     """Probe once per machine and build; remembered in the state folder (platformdirs, or UPDRAFT_HOME).
 
     Raises MissingDependencyError if llama-cpp-python is not installed or does not import, and ConfigurationError if it
@@ -79,7 +79,7 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
     except OSError as error:  # none yet, as a rule; whatever is in its place, the build is tried
         _log.debug("No working build is remembered: %s", error)
     _first_use.info("Trying llama.cpp in a process of its own, once on this machine.")
-    report = probe(model_path, timeout_s=timeout_s)
+    report = probe(model_path)
     if report.status in ("not_installed", "import_failed"):
         raise MissingDependencyError(f"{report.detail} {report.advice}")
     if report.status != "ok":

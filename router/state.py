@@ -15,10 +15,11 @@ from .tiers.interfaces import CloudTier, LocalTier
 
 @dataclass(frozen=True, slots=True)
 class CloudCandidate:
-    """A cloud tier, of those from the device up. `skip_above`: a P(gain) from which on it is not asked."""
+    """A cloud tier, of those from the device up."""
 
     model: str
     tier: CloudTier
+    # From this P(gain) on it is not asked.
     skip_above: float | None = None
 
     def may_do(self, p_gain: float | None) -> bool:
@@ -41,11 +42,12 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """`budget` is None where there is no limit."""
+    """The state of one router."""
 
     config: RouterConfig
     tiers: Tiers
     latency: LatencyEstimates
+    # None where there is no limit.
     budget: Budget | None = None
 
     def availability(self) -> TierAvailability:

@@ -63,7 +63,6 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         special_tokens: Iterable[str] = (),
-        limits: RenderLimits | None = None,
     ) -> None:
         """Raises ModelLoadError for a source that is longer than any template is."""
         sources = source if isinstance(source, TemplateSources) else TemplateSources(source)
@@ -71,9 +70,7 @@ class ChatTemplate:
         self._tool_style = sources.tool_style
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
-        self._renderers = [
-            Renderer(each, limits or RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])
-        ]
+        self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
         self._fits: OrderedDict[bytes, Fit] = OrderedDict()  # by the shape of the conversation
         self._lock = threading.Lock()
 

@@ -58,7 +58,7 @@ class StopMatcher:
 
     @property
     def held(self) -> str:
-        """What may still become a stop string."""
+        """The text that may still become a stop string."""
         return self._held
 
     def flush(self) -> str:

@@ -60,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What came of one division: figures of the gates, and of routing at each quality."""
+    """The figures of one division: of the gates, and of routing at each quality."""
 
     auroc_gate1: float
     auroc_gate3: float

@@ -58,13 +58,13 @@ class Point:
     """A target's outcome on the calibration rows, for people; routers compute theirs from `calibration.npz`."""
 
     target: str
-    before: float
-    after: float
-    alpha: float | None
-    risk: float
+    before: float  # threshold of gate 1
+    after: float  # threshold of gate 3
+    alpha: float | None  # promised risk; None where the target is no quality
+    risk: float  # observed
     quality: float
     cloud_share: float
-    during: float = NEVER
+    during: float = NEVER  # threshold of gate 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ async def _with_judge(
 
 
 def _embedder() -> Callable[[str], Array] | None:
-    """What free text is graded by without a judge, opened when it is first needed; None: it is not installed."""
+    """The sentence encoder that grades free text without a judge, opened on first use. None: it is not installed."""
     from ...classifier.features.sentence_embedding import SentenceEmbedder, is_installed
 
     opened = cache(SentenceEmbedder.open)

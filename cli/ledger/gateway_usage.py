@@ -30,7 +30,7 @@ _SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class GatewayUsage:
-    """What of the ledger is shown."""
+    """The part of the ledger to show."""
 
     # A SQLite file, or a PostgreSQL URL.
     database: str

@@ -229,7 +229,7 @@ def key_database(given: Path | None) -> Path:
 
 
 def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    """What --tls-cert and --tls-key say. Raises ConfigurationError for one without the other."""
+    """The files of --tls-cert and --tls-key. Raises ConfigurationError for one without the other."""
     from ...protocol.http.tls import TlsFiles
 
     if certificate is None and key is None:

@@ -46,8 +46,8 @@ class Fields:
             raise ModelLoadError(f"{self.where}: {key} must be a number, got {value!r}.")
         return float(value)
 
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key, default)
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key, False)
         if not isinstance(value, bool):
             raise ModelLoadError(f"{self.where}: {key} must be true or false, got {value!r}.")
         return value

@@ -53,9 +53,7 @@ class Int8Weight:
 class Int4Weight:
     """Symmetric integers from -8 to 7 with one scale for each `group_size` consecutive inputs of a feature.
 
-    There are no zero points: they would have to be read too, and need the sums of the activations. The scale's sign
-    gives a group's largest magnitude the value -8. Normal weights lose 10.3 % (groups of 128) or 9.5 % (64) of their
-    norm; with zero points they would lose 10.0 and 9.0 %.
+    There are no zero points, which would gain little. The scale's sign gives a group's largest magnitude the value -8.
     """
 
     # (groups, features, group_size / 4) int16. A word holds, from its lowest bits on, one value plus 8 of each quarter

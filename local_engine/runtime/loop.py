@@ -135,7 +135,7 @@ class LocalEngineLoop:
             self._finish()
 
     def _finish(self) -> None:
-        """Whatever ends the thread: nobody comes in any more, all who wait are told, and everything is freed."""
+        """Ends the thread: new requests are refused, waiting ones get the error, and everything is freed."""
         with self._lock:
             self._closed = True
         with ExitStack() as last:

@@ -30,15 +30,16 @@ State = Literal["ready", "partial", "damaged", "missing"]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`sha256` is of the bytes that arrived."""
+    """The record of a pulled model."""
 
     name: str
     source: str
     size: int
+    # Of the bytes that arrived.
     sha256: str
-    # Whether it was also known beforehand.
+    # Whether the source published that checksum.
     published: bool
-    # UTC.
+    # Time in UTC.
     pulled_at: str
     licence: str | None = None
     identity: str | None = None

@@ -19,7 +19,7 @@ _SLICES = 4
 
 
 class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt`: tokens to compute at once, `seconds`: for the tokens one by one after them."""
+    """One setting to measure."""
 
     path: str
     threads: int
@@ -27,8 +27,8 @@ class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
     repack: bool
     kv_cache_type: str
     flash_attention: bool
-    prompt: int
-    seconds: float
+    prompt: int  # tokens to compute at once
+    seconds: float  # for single tokens after them
 
 
 class Speeds(msgspec.Struct, frozen=True):

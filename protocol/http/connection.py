@@ -96,7 +96,7 @@ class Connection(H11Protocol):
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     def _refuse(self, error: UpdraftError, status: int) -> None:
-        """Whatever was asked, if anything: the connection ends, and nobody answers on it any more."""
+        """Ends the connection. No request on it is answered any more."""
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True

@@ -25,7 +25,7 @@ from ..safety.logs import log_to_stderr
 from ..safety.private_files import write_private
 from ..safety.system import KILL
 from .connection import Connection
-from .connection_limits import ConnectionLimits, usual_limits
+from .connection_limits import usual_limits
 from .shell import Traffic
 from .tls import TlsFiles, follow
 
@@ -39,30 +39,25 @@ _PARENT_POLL_S = 0.5
 def serve(  # noqa: PLR0913
     app: FastAPI,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    sock: socket.socket | None = None,
+    sock: socket.socket,
     ready_file: Path | None = None,
     on_ready: Callable[[str], None] | None = None,
     drain_s: float = DRAIN_S,
-    limits: ConnectionLimits | None = None,
     announces: bool = True,
     tls: TlsFiles | None = None,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
 
-    What is not finished `drain_s` seconds later is ended by the app's `Traffic.at_deadline`, or else cut off.
+    `sock` comes from `bind_socket`, so that heavy work may be done in between. What is not finished `drain_s` seconds
+    later is ended by the app's `Traffic.at_deadline`, or else cut off.
 
     Once connections are accepted, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file`
-    and calls `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
-    `limits`: of its connections, if not as many as the system's limits leave. `announces`: whether it says so at all,
-    for several processes behind one port.
+    and calls `on_ready` with it. `announces`: whether it says so at all, for several processes behind one port.
     Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
     log_to_stderr()
-    sock = sock or bind_socket(host, port)
 
     def announce() -> None:
         if not announces:
@@ -78,7 +73,7 @@ def serve(  # noqa: PLR0913
     plain = _Plain(app)
     config = uvicorn.Config(
         plain,
-        http=partial(Connection, limits=limits or usual_limits()),  # type: ignore[arg-type]
+        http=partial(Connection, limits=usual_limits()),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,

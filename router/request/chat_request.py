@@ -36,7 +36,7 @@ class RoutingRequest:
     chat: ChatRequest | None
     # Why the engine cannot take it.
     unsupported: InvalidRequestError | None
-    # The caller said so.
+    # The caller keeps it on the device.
     private: bool
     quality: float | None
     quality_given: bool
@@ -45,7 +45,7 @@ class RoutingRequest:
     hold_tokens: int | None
     # On the clock of `time.monotonic()`.
     deadline: float | None
-    # A rule did.
+    # The privacy rule that it meets.
     privacy_rule: str | None = None
     # The parts that are forwarded to a cloud.
     forwarded: Forwarded = NOTHING

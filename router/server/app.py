@@ -107,4 +107,4 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host)
-    serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)
+    serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)

@@ -32,6 +32,12 @@ def test_a_room_imports_only_from_floors_below() -> None:
     assert violations(import_ for path in sources() for import_ in imports_of(path)) == []
 
 
+def test_every_room_has_a_floor() -> None:
+    no_rooms = {"tests", "examples", "build", "dist", "out"}
+    folders = {path.name for path in ROOT.glob("[!._]*") if next(path.rglob("*.py"), None)}
+    assert folders - no_rooms == set(FLOORS)
+
+
 def violations(found: Iterator[Import]) -> list[str]:
     wrong: list[str] = []
     for import_ in found:

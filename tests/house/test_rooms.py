@@ -78,6 +78,13 @@ ROOMS = {
     ],
     "cloud_engine.node": ["process", "api", "answers"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
+    "embedded": [
+        "policy train",
+        "export",
+        "cards collect tokenizer",
+        "tasks",
+        "held_out kinds model phrasing pocket",
+    ],
     "router": [
         "server",
         "router",
@@ -178,7 +185,7 @@ def test_an_import_that_goes_up_is_found() -> None:
 
 def test_every_room_with_folders_has_floors() -> None:
     folders = {room for room in FLOORS for path in (ROOT / room).iterdir() if list(path.glob("*.py"))}
-    assert folders - set(ROOMS) - {"bench", "embedded"} == set()
+    assert folders - set(ROOMS) == {"bench"}, "benches know each other only by what they share"
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:

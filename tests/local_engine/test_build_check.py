@@ -40,7 +40,7 @@ def test_success_is_remembered_and_failure_is_not(tiny, tmp_path, monkeypatch):
         ensure_usable_build(tmp_path / "none.gguf")
     ensure_usable_build(tiny.gguf)
     broken = ProbeReport("crashed", "llama.cpp crashed with SIGILL.", "Rebuild it.")
-    monkeypatch.setattr(probe_module, "probe", lambda path, timeout_s: broken)
+    monkeypatch.setattr(probe_module, "probe", lambda path: broken)
     ensure_usable_build(tiny.gguf)
     (tmp_path / "home" / "llama-build-ok").write_text("another build")
     with pytest.raises(ConfigurationError, match=r"SIGILL\. Rebuild"):

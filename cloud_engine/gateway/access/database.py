@@ -43,7 +43,7 @@ CREATE TRIGGER IF NOT EXISTS audit_keeps_facts BEFORE UPDATE ON audit
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator says of a key that is to be made."""
+    """An operator's wishes for a new key."""
 
     # What usage rows call it; no two live keys share one.
     name: Name

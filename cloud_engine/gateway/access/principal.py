@@ -24,7 +24,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key may use up. None: no limit."""
+    """The limits of a key. None: no limit."""
 
     # Requests that may begin within a minute.
     requests_per_minute: _Count | None = None

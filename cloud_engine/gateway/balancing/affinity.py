@@ -28,7 +28,7 @@ _STARTS = (b'"messages"', b'"prompt"', b'"input"')
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the choice of a node depends on."""
+    """The properties of a request that decide on its node."""
 
     model: str
     # Hashes of the prompt's blocks, each of all before it too.

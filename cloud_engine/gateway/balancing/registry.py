@@ -90,7 +90,7 @@ class NodeRegistry:
             give_back(node)
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
-        """What the choice for a request depends on; nothing is hashed where there is no choice."""
+        """The properties that decide on a request's node. Nothing is hashed where there is no choice."""
         return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
 
     def has_another(self, model: str, tried: Collection[Node]) -> bool:

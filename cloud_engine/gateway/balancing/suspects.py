@@ -1,4 +1,4 @@
-"""What bounds the harm of failures: a budget for retries, and requests that fail one node after the other."""
+"""Bounds the harm of failures: a budget for retries, and requests that fail one node after the other."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What requests cost, one row each."""
+"""The usage and cost of requests, one row each."""

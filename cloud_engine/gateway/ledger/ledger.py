@@ -104,7 +104,7 @@ class UsageLedger:
             raise _unwritable()
 
     def settle(self, row: UsageRow) -> None:
-        """What the request came to. Without an intent it becomes a row all the same; a second time changes nothing."""
+        """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
         row.worker, row.state = self.worker, "settled"
         self._enter(_Entry(values_of(row), settled=True))
 

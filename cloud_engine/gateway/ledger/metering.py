@@ -18,7 +18,7 @@ def row_id() -> str:
 
 @dataclass(slots=True)
 class UsageRow:
-    """What one request came to."""
+    """The usage and outcome of one request."""
 
     # The id in `x-request-id`, which a client may choose.
     request_id: str

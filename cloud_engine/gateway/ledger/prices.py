@@ -1,4 +1,4 @@
-"""What tokens cost, by model and from which day on: a file of the operator's, or LiteLLM's public one."""
+"""Prices of tokens by model and first day: from a file of the operator's, or LiteLLM's public one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What keys, tenants and models may use up: rates, requests in flight, budgets."""
+"""Limits of keys, tenants and models: rates, requests in flight, budgets."""

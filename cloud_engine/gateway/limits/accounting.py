@@ -1,4 +1,4 @@
-"""What stands around a request: limits before, an intent in the ledger, and what it came to after."""
+"""Accounting of a request: its limits before, an intent in the ledger, and its usage after."""
 
 from __future__ import annotations
 

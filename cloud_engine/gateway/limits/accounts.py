@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one request asks of one account."""
+    """One request's demand on one account."""
 
     # Whether a key, a tenant or a model has the limit.
     owner: Owner
@@ -78,7 +78,7 @@ class Standing:
 
 
 def used(claim: Claim, value: float, now: float) -> float:
-    """What the stored `value` of an account means at `now`."""
+    """The amount in use at `now`, from the stored `value` of an account."""
     if claim.is_rate:
         return max(0.0, value - now) * claim.limit / PERIOD_S
     return value if claim.is_budget else 0.0

@@ -28,7 +28,7 @@ from .policy import LimitPolicy
 from .store import LimitStore
 
 ANSWER_TOKENS = 1024
-"""What an answer is reckoned with whose request names no limit."""
+"""The assumed answer tokens of a request that names no limit."""
 
 _LEDGER_S = 5.0
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
@@ -66,7 +66,7 @@ def limit_hit(error: UpdraftError) -> str | None:
 
 @dataclass(slots=True)
 class LimitReservation:
-    """What one request has reserved. Settle it in the end, whatever became of the request."""
+    """The reservation of one request. It is settled in the end, also after a failure."""
 
     # Where.
     store: LimitStore
@@ -159,7 +159,7 @@ class Limiter:
         return price
 
     async def _seed(self, claim: Claim) -> None:
-        """What the ledger says that was spent of a budget since its period began."""
+        """The ledger's sum of a budget since its period began."""
         async with self.seeding:
             try:
                 async with asyncio.timeout(_LEDGER_S):

@@ -14,7 +14,7 @@ from ..access.principal import Limits
 
 
 class LimitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is not named here has no limit."""
+    """The limits of tenants and models. Those not named have none."""
 
     # Of tenants by name, all their keys together.
     tenants: dict[str, Limits] = {}

@@ -11,7 +11,7 @@ from .accounts import Claim, Kind, Standing
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What became of the claims of one request."""
+    """The outcome of one request's claims."""
 
     # How each account stood before, as far as they were looked at.
     standings: Sequence[Standing] = ()

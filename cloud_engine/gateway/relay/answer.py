@@ -76,14 +76,14 @@ async def relay_stream(
 
 @dataclass(slots=True)
 class _EventReader:
-    """What the client is to see of a node's events. Behind an end, the rest is read for the connection's sake."""
+    """Turns a node's events into those for the client. After the end it reads on to keep the connection usable."""
 
     call: Call
     meter: StreamMeter
     without_key: WithoutKey
-    may_break: bool
+    may_break: bool  # another node may go on
     ended: bool = False
-    failure: EngineFailure | None = None
+    failure: EngineFailure | None = None  # the node's own error
 
     def read(self, events: Iterable[bytes]) -> bytes:
         out: list[bytes] = []
@@ -112,7 +112,7 @@ def _usage(call: Call) -> Usage:
 
 
 def _odd_status(response: Response) -> str:
-    """What to say of a status that is neither an answer's nor an error's. A redirect is named, and never followed."""
+    """The message for a status that is neither an answer's nor an error's. A redirect is named, and never followed."""
     location = dict(response.headers).get(b"location", b"").decode("latin-1")
     if not location or not 300 <= response.status < 400:
         return f"The node answered {response.status} instead of 200."

@@ -30,7 +30,7 @@ _RELAYED_HEADERS = frozenset(
 
 
 class _Peek(SizeFields, kw_only=True):
-    """What the gateway must know of a request; everything else is the node's business."""
+    """The fields of a request that the gateway reads. All others are left to the node."""
 
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     stream: bool | None = False

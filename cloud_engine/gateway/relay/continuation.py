@@ -41,7 +41,7 @@ _CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 
 
 class BegunAnswer:
-    """What a client has got of a stream, kept in few bytes until it ends."""
+    """The part of a stream that its client has, kept in few bytes."""
 
     def __init__(self, path: bytes, body: bytes) -> None:
         self._is_chat = path.partition(b"?")[0].endswith(_CHAT)
@@ -114,7 +114,7 @@ class BegunAnswer:
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
-        """What is missing of a stream that broke off behind its finish. `usage`: for the client that asked for it."""
+        """The last events of a stream that broke off after its finish. `usage` is for a client that asked for it."""
         if usage is None:
             return sse.DONE
         head = msgspec.json.decode(self._first[6:], type=dict[str, Any])
@@ -161,7 +161,7 @@ class BegunAnswer:
         return sse.event(chunk)
 
     def _count_once(self, usage: dict[str, Any]) -> None:
-        """What was written before is a part of the answer, and not of the prompt."""
+        """Counts earlier text as a part of the answer, and not of the prompt."""
         prompt, before = self._counts
         answer = usage.get("completion_tokens") or 0
         prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)

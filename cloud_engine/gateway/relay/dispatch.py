@@ -133,7 +133,7 @@ class Dispatch:
         return self.registry.retries.take()
 
     def _body(self, call: Call, node: Node) -> bytes | None:
-        """What the node is asked: all of the answer, or what is missing of it. None: it could not go on."""
+        """The request body for the node: for the whole answer, or for its missing part. None: it could not go on."""
         body: bytes | None = call.body
         if call.answered:
             counts = call.row.prompt_tokens, call.row.completion_tokens
@@ -158,7 +158,7 @@ class _Course:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """What makes a request the same one."""
+    """The digest by which a repeated request is recognised."""
     return call.row.key_name.encode(), call.path, call.body
 
 

@@ -34,13 +34,7 @@ _log = logging.getLogger("updraft.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relayed route, as `POST /v1/chat/completions`. Of a whole answer that takes
-    longer than the whole may, the node is asked what it has cost before the client is refused, for two more
-    seconds at most.
-
-    Every request with a key leaves a usage row, refused ones too; a stranger leaves a count. One that is sent away
-    because the gateway is shutting down does not come here: it is asked again elsewhere, and counted there.
-    """
+    """A relayed route, such as `POST /v1/chat/completions`. Every request with a key leaves a usage row."""
 
     dispatch: Dispatch
     keys: KeyStore

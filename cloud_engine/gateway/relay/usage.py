@@ -1,4 +1,4 @@
-"""What a request cost, read from the bytes of its answer: the usage at its end, or what was told before it broke off.
+"""Usage of a request, from the bytes of its answer: the last count, also where the answer broke off.
 
 Nothing within a stream is decoded: quotes inside of texts are escaped, so that these patterns find fields alone.
 """
@@ -24,7 +24,7 @@ _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_conten
 
 
 class UsageOptions(msgspec.Struct):
-    """What the client wants to see of the usage: nothing, that of the whole answer, or also that of every moment."""
+    """The usage that the client asked for: none, that of the whole answer, or also that of every chunk."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False

@@ -18,7 +18,7 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What a node gets of this process."""
+    """The limits of one node's connections."""
 
     # Connections to one node; further requests wait for one.
     connections: int = 4096

@@ -180,7 +180,7 @@ class ResponseParser:
 
 
 def _only_chunk(data: bytes) -> bytes | None:
-    """What is in `data` if that is one chunk and nothing else, as most pieces of a stream are."""
+    """The content of `data` if that is exactly one chunk, as most pieces of a stream are."""
     size = data[: data.find(b"\r\n")]
     if not 0 < len(size) <= 6 or not size.isalnum() or _SIZE.fullmatch(size) is None:
         return None

@@ -81,9 +81,9 @@ def architecture(fields: Fields) -> str:
     return names[0] if names else "unknown"
 
 
-def rope_parameters(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
+def rope_parameters(fields: Fields) -> dict[str, Any]:
     """`rope_parameters` since transformers 5; `rope_theta` and `rope_scaling` before."""
-    older = {"rope_theta": fields.number("rope_theta", default_theta)}
+    older = {"rope_theta": fields.number("rope_theta", 10000.0)}
     if "partial_rotary_factor" in fields.values:
         older["partial_rotary_factor"] = fields.number("partial_rotary_factor", 1.0)
     newer = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}

@@ -167,7 +167,7 @@ class _Node:
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def _answer(self, request: Request, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]) -> Response:
-        """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
+        """A failure before the first token is an HTTP error. A client that leaves aborts the work."""
         body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
             job = await make_job(body, tenant)

@@ -1,4 +1,4 @@
-"""Workers, gateways and nodes are killed and stopped under clients: each request has one row, each client its answer."""
+"""Workers, gateways and nodes are killed and stopped under clients: each request has one row, each its answer."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from updraft.protocol.errors import ContextLengthError
-from updraft.protocol.http.server import exit_with_parent, serve
+from updraft.protocol.http.server import bind_socket, exit_with_parent, serve
 from updraft.protocol.http.shell import create_app, read_wire_request, send
 from updraft.protocol.http.wire import WireResponse
 
@@ -75,4 +75,4 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.exit_with_parent:
         exit_with_parent()
-    serve(app, port=options.port, ready_file=options.ready_file)
+    serve(app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file)
