@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -21,6 +22,9 @@ from . import tool_messages as tool_turns
 from .tool_messages import Change
 
 END_MARK = "\U0010fffe"
+_MARKS = re.compile(r"zq\d+xk")  # of a Probe
+_LISTED = ("'text': '", '"text": "')  # before a text in a list that Python or JSON wrote
+_NEAR = 4096  # characters that a template may write between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
 
@@ -132,7 +136,7 @@ class Probe:
         marks: dict[str, str] = {}
 
         def mark(place: str) -> str:
-            text = f"zq{len(marks)}xk"
+            text = f"zq{len(marks)}xk"  # as _MARKS finds it
             marks[text] = place
             return text
 
@@ -145,9 +149,12 @@ class Probe:
 
     def missing(self, text: str) -> str | None:
         """Where the first text stands that `text` lacks; None if it has all. Python's way to write a list is none."""
+        first: dict[str, int] = {}
+        for match in _MARKS.finditer(text):
+            first.setdefault(match[0], match.start())
         for mark, place in self.marks.items():
-            before, found, _ = text.partition(mark)
-            if not found or before.endswith(("'text': '", '"text": "')):
+            start = first.get(mark)
+            if start is None or text.endswith(_LISTED, 0, start):
                 return place
         return None
 
@@ -158,14 +165,22 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
     end = 0
     for index, message in enumerate(messages):
         for part in parts_of(message):
-            for form in _forms(part.removesuffix(END_MARK).strip(), message.role):
-                start = prompt.find(form, end)  # mostly in order, so that all take no longer than one
-                start = start if start >= 0 else prompt.find(form)
-                if start >= 0:
-                    end = start + len(form)
-                    break
-            else:
+            found = _end_of_any(list(_forms(part.removesuffix(END_MARK).strip(), message.role)), prompt, end)
+            if found is None:
                 return f"messages[{index}]"
+            end = found
+    return None
+
+
+def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
+    """Where the first of `forms` that the prompt holds ends. Texts mostly come in order: the near ones are looked for
+    first, so that all texts together take no longer than one."""
+    near = start + max(map(len, forms)) + _NEAR
+    for first, last in ((start, near), (start, None), (0, None)):
+        for form in forms:
+            found = prompt.find(form, first, last)
+            if found >= 0:
+                return found + len(form)
     return None
 
 
@@ -208,11 +223,15 @@ def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
     return msgspec.structs.replace(message, role=role)
 
 
-def _after(first: Message, second: Message) -> Message:
-    """One turn that says both."""
-    texts = parts_of(first)
-    between = [texts.pop() + "\n\n"] if texts and parts_of(second) else []
-    return msgspec.structs.replace(second, content=_content([*texts, *between, *parts_of(second)]))
+def _merged(turns: Sequence[Message]) -> Message:
+    """The last turn, which says what all of them say."""
+    texts: list[str] = []
+    for turn in turns:
+        said = parts_of(turn)
+        if texts and said:
+            texts[-1] += "\n\n"
+        texts += said
+    return msgspec.structs.replace(turns[-1], content=_content(texts))
 
 
 def _apart(message: Message) -> list[Message]:
@@ -226,31 +245,32 @@ def _apart(message: Message) -> list[Message]:
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role become one turn; calls and their results stay apart."""
-    joined: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = runs[-1][-1] if runs else None
         if last and last.role == message.role != "tool" and not last.tool_calls and last.name == message.name:
-            joined[-1] = _after(last, message)
+            runs[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            runs.append([message])
+    return [run[0] if len(run) == 1 else _merged(run) for run in runs]
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
     """Move the system's text to the front of the next user's turn; with `keeps_first`, all but its first words."""
     folded: list[Message] = []
-    waiting: Message | None = None
+    waiting: list[Message] = []
+    at_front = keeps_first
     for message in messages:
-        at_front = keeps_first and all(earlier.role == "system" for earlier in folded)
+        at_front = at_front and message.role == "system"
         if message.role == "system" and not at_front:
-            waiting = _with_role(message if waiting is None else _after(waiting, message), "user")
-        elif message.role == "user" and waiting is not None:
-            folded.append(_after(waiting, message))
-            waiting = None
+            waiting.append(message)
+        elif message.role == "user" and waiting:
+            folded.append(_merged([*waiting, message]))
+            waiting = []
         else:
             folded.append(message)
-    if waiting is not None:
-        folded.insert(len(folded) - is_open, waiting)
+    if waiting:
+        folded.insert(len(folded) - is_open, _with_role(_merged(waiting), "user"))
     return folded
 
 
@@ -303,7 +323,7 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
         example = written("NAME", '{"PARAMETER": VALUE}')
         offer = Message("system", f"You can call these functions:\n{listed}\nTo call one, write:\n{example}")
         if messages[0].role in ("system", "developer"):
-            messages[0] = _with_role(_after(messages[0], offer), "system")
+            messages[0] = _with_role(_merged([messages[0], offer]), "system")
         else:
             messages.insert(0, offer)
     return replace(conversation, messages=messages, tools=())

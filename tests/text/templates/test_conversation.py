@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
@@ -199,3 +201,18 @@ def test_where_a_template_comes_from(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "m has no chat template: ChatML is used" in caplog.text
     with pytest.raises(ConfigurationError, match="give `chatml` or the path of a Jinja file"):
         TemplateSources.of("m", own, str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("source", [CHATML, STRICT], ids=["taken as it is", "joined"])
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_the_work_grows_as_the_number_of_messages_does(source: str, role: Literal["user", "system"]) -> None:
+    """Four times the messages take some four times the processor's time; if each were compared with all, sixteen."""
+
+    def seconds(count: int) -> float:
+        template = ChatTemplate(source)
+        begin = time.process_time()
+        template.segments([Message(role, "x")] * count)
+        return time.process_time() - begin
+
+    few, many = (min(seconds(count) for _ in range(3)) for count in (4_000, 16_000))
+    assert many < 9 * few
