@@ -64,6 +64,8 @@ class Point:
     quality: float
     cloud_share: float
     during: float = NEVER
+    # The cloud's score on the rows that escalate; None if none does.
+    escalated_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
