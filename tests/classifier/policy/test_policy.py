@@ -231,6 +231,8 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
+        ({"models": {}}, "names no pair"),
+        ({"blocks": {}}, "other gates than its rows were judged by"),
         ({"delta": 0}, "delta"),
         ({"delta": 5.0}, "delta"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
