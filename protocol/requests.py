@@ -101,13 +101,19 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
+# What the confidence in a local answer goes by: its mean token probability, entropy, or margin over the runner-up.
+ConfidenceSignal = Literal["probability", "entropy", "margin"]
+
+
 class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them."""
 
     # Share of the cloud's quality to keep, in (0, 1].
     quality: float | None = None
-    # Instead of a quality: the local answer stays if its geometric mean token probability reaches this, in (0, 1).
+    # Instead of a quality: the local answer stays if the confidence in it reaches this, in (0, 1).
     confidence: float | None = None
+    # What that `confidence` goes by; None: as the router's settings say.
+    confidence_signal: ConfidenceSignal | None = None
     # Never leave the device.
     private: bool = False
     # Stream after this many local tokens instead of after the whole local answer was judged.

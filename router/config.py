@@ -12,11 +12,11 @@ from typing import get_args
 from ..classifier.target import Promise, Target
 from ..protocol.decoding import prepare_types
 from ..protocol.errors import ConfigurationError
+from ..protocol.requests import ConfidenceSignal
 from ..protocol.safety.redaction import shown_url
 from ..protocol.unicode_forms import read_text
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
-from .gates.gates import ConfidenceSignal
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
 

@@ -11,9 +11,9 @@ import openai
 
 from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
+from ..protocol.requests import ConfidenceSignal
 from ..router.config import TARGETS, RouterConfig
 from ..router.factory import check_startable
-from ..router.gates.gates import ConfidenceSignal
 from ..router.settings_sources import load_config
 from .runtime import Runtime
 from .transport import BASE_URL, async_client, httpx_of_openai, sync_client

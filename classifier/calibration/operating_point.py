@@ -52,6 +52,8 @@ class OperatingPoint:
     quality: float
     # Observed.
     cloud_share: float
+    # Observed: the cloud's score on the requests that escalate, which are the harder ones; None if none does.
+    escalated_score: float | None
     # Observed: the share that gate 1 sends up.
     before_share: float
     # Observed, in US dollars per 1,000 requests.
@@ -159,6 +161,7 @@ def _observed(
         risk=float((rows.gain & ~up).mean()),
         quality=float(np.where(up, rows.cloud, rows.local).mean()) / cloud if cloud else 1.0,
         cloud_share=float(up.mean()),
+        escalated_score=float(rows.cloud[up].mean()) if up.any() else None,
         before_share=float((rows.before > thresholds.before).mean()),
         cost=1000 * float(np.where(up, rows.dollars(target), 0.0).mean()),
     )

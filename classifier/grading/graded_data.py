@@ -152,7 +152,8 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
-        name = given if given is not None else _found(record, known)
+        there = (each for each in known if each in record)  # null, perhaps: the row's error then says so
+        name = given or _found(record, known) or next(there, None)
         if name is None or name not in record:
             missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
             raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")

@@ -65,6 +65,8 @@ class Point:
     quality: float
     cloud_share: float
     during: float = NEVER  # threshold of gate 2
+    # The cloud's score on the rows that escalate; None if none does.
+    escalated_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ class Policy(ExportedGates):
             open_graph(*stored(TOPICS_FILE)), {mode: open_graph(*stored(GATE_FILES[mode])) for mode in card.blocks}
         )
         path, digest = stored(CALIBRATION_NAME)
-        policy = cls(card, graphs, unpack_calibration(path, read_checked(path, digest)))
+        calibration = unpack_calibration(path, read_checked(path, digest))
+        _check_whole(folder / CARD_NAME, card, calibration)
+        policy = cls(card, graphs, calibration)
         try:
             policy.warm_up()
         except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
@@ -166,3 +170,12 @@ class Policy(ExportedGates):
 
     def thresholds_for(self, target: Target) -> Thresholds:
         return self.operating_point(target).thresholds
+
+
+def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> None:
+    """Thresholds of a gate that is not declared would be held against another gate's P(gain)."""
+    if not card.models.keys() >= {"local", "cloud"}:
+        raise ConfigurationError(f"{path} is not a valid policy (it names no pair of models): {_REMEDY}.")
+    judged = {"prompt": rows.before, "opening": rows.during, "cascade": rows.after}
+    if card.blocks.keys() != {mode for mode, p_gain in judged.items() if p_gain is not None}:
+        raise ConfigurationError(f"{path} declares other gates than its rows were judged by: {_REMEDY}.")

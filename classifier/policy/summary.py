@@ -29,6 +29,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         "risk": point.risk,
         "quality": point.quality,
         "cloud_share": point.cloud_share,
+        "escalated_score": point.escalated_score,
         "before_share": point.before_share,
         "cost_per_1000": None if target.prices is None else point.cost,
         **policy.card.metrics,
@@ -55,6 +56,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
         + (", by estimated token counts." if card.estimated_tokens else "."),
+        *_escalated(policy, point),
         _promise(target, point),
     ]
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
@@ -73,6 +75,14 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         )
         lines += _bolder(policy, point)
     return lines
+
+
+def _escalated(policy: Policy, point: OperatingPoint) -> list[str]:
+    """The cloud's score on harder requests, which is less than a user expects of it."""
+    if point.escalated_score is None or point.cloud_share == 1:
+        return []
+    solo = float(policy.calibration.cloud.mean())
+    return [f"The cloud scores {point.escalated_score:.1%} on those that go to it, and {solo:.1%} on all."]
 
 
 def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:

@@ -20,7 +20,7 @@ from ..arrays import Bools, Floats
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
-from .router_model import CANDIDATES, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
+from .router_model import CANDIDATES, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
 __all__ = ["HELD_OUT", "FittedGates", "Material", "calibrated", "fit_gates", "split_rows"]
 
@@ -58,11 +58,16 @@ def fit_gates(
 ) -> FittedGates:
     """Gates fitted on one part of the rows, and the other part for thresholds. The gates share their topics.
 
-    Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows to promise on.
+    Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows, or 10 different ones, to promise on.
     """
     if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(
             f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.representative_rows)}."
+        )
+    if (different := material.labels.different) < MIN_DIFFERENT:
+        raise InvalidRequestError(
+            f"A policy needs at least {MIN_DIFFERENT} different prompts, and these ask only {different} different "
+            "things: give more."
         )
     fitting, calibrating = split_rows(material.labels, seed)
     has_gate_2 = material.opened is not None and _is_frequent(material.opened[fitting])

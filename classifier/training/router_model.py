@@ -28,6 +28,7 @@ from ..optional import load_module
 
 __all__ = [
     "CANDIDATES",
+    "MIN_DIFFERENT",
     "MIN_FITTED",
     "MIN_LABELS",
     "Forest",
@@ -42,6 +43,8 @@ __all__ = [
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
+# Half of them is held out, and each fold has one of the others.
+MIN_DIFFERENT = 2 * _FOLDS
 _CLIP = 4.0
 _TREES, _LEAF, _LEAVES = 150, 12, 100
 # How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
@@ -95,6 +98,12 @@ class Labels:
         return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
 
     @property
+    def different(self) -> int:
+        """How many different things those ask."""
+        rows = self.representative_rows
+        return len(rows) if self.same is None else len(np.unique(self.same[rows]))
+
+    @property
     def evidence(self) -> int:
         """The number of independent rows that those count as: Kish's effective size where some ask the same."""
         rows = self.representative_rows
@@ -118,7 +127,8 @@ class Topics:
         document_frequency = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + document_frequency)) + 1.0
         svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
-        directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
+        with np.errstate(invalid="ignore"):  # the shares of a variance of zero, where all prompts have the same words
+            directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
 
     def prepare(self, rows: FeatureRows) -> Inputs:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ...model_files.identity import ModelIdentity
 from ..arrays import Floats
@@ -93,10 +94,16 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
     return Material(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
-        labels=Labels(*scores(rows), same=np.array([repeated_question(prompt_of(row)) for row in rows])),
+        labels=Labels(*scores(rows), same=_same([repeated_question(prompt_of(row)) for row in rows])),
         tokens=estimated_tokens(rows),
         opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
     )
+
+
+def _same(questions: Sequence[str]) -> NDArray[np.intp]:
+    """(n,) equal for equal questions. An array of the texts would take the room of the longest for each."""
+    numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
+    return np.array([numbers[question] for question in questions])
 
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
@@ -181,7 +188,7 @@ def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
     found = operating_point(rows, target, delta)
     thresholds = found.thresholds
     outcome = found.alpha, found.risk, found.quality, found.cloud_share
-    return Point(str(target), thresholds.before, thresholds.after, *outcome, thresholds.during)
+    return Point(str(target), thresholds.before, thresholds.after, *outcome, thresholds.during, found.escalated_score)
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:

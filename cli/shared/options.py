@@ -15,7 +15,7 @@ import typer
 
 from ...classifier.target import Promise as PromiseName
 from ...protocol.errors import ConfigurationError
-from ...router.gates.gates import ConfidenceSignal as SignalName
+from ...protocol.requests import ConfidenceSignal as SignalName
 from .watch import first_uses_reported
 
 if TYPE_CHECKING:

@@ -316,7 +316,8 @@ class Cascade:
         if job.requested_tier != "auto":
             return
         if job.confidence is not None and self._gates is not None:
-            self._gates = by_confidence(self._gates, job.confidence, self.router_state.config.confidence_signal)
+            signal = job.confidence_signal or self.router_state.config.confidence_signal
+            self._gates = by_confidence(self._gates, job.confidence, signal)
         if job.quality_given and missing is None:
             gates = self._gates or NoPolicyGates()
             await asyncio.to_thread(check_quality, gates, job.quality)  # it may be computed first

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...protocol.requests import Message
+from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, ConfidenceSignal, GateDecision, Gates
+from .gates import ConfidenceGates, GateDecision, Gates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats

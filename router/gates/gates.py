@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.requests import Message
+from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
     from ...classifier.policy.calibrated_on import CalibratedOn
     from ...model_files.identity import ModelIdentity
-
-#: What the plain cascade goes by.
-ConfidenceSignal = Literal["probability", "entropy", "margin"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from ...classifier.target import Target
 from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
-from .gates import CalibratedPolicy, ConfidenceGates, ConfidenceSignal, Gates, NoPolicyGates, PolicyGates
+from ...protocol.requests import ConfidenceSignal
+from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
 __all__ = ["GateSelection", "load_gates", "other_weights"]
 

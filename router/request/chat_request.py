@@ -11,7 +11,7 @@ from ...protocol.decoding import convert, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
 from ...protocol.http.wire import WireRequest
-from ...protocol.requests import ChatRequest, Message, UpdraftOptions, read_chat
+from ...protocol.requests import ChatRequest, ConfidenceSignal, Message, UpdraftOptions, read_chat
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 from .user_text import trim_user_turns
@@ -42,6 +42,8 @@ class RoutingRequest:
     quality_given: bool
     # The threshold of the plain cascade, where the request asks for that.
     confidence: float | None
+    # What it goes by; None: as the settings say.
+    confidence_signal: ConfidenceSignal | None
     hold_tokens: int | None
     # On the clock of `time.monotonic()`.
     deadline: float | None
@@ -118,6 +120,7 @@ def read_routing_request(
         quality=options.quality,
         quality_given=options.quality is not None,
         confidence=options.confidence,
+        confidence_signal=options.confidence_signal,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         forwarded=forwarded(request.headers, request.query),
@@ -151,6 +154,11 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     if options.quality is not None and options.confidence is not None:
         raise InvalidRequestError(
             "updraft.quality and updraft.confidence exclude each other: state one target.", param="updraft.confidence"
+        )
+    if options.confidence_signal is not None and options.confidence is None:
+        raise InvalidRequestError(
+            "updraft.confidence_signal says what updraft.confidence goes by: state both.",
+            param="updraft.confidence_signal",
         )
     if options.hold_tokens is not None and options.hold_tokens < 1:
         raise InvalidRequestError("updraft.hold_tokens must be at least 1.", param="updraft.hold_tokens")

@@ -45,8 +45,7 @@ def former(material: Material, seed: int, candidates: Mapping[str, tuple[str, ..
     x, folds, scores = router.topics.prepare(rows).x, np.random.default_rng(seed).permutation(n) % 5, np.zeros(n)
     for fold in range(5):
         held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        members = fit_router(rows.take(kept), labels.take(kept), router.topics, seed, candidates).members
-        scores[held] = replace(router, members=members).blended(x[held])
+        scores[held] = router.refitted(rows.take(kept), labels.take(kept), seed).blended(x[held])
     p_gain = np.clip(router.curve(scores), 0.0, 1.0)
     return FittedGates({"prompt": router}, np.arange(n), calibrated({"prompt": p_gain}, material, np.arange(n)))
 

@@ -23,7 +23,7 @@ from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.target import Target
 from updraft.classifier.training.gates import split_rows
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.train import FitRecipe, fit_policy
+from updraft.classifier.training.train import FitRecipe, fit_policy, material_of
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
@@ -231,6 +231,8 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
+        ({"models": {}}, "names no pair"),
+        ({"blocks": {}}, "other gates than its rows were judged by"),
         ({"delta": 0}, "delta"),
         ({"delta": 5.0}, "delta"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
@@ -292,6 +294,34 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
     assert "225 rows count as 75 in what is promised." in sentences(copied, Target())[1]
     uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
     assert uneven.evidence == int(40**2 / (30**2 + 10))
+
+
+def test_a_long_prompt_costs_the_others_no_memory() -> None:
+    rows = [*population(20, 0), GradedRow("word " * 100_000, 0.0, 1.0), GradedRow("word " * 100_000, 1.0, 1.0)]
+    labels = material_of([replace(row, answer=None) for row in rows]).labels
+    assert labels.same is not None and labels.same.nbytes < 1000
+    assert labels.different == 21
+
+
+def test_the_clouds_score_on_what_goes_up_is_told_beside_its_own(tmp_path: Path) -> None:
+    """Here the cloud is right half as often on what the device cannot do."""
+    rng = np.random.default_rng(0)
+    hard = [row.prompt.startswith("Prove") for row in population(400, 0)]
+    rows = [
+        replace(row, strong=float(rng.random() < 0.5)) if each else replace(row, strong=1.0)
+        for row, each in zip(population(400, 0), hard, strict=True)
+    ]
+    policy = fit_policy(rows, RECIPE, tmp_path)
+    target = Target("quality", 0.8)
+    point, calibration = policy.operating_point(target), policy.calibration
+    assert 0 < point.cloud_share < 1
+    assert point.escalated_score is not None
+    assert point.escalated_score < calibration.cloud.mean() - 0.05
+    assert figures(policy, target)["escalated_score"] == point.escalated_score
+    told = f"The cloud scores {point.escalated_score:.1%} on those that go to it, and {calibration.cloud.mean():.1%} on"
+    assert told in "\n".join(sentences(policy, target))
+    stored = next(each for each in policy.card.points if each.target == "quality 0.9")
+    assert stored.escalated_score == policy.operating_point(Target("quality", 0.9)).escalated_score
 
 
 def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_path: Path) -> None:

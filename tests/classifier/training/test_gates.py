@@ -94,3 +94,12 @@ def test_another_seed_divides_otherwise() -> None:
 def test_fewer_than_a_hundred_rows_are_refused(population: SimulatedPopulation) -> None:
     with pytest.raises(InvalidRequestError, match="at least 100 graded prompts, not 99"):
         fit_gates(population.draw(np.random.default_rng(0), 99), 0, RIDGE)
+
+
+def test_rows_that_ask_too_few_different_things_are_refused(material: Material) -> None:
+    """With one question for all nothing would be left to fit on or to promise on."""
+    for different in (1, 9):
+        labels = replace(material.labels, same=np.arange(N) % different)
+        with pytest.raises(InvalidRequestError, match=f"ask only {different} different things"):
+            fit_gates(replace(material, labels=labels), 0, RIDGE)
+    fit_gates(replace(material, labels=replace(material.labels, same=np.arange(N) % 10)), 0, RIDGE)

@@ -165,9 +165,17 @@ def test_a_request_may_state_a_confidence_and_no_target_that_nothing_keeps(bench
             )
             assert (await b.answer(updraft={"confidence": 0.99}))["updraft"]["tier"] == "cloud"
             assert (await b.answer("local", updraft={"confidence": 0.99}))["updraft"]["tier"] == "local"
-            for wrong in ({"confidence": 1.0}, {"confidence": 0.8, "quality": 0.9}):
+            by_entropy = await b.answer(updraft={"confidence": 0.93, "confidence_signal": "entropy"})
+            assert by_entropy["updraft"]["tier"] == "cloud"
+            assert "confidence by entropy 0.90 below 0.93" in by_entropy["updraft"]["reason"]
+            for wrong, param in (
+                ({"confidence": 1.0}, "updraft.confidence"),
+                ({"confidence": 0.8, "quality": 0.9}, "updraft.confidence"),
+                ({"confidence_signal": "entropy"}, "updraft.confidence_signal"),
+                ({"confidence": 0.8, "confidence_signal": "luck"}, "updraft"),
+            ):
                 error = (await b.answer(updraft=wrong))["error"]
-                assert error["param"] == "updraft.confidence"
+                assert error["param"] == param, error
         for has_local in (True, False):
             async with bench(NoPolicyGates(), has_local=has_local) as b:
                 response = await b.ask(updraft={"quality": 0.9})
