@@ -99,7 +99,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init keys learn ledger policy servers talk tune",
+        "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],
