@@ -14,7 +14,7 @@ ROOMS = {
     "protocol": [
         "http",
         "embeddings requests responses",
-        "decoding",
+        "decoding telemetry",
         "safety",
         "prompts structured sampling settings",
         "errors noise schemas unicode_forms wal",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from server_processes import FAKE_NODE, TYPING, running
-from updraft.protocol.http.tracing import SCHEMA_URL, Tracer
+from updraft.protocol.telemetry.tracing import SCHEMA_URL, Tracer
 
 APP = """
 import sys, updraft
@@ -128,5 +128,5 @@ def test_without_the_extra_an_endpoint_is_an_error_that_names_it(tmp_path: Path)
         timeout=120,
     )
     assert done.returncode != 0
-    assert "updraft-llm[otel]" in done.stderr
+    assert ".[otel]" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from updraft.protocol.safety import logs
+from updraft.protocol.telemetry import logs
 
 
 @pytest.fixture
