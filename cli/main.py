@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, evaluate, init, keys, learn, policy, servers, tune
+from . import bench, demo, evaluate, init, keys, learn, policy, servers, top, tune
 from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import log, usage, why
@@ -78,6 +78,7 @@ app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
+app.command()(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command()(store.pull)
 app.command()(store.models)

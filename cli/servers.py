@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..protocol.safety.logs import FORMAT_VARIABLE
+from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
@@ -299,6 +299,9 @@ def gateway(
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
+    response_cache: Annotated[
+        int, typer.Option(min=0, metavar="MB", help="Keep answers that cannot differ, for the same tenant; 0: none.")
+    ] = 0,
     slo_ttft_s: Annotated[
         float, typer.Option(min=0.001, help="Objective for metrics: seconds to a stream's first token.")
     ] = 1.0,
@@ -344,6 +347,7 @@ def gateway(
             port=port,
             node_api_key=options.node_key(node_api_key_file),
             workers=workers,
+            response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
             allowed_hosts=allowed_hosts or (),

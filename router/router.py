@@ -26,9 +26,9 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
-from ..protocol.http.tracing import Tracer
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard, ModelList
+from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
 from .accounting.ledger_writer import LedgerWriter

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..protocol.errors import UpdraftError
-from ..protocol.http.tracing import callers_headers
 from ..protocol.http.wire import WireRequest, WireResponse
+from ..protocol.telemetry.tracing import callers_headers
 from .runtime import CancelledError, Runtime, wait
 
 T = TypeVar("T")

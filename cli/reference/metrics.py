@@ -34,25 +34,38 @@ _VLLM = {
     "updraft_ttft_seconds": "vllm:time_to_first_token_seconds",
     "updraft_tpot_seconds": "vllm:request_time_per_output_token_seconds",
     "updraft_e2e_seconds": "vllm:e2e_request_latency_seconds",
+    "updraft_gateway_prompt_tokens_total": "vllm:prompt_tokens_total",
+    "updraft_gateway_completion_tokens_total": "vllm:generation_tokens_total",
+    "updraft_gateway_cached_tokens_total": "vllm:prefix_cache_hits_total",
+    "updraft_gateway_waiting": "vllm:num_requests_waiting",
+    "updraft_gateway_node_in_flight": "vllm:num_requests_running",
+    "updraft_gateway_ttft_seconds": "vllm:time_to_first_token_seconds",
+    "updraft_gateway_tpot_seconds": "vllm:request_time_per_output_token_seconds",
+    "updraft_gateway_e2e_seconds": "vllm:e2e_request_latency_seconds",
 }
 
 
 def metrics_page() -> str:
     node = _families(node_metrics(EngineStats(), Latencies(), healthy=True))
-    if unknown := set(_VLLM) - {name for name, _, _ in node}:
-        raise ValueError(f"The node has no metric {', '.join(sorted(unknown))}: mend the table of vLLM's names.")
-    rows = [(code(name), kind, text, code(_VLLM.get(name, ""))) for name, kind, text in node]
+    gateway = _families(gateway_metrics(Counters()))
+    if unknown := set(_VLLM) - {name for name, _, _ in (*node, *gateway)}:
+        raise ValueError(f"There is no metric {', '.join(sorted(unknown))}: mend the table of vLLM's names.")
     return page(
         "Metrics",
         _INTRODUCTION,
         "## Node",
-        table(("metric", "type", "meaning", "in vLLM"), rows),
+        _beside_vllm(node),
         "## Gateway",
         "Series of single keys (`key`) need an API key with the scope `usage`. `tier` is the priority of the key.",
-        _plain(gateway_metrics(Counters())),
+        _beside_vllm(gateway),
         "## Router",
         _plain(LearningCounts().metrics()),
     )
+
+
+def _beside_vllm(families: list[tuple[str, str, str]]) -> str:
+    rows = [(code(name), kind, text, code(_VLLM.get(name, ""))) for name, kind, text in families]
+    return table(("metric", "type", "meaning", "in vLLM"), rows)
 
 
 def _plain(metrics: Iterable[Any]) -> str:

@@ -19,6 +19,7 @@ from ...cloud_engine.gateway.limits.accounting import AccountingOptions, open_ac
 from ...cloud_engine.gateway.relay.counters import Counters
 from ...cloud_engine.gateway.relay.dispatch import Dispatch
 from ...cloud_engine.gateway.relay.relay import Relay
+from ...cloud_engine.gateway.relay.response_cache import ResponseCache
 from ...cloud_engine.gateway.upstream.client import Upstream
 from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
@@ -123,14 +124,9 @@ def _gateway_app() -> FastAPI:
     with TemporaryDirectory() as folder:
         accounting = open_accounting(AccountingOptions(str(Path(folder) / "usage.sqlite3")))
         upstream = Upstream(None)
-        app = create_gateway_app(
-            Relay(
-                Dispatch(NodeRegistry([NodeAddress("http://127.0.0.1:1")], upstream), upstream),
-                KeyStore(None),
-                accounting,
-                Counters(),
-            )
-        )
+        registry = NodeRegistry([NodeAddress("http://127.0.0.1:1")], upstream)
+        about = KeyStore(None), accounting, Counters(), ResponseCache(0, registry)
+        app = create_gateway_app(Relay(Dispatch(registry, upstream), *about))
         accounting.ledger.close()
     return app
 

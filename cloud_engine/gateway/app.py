@@ -122,7 +122,7 @@ class _Routes:
                 "healthy": node.healthy,
                 "reason": node.reason,
                 "models": node.models,
-                "in_flight": in_flight[node.url],
+                "in_flight": in_flight.get(node.url, node.in_flight),
             }
             for node in self._registry.nodes
         ]

@@ -39,7 +39,7 @@ class WorkerGauges:
         self._ledger = ledger
         self._row = row
         #: What a worker counted that this one replaces.
-        self._before = {name: numbers.tolist() for name, numbers in row.items()}
+        self._before = {name: list(numbers) for name, numbers in row.items()}
 
     async def keep_published(self) -> None:
         """Until it is cancelled."""
@@ -82,6 +82,7 @@ def _requests(counters: Counters) -> list[Metric]:
         _counter("refused", "requests that ended in an error, by its type", _labelled(rows.sums("error"), "type")),
         _counter("limits_hit", "requests refused by a limit, by its kind", _labelled(rows.sums("limit"), "limit")),
         Metric("updraft_gateway_retries_total", "counter", "fail-overs to another node", _first(rows, "retries")),
+        Metric("updraft_gateway_cache_hits_total", "counter", "answers that were kept or shared", _first(rows, "kept")),
     ]
 
 

@@ -53,6 +53,8 @@ class GatewayOptions:
     allowed_origins: Sequence[str] = ()
     # What streams are measured against.
     objective: ServiceObjective = field(default_factory=ServiceObjective)
+    # Megabytes of answers that are kept for requests that ask the same again, over all workers.
+    response_cache_mb: int = 0
     # Processes behind the port.
     workers: int = 1
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
@@ -106,6 +108,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     from .relay.counters import Counters
     from .relay.dispatch import Dispatch
     from .relay.relay import Relay
+    from .relay.response_cache import ResponseCache
     from .upstream.client import Upstream
     from .upstream.pool import PoolLimits
 
@@ -115,7 +118,8 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
     accounting = open_accounting(options.accounting)
     counters = Counters(rows, worker, options.objective)
-    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters)
+    cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
     app = create_gateway_app(relay, access)
     _collect_seldom()
     serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)

@@ -21,9 +21,9 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
-from ..safety.logs import log_to_stderr
 from ..safety.private_files import write_private
 from ..safety.system import KILL
+from ..telemetry.logs import log_to_stderr
 from .connection import Connection
 from .connection_limits import usual_limits
 from .shell import Traffic

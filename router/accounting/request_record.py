@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from ...protocol.http.ids import new_id
-from ...protocol.http.tracing import Attributes, Span, usage
 from ...protocol.responses import UpdraftInfo, Usage
+from ...protocol.telemetry.tracing import Attributes, Span, usage
 from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure

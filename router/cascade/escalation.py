@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
 from ...protocol.http.forwarding import Forwarded
-from ...protocol.http.tracing import Span
+from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision

@@ -14,7 +14,7 @@ ROOMS = {
     "protocol": [
         "http",
         "embeddings requests responses",
-        "decoding",
+        "decoding telemetry",
         "safety",
         "prompts structured sampling settings",
         "errors noise schemas unicode_forms wal",
@@ -106,7 +106,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init keys learn ledger policy servers talk tune",
+        "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],

@@ -20,8 +20,8 @@ import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
-from ....protocol.safety.logs import log_to_stderr
 from ....protocol.safety.system import socket_address
+from ....protocol.telemetry.logs import log_to_stderr
 from .core_process import COMMANDS, HEARTBEAT_S, REPORTS
 from .messages import (
     Alive,

@@ -47,6 +47,10 @@ class NodeRegistry:
         """Whether a node has the model."""
         return any(model in node.models for node in self.nodes)
 
+    def is_ours(self, model: str) -> bool:
+        """Whether all nodes that have the model are Updraft's."""
+        return all(node.tells_tokens for node in self.nodes if model in node.models)
+
     async def start(self) -> None:
         """Probe every node once, then watch them. Nodes that are not up yet may come later."""
         watches = [HealthWatch(node, self._upstream, self._line.move) for node in self.nodes]

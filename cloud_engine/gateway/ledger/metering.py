@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal
 
+RESPONSE_CACHE = "response-cache"
+"""The node of rows whose answer was kept from an earlier request."""
+
 State = Literal["intent", "settled", "abandoned"]
 
 
@@ -26,7 +29,7 @@ class UsageRow:
     key_name: str = ""
     # The model that was asked for.
     model: str = ""
-    # The node that answered, or that was tried last.
+    # The node that answered, or that was tried last. `response-cache`: none, the answer was kept.
     node: str = ""
     # HTTP status. 499: the client left. 502 also for a stream that its node cut, though the wire said 200.
     status: int = 0

@@ -14,11 +14,11 @@ from ....protocol.decoding import prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
-from ....protocol.http.tracing import Span
 from ....protocol.safety.names import MAX_NAME
+from ....protocol.telemetry.tracing import Span
 from ..access.principal import Priority
 from ..balancing.node import Node
-from ..ledger.metering import UsageRow
+from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import Response
 from .continuation import BegunAnswer
@@ -27,6 +27,10 @@ from .usage import UsageOptions
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
+
+
+_MOST_COPIED = 4 * 2**20
+Header = tuple[bytes, bytes]
 
 
 class _Peek(SizeFields, kw_only=True):
@@ -83,6 +87,10 @@ class Call:
     priority: Priority = "interactive"
     # Of its trace.
     span: Span = field(default_factory=Span)
+    # The relayed headers of the answer.
+    answer_headers: list[Header] = field(default_factory=list[Header])
+    # All that the client gets, where the answer may be kept; None where not.
+    copied: bytearray | None = None
     # What the client has got of a stream.
     begun: BegunAnswer = field(init=False)
 
@@ -91,17 +99,32 @@ class Call:
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
-        headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
-        headers += self.limit_headers
+        self.answer_headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
         if length is not None:
-            headers.append((b"content-length", b"%d" % length))
+            self.answer_headers.append((b"content-length", b"%d" % length))
+        await self._start(response.status, self.answer_headers)
+
+    async def repeat(self, headers: list[Header], body: bytes) -> None:
+        """An answer that was kept, all at once. It cost no tokens."""
+        self.row.status, self.row.node = 200, RESPONSE_CACHE
+        await self._start(200, [*headers, (b"x-updraft-cache", b"hit")])
+        await self.emit(body, more=False)
+
+    async def _start(self, status: int, headers: list[Header]) -> None:
         self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3
         self.answered = True
-        await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.limit_headers]})
 
     async def emit(self, data: bytes, *, more: bool) -> None:
         self.row.bytes += len(data)
+        if self.copied is not None:
+            self._copy(self.copied, data)
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def _copy(self, copied: bytearray, data: bytes) -> None:
+        copied += data
+        if len(copied) > _MOST_COPIED:
+            self.copied = None
 
 
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:

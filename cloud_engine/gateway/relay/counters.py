@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ....protocol.errors import UpdraftError
 from ....protocol.http.prometheus import Distribution
-from ..ledger.metering import UsageRow
-from .shared_rows import Name, SharedRows
+from ..ledger.metering import RESPONSE_CACHE, UsageRow
+from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 #: The first numbers under a model and a tier; a model that no node has is `other`.
@@ -43,6 +43,7 @@ class Counters:
         """One request at its end. `is_served`: whether a node has its model, so that the name may be a label."""
         self.own.of("status", str(row.status))[0] += 1
         self.own.of("retries")[0] += row.retries
+        self.own.of("kept")[0] += row.node == RESPONSE_CACHE
         if not row.key_name:
             return
         sums = self.own.of("model", row.model if is_served else "other", row.tier)
@@ -106,6 +107,6 @@ class ModelSums:
         return Distribution(SECONDS, [int(count) for count in counts], total)
 
 
-def _observe(numbers: memoryview, start: int, seconds: float) -> None:
+def _observe(numbers: Numbers, start: int, seconds: float) -> None:
     numbers[start + bisect_left(SECONDS, seconds)] += 1
     numbers[start + _OBSERVED - 1] += seconds

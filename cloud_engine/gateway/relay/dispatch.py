@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
-from ....protocol.http.tracing import Span
+from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import Headers, Upstream, UpstreamRequest

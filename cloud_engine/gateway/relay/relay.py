@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ....protocol.errors import RequestCancelledError, RequestTimeoutError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.shell import read_body, request_id, while_connected
-from ....protocol.http.tracing import Span, Tracer, usage
+from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
@@ -26,6 +26,7 @@ from .answer import EngineFailure
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
+from .response_cache import ResponseCache
 from .usage import read_usage
 
 _ASK_S = 2.0
@@ -40,6 +41,7 @@ class Relay:
     keys: KeyStore
     accounting: Accounting
     counters: Counters
+    cache: ResponseCache
     tracer: Tracer = field(default_factory=lambda: Tracer("updraft-gateway"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +92,7 @@ class Relay:
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await self.dispatch.answer(call)
+                await self.cache.answer(call, self.dispatch.answer)
         except (TimeoutError, UpstreamFailure) as error:
             failure = _typed(error, self.dispatch.timeouts.whole_s)
             call.row.status = failure.status

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from typing import TypeAlias
 
 WIDTH = 72
 """Numbers under one name."""
@@ -20,6 +21,8 @@ _OTHER = "other"  # in place of the first label
 
 Name = tuple[str, ...]
 """The kind, and the values of its labels."""
+
+Numbers: TypeAlias = "memoryview[float]"
 
 
 class SharedRows:
@@ -39,7 +42,7 @@ class SharedRows:
         for worker in range(self.workers):
             for (its_kind, *labels), numbers in self.row(worker).items():
                 if its_kind == kind:
-                    found.setdefault(tuple(labels), []).append(numbers.tolist())
+                    found.setdefault(tuple(labels), []).append(list(numbers))
         return found
 
     def sums(self, kind: str) -> dict[Name, list[float]]:
@@ -54,19 +57,19 @@ class WorkerRow:
         self._memory = memory
         self._slots = dict(self.items())
 
-    def items(self) -> Iterator[tuple[Name, memoryview]]:
+    def items(self) -> Iterator[tuple[Name, Numbers]]:
         for start in range(0, len(self._memory), _SLOT_BYTES):
             if not self._memory[start]:
                 return
             name = bytes(self._memory[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
             yield tuple(name.split(_SEPARATOR)), self._numbers(start)
 
-    def of(self, *name: str) -> memoryview:
+    def of(self, *name: str) -> Numbers:
         """`name`: the kind, then the values of the labels."""
         found = self._slots.get(name)
         return self._added(name) if found is None else found
 
-    def _added(self, name: Name) -> memoryview:
+    def _added(self, name: Name) -> Numbers:
         other = (name[0], _OTHER, *name[2:])
         encoded = _SEPARATOR.join(name).encode()
         of_kind = sum(slot[0] == name[0] for slot in self._slots)
@@ -80,5 +83,5 @@ class WorkerRow:
         self._slots[name] = self._numbers(start)
         return self._slots[name]
 
-    def _numbers(self, start: int) -> memoryview:
+    def _numbers(self, start: int) -> Numbers:
         return self._memory[start + _NAME_BYTES : start + _SLOT_BYTES].cast("d")

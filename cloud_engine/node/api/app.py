@@ -27,10 +27,10 @@ from ....protocol.http.shell import (
     send_json,
     while_connected,
 )
-from ....protocol.http.tracing import Span, Tracer, usage
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
+from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
 from ....text.tokenizer import Tokenizer

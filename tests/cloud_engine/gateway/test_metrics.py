@@ -11,6 +11,7 @@ from gateway_keys import make_key
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from updraft.cloud_engine.gateway.access.principal import Limits
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.metrics import gateway_metrics
 from updraft.cloud_engine.gateway.relay.counters import SECONDS, Counters, ServiceObjective
@@ -106,18 +107,23 @@ def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[str, floa
 
 def test_what_single_keys_did_needs_the_scope_for_usage(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    key, weak = make_key(keys, "canary", "inference", "usage"), make_key(keys, "weak", "inference")
+    limits = Limits(requests_per_minute=2)
+    key = make_key(keys, "canary", "inference", "usage", limits=limits)
+    weak = make_key(keys, "weak", "inference")
     command = ["gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"), "--exit-with-parent"]
     url = spawn("-m", "updraft", *command, "--node", fake_node.url).url
     body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     headers = {"authorization": f"Bearer {key}"}
     assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
     httpx.post(f"{url}/v1/chat/completions", json={**body, "model": "unknown"}, headers=headers)
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 429
     public, full = httpx.get(f"{url}/metrics"), httpx.get(f"{url}/metrics", headers=headers)
     assert "canary" not in public.text
     assert "unknown" not in full.text
     found = read(full.text)
-    assert found["updraft_gateway_key_requests_total", "canary"] == 2
+    assert found["updraft_gateway_key_requests_total", "canary"] == 3
+    assert found["updraft_gateway_limits_hit_total", "requests"] == 1
+    assert found["updraft_gateway_refused_total", "rate_limit_error"] == 1
     assert found["updraft_gateway_slo_streams_total", "echo", "interactive"] == 1
     assert found["updraft_gateway_node_up", fake_node.url] == 1
     assert found["updraft_gateway_node_breaker_state", fake_node.url] == 0

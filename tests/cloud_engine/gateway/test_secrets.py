@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,7 +25,7 @@ from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
 
-PASSWORD, NODE_KEY = "canary-password", "canary-node-key"
+PASSWORD, NODE_KEY, PROMPT = "canary-password", "canary-node-key", "canary-prompt"
 BASIC = base64.b64encode(f"operator:{PASSWORD}".encode()).decode()
 
 
@@ -66,9 +68,12 @@ def _echo() -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
+def _gateway(
+    folder: Path, *nodes: str, log_format: str = "text"
+) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
     key = make_key(folder / "keys", "tester", "inference", "usage", "admin")
     command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys")]
+    command += ["--log-format", log_format]
     command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
     with (folder / "log").open("w") as log:
         environment = {**os.environ, "UPDRAFT_NODE_API_KEY": NODE_KEY}
@@ -81,8 +86,8 @@ def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], s
                 process.terminate()
 
 
-def test_passwords_and_keys_of_nodes_are_shown_nowhere(tmp_path: Path) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+def test_passwords_keys_and_prompts_are_shown_nowhere(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
     with _echo() as (port, seen), _echo() as (other, seen_by_other):
         down = f"http://operator:{PASSWORD}@127.0.0.1:1"
         nodes = (f"http://operator:{PASSWORD}@127.0.0.1:{port}/v1", f"http://127.0.0.1:{other}", down)
@@ -101,8 +106,29 @@ def test_passwords_and_keys_of_nodes_are_shown_nowhere(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "usage.sqlite")) as connection:
         rows = list(map(str, connection.execute("SELECT * FROM usage")))
     texts = [*(each.text + str(each.headers) for each in shown), (tmp_path / "log").read_text(), *rows, *children]
-    assert not [text for text in texts if PASSWORD in text or NODE_KEY in text or BASIC in text]
+    key = headers["authorization"].split()[1]
+    secrets = (PASSWORD, NODE_KEY, BASIC, PROMPT, key)
+    assert not [text for text in texts if any(secret in text for secret in secrets)]
     assert len(rows) == 5
+
+
+def test_a_log_of_objects_holds_no_secret_and_no_prompt(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
+    with ExitStack() as node:
+        port, _ = node.enter_context(_echo())
+        shown = f"http://operator:{PASSWORD}@127.0.0.1:{port}"
+        with _gateway(tmp_path, shown, log_format="json") as (url, headers, _process):
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+            node.close()
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "log").read_text() and time.monotonic() < deadline:
+                time.sleep(0.05)
+    text = (tmp_path / "log").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines[0]["level"] == "warning"
+    assert lines[0]["message"].startswith(f"Node http://127.0.0.1:{port} is out")
+    secrets = (PASSWORD, NODE_KEY, BASIC, PROMPT, headers["authorization"].split()[1])
+    assert not [secret for secret in secrets if secret in text]
 
 
 def test_a_key_that_no_header_holds_is_refused_at_the_start_without_being_quoted() -> None:

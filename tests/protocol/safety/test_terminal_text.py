@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.protocol.safety.logs import log_to_stderr
 from updraft.protocol.safety.terminal_text import PrintableStream, printable
+from updraft.protocol.telemetry.logs import log_to_stderr
 
 SEQUENCES = {
     "colour": "\x1b[31m",

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from .terminal_text import printable
+from ..safety.terminal_text import printable
 
 LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"

@@ -128,7 +128,7 @@ def _provider(service: str) -> Any:
         sdk, export = import_module("opentelemetry.sdk.trace"), import_module("opentelemetry.sdk.trace.export")
     except ImportError as error:
         raise MissingDependencyError(
-            f"{ENDPOINT_VARIABLE} asks for traces: pip install 'updraft-llm[otel]', or unset it."
+            f"{ENDPOINT_VARIABLE} asks for traces: pip install '.[otel]' in a clone of Updraft, or unset it."
         ) from error
     attributes = {"service.name": os.environ.get("OTEL_SERVICE_NAME", service)}
     provider = sdk.TracerProvider(resource=resources.Resource.create(attributes))

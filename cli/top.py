@@ -1,0 +1,159 @@
+"""`updraft top`: what a gateway and its nodes are busy with, now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .shared import json_output, options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_TIMEOUT_S = 10.0
+_P = "updraft_gateway_"
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The figures of one moment."""
+
+    # `time.monotonic` seconds.
+    at: float
+    # By metric, then by the labels.
+    samples: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
+
+    @classmethod
+    def of(cls, text: str, at: float) -> Scrape:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        samples: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+        return cls(at, samples)
+
+    def sum(self, name: str, **labels: str) -> float:
+        wanted = set(labels.items())
+        return sum(value for found, value in self.samples.get(_P + name, {}).items() if wanted <= set(found))
+
+
+def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rates are of the time between two scrapes; None where there is one only."""
+
+    def rate(name: str) -> float | None:
+        return None if before is None else (now.sum(name) - before.sum(name)) / max(1e-9, now.at - before.at)
+
+    def share(part: str, whole: str) -> float | None:
+        parts, wholes = (now.sum(name) - (before.sum(name) if before else 0.0) for name in (part, whole))
+        return parts / wholes if wholes > 0 else None
+
+    return {
+        "requests_per_s": rate("requests_total"),
+        "prompt_tokens_per_s": rate("prompt_tokens_total"),
+        "completion_tokens_per_s": rate("completion_tokens_total"),
+        "mean_ttft_s": share("ttft_seconds_sum", "ttft_seconds_count"),
+        "mean_tpot_s": share("tpot_seconds_sum", "tpot_seconds_count"),
+        "slo_share": share("slo_streams_met_total", "slo_streams_total"),
+        "waiting": int(now.sum("waiting")),
+        "refused": int(now.sum("refused_total")),
+        "cost_usd": now.sum("cost_usd_total"),
+        "nodes": [
+            {**node, "breaker_trips": int(now.sum("node_breaker_trips_total", node=node["url"]))} for node in nodes
+        ],
+    }
+
+
+def top(
+    url: Annotated[str, typer.Argument(help="Address of the gateway.")] = "http://127.0.0.1:4115",
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with a key of scope admin.")
+    ] = None,
+    every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One look instead of a live table.")] = False,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Show requests, tokens, latency and queue of a gateway, and the state of each node, live.
+
+    Rates and means are of the time between two looks, with --once the means are since the start.
+    The key needs the scopes usage and admin; a gateway with --no-auth asks for none.
+
+    \b
+    Examples
+      updraft top http://127.0.0.1:4115 --key-env ADMIN_KEY
+      updraft top --once --json
+    """
+    import httpx
+
+    headers = {} if key_env is None else {"authorization": f"Bearer {options.key_from(key_env, '--key-env')}"}
+    with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S) as client:
+        before, (now, nodes) = None, _look(client)
+        if once or as_json:
+            _show_once(facts(now, None, nodes), as_json=as_json)
+            return
+        from rich.live import Live
+
+        from .shared.console import Console
+
+        with Live(_table(facts(now, None, nodes)), console=Console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                before, (now, nodes) = now, _look(client)
+                live.update(_table(facts(now, before, nodes)), refresh=True)
+
+
+def _show_once(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        json_output.show(found)
+        return
+    from .shared.console import Console
+
+    Console().print(_table(found))
+
+
+def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
+    """Raises CloudUnreachableError where there is no gateway, and ConfigurationError where it refuses the key."""
+    import httpx
+
+    from ..protocol.errors import CloudUnreachableError, ConfigurationError
+
+    try:
+        metrics, nodes = client.get("/metrics"), client.get("/admin/nodes")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CloudUnreachableError(f"No gateway answers at {client.base_url}: {error}. Check the address.") from error
+    for response in (metrics, nodes):
+        if response.status_code in (401, 403):
+            raise ConfigurationError("The gateway wants a key with the scopes usage and admin: give --key-env.")
+        if response.status_code != 200:
+            raise CloudUnreachableError(f"{response.url.path} answered {response.status_code}: is it a gateway?")
+    return Scrape.of(metrics.text, time.monotonic()), nodes.json()["nodes"]
+
+
+def _table(found: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = (
+        f"{_shown(found['requests_per_s'])} requests/s   {_shown(found['completion_tokens_per_s'])} tokens/s   "
+        f"first token {_shown(found['mean_ttft_s'], ' s')}   then {_shown(found['mean_tpot_s'], ' s')} each   "
+        f"in time {_shown(found['slo_share'])}   waiting {found['waiting']}   refused {found['refused']}   "
+        f"{found['cost_usd']:.2f} USD"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("node", "state", "models"):
+        table.add_column(heading)
+    for heading in ("in flight", "trips"):
+        table.add_column(heading, justify="right")
+    for node in found["nodes"]:
+        state = "up" if node["healthy"] else f"out: {node['reason']}"
+        figures = str(node["in_flight"]), str(node["breaker_trips"])
+        table.add_row(node["url"], state, ", ".join(node["models"]), *figures)
+    return table
+
+
+def _shown(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.3g}{unit}"

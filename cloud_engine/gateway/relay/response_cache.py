@@ -1,0 +1,95 @@
+"""Answers to requests that ask exactly the same again, for operators who turn it on (`--response-cache`).
+
+Only answers that sampling cannot change are kept: at temperature 0, or by a seed where all nodes of the model are
+ours. A tenant gets what its own keys have asked for, never what others have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from ..balancing.registry import NodeRegistry
+from .call import Call, Header
+
+_LARGEST_SHARE = 8  # an answer that is larger than this part of the cache is not kept
+_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # headers that change no answer
+_OVERHEAD = 512  # bytes of an entry beside its body
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A whole answer, or all events of a stream, as the client got it."""
+
+    headers: list[Header]
+    body: bytes
+
+
+class ResponseCache:
+    """Of one worker. Requests that ask the same at the same time are sent to a node once."""
+
+    def __init__(self, most_bytes: int, registry: NodeRegistry) -> None:
+        self._most = most_bytes
+        self._registry = registry
+        self._size = 0
+        self._kept: OrderedDict[bytes, KeptAnswer] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Future[KeptAnswer | None]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._size
+
+    async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
+        """The kept answer, or that of the same request on its way, or else what `ask` gets."""
+        key = self._key(call) if self._most else None
+        if key is None:
+            await ask(call)
+        elif (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            await call.repeat(kept.headers, kept.body)
+        elif (asked := self._asked.get(key)) is not None:
+            kept = await asyncio.shield(asked)
+            await (ask(call) if kept is None else call.repeat(kept.headers, kept.body))
+        else:
+            await self._ask(key, call, ask)
+
+    async def _ask(self, key: bytes, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
+        asked = self._asked[key] = asyncio.get_running_loop().create_future()
+        call.copied, kept = bytearray(), None
+        try:
+            await ask(call)
+            if call.row.status == 200 and call.copied is not None:
+                kept = KeptAnswer(call.answer_headers, bytes(call.copied))
+                self._keep(key, kept)
+        finally:
+            del self._asked[key]
+            asked.set_result(kept)
+
+    def _keep(self, key: bytes, kept: KeptAnswer) -> None:
+        if len(kept.body) > self._most // _LARGEST_SHARE:
+            return
+        self._kept[key] = kept
+        self._size += len(kept.body) + _OVERHEAD
+        while self._size > self._most:
+            _, oldest = self._kept.popitem(last=False)
+            self._size -= len(oldest.body) + _OVERHEAD
+
+    def _key(self, call: Call) -> bytes | None:
+        """None for an answer that may come out differently the next time."""
+        try:
+            fields = msgspec.json.decode(call.body, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):  # nested too deeply, or a number beyond all bounds
+            return None
+        is_greedy = fields.get("temperature") == 0
+        is_seeded = isinstance(fields.get("seed"), int) and self._registry.is_ours(call.model)
+        if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")):
+            return None
+        headers = [part for name, value in call.forwarded if name not in _OF_ONE_REQUEST for part in (name, value)]
+        parts = call.tenant.encode(), call.path, msgspec.json.encode(fields, order="sorted"), *headers
+        return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=32).digest()

@@ -1,0 +1,196 @@
+"""Kept answers: only those that cannot differ, within a tenant, in bounded memory, marked for what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, cast
+
+import httpx
+import pytest
+from gateway_keys import make_key
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.relay.call import Call
+from updraft.cloud_engine.gateway.relay.response_cache import ResponseCache
+from updraft.cloud_engine.gateway.relay.usage import UsageOptions
+
+GREEDY: dict[str, Any] = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@contextmanager
+def counting_node() -> Iterator[tuple[str, list[bytes], Event]]:
+    """A server that says which of its requests it answers, each as soon as the event allows."""
+    bodies: list[bytes] = []
+    go = Event()
+    go.set()
+
+    class Node(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            bodies.append(body)
+            number = len(bodies)
+            go.wait(60)
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": f"answer {number}"},
+            }
+            usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+            if not json.loads(body).get("stream"):
+                self.reply(json.dumps({"id": "x", "choices": [choice], "usage": usage}).encode())
+                return
+            deltas = [{"delta": {"content": f"answer {number}"}}, {"delta": {}, "finish_reason": "stop"}]
+            events = [json.dumps({"id": "x", "choices": [{"index": 0, **delta}]}) for delta in deltas]
+            self.reply("".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode(), "text/event-stream")
+
+        def reply(self, body: bytes, kind: str = "application/json") -> None:
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", bodies, go
+        finally:
+            go.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_gateway_repeats_what_it_kept(spawn: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    one, other = (make_key(keys, name, "inference", "usage") for name in ("one", "other"))
+    with counting_node() as (node, bodies, go):
+        command = ["gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"), "--node", node]
+        url = spawn("-m", "updraft", *command, "--response-cache", "1", "--exit-with-parent").url
+
+        def ask(key: str = one, **fields: Any) -> tuple[str, str | None]:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = httpx.post(f"{url}/v1/chat/completions", json={**GREEDY, **fields}, headers=headers, timeout=60)
+            assert answer.status_code == 200
+            return answer.text, answer.headers.get("x-updraft-cache")
+
+        first, mark = ask()
+        assert ("answer 1" in first, mark) == (True, None)
+        assert ask() == (first, "hit")
+        assert ask(other)[1] is None, "another tenant"
+        assert ask(temperature=1)[1] is ask(temperature=1)[1] is None
+        assert ask(temperature=1, seed=5)[1] is ask(temperature=1, seed=5)[1] is None, "this node is not ours"
+        streamed, mark = ask(stream=True)
+        assert mark is None
+        assert ask(stream=True) == (streamed, "hit")
+        assert streamed.endswith("data: [DONE]\n\n")
+
+        go.clear()
+        before = len(bodies)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, one, max_tokens=7) for _ in range(8)]
+            while len(bodies) == before:
+                time.sleep(0.01)
+            go.set()
+            answers = [each.result() for each in asked]
+        assert len(bodies) == before + 1, "all share one"
+        assert len({text for text, _ in answers}) == 1
+        assert sorted(mark or "" for _, mark in answers) == ["", *["hit"] * 7]
+
+        hinted = {"role": "user", "content": [{"type": "text", "text": "long", "cache_control": {"type": "ephemeral"}}]}
+        for stream in (False, True):
+            ask(messages=[hinted], stream=stream)
+            assert json.loads(bodies[-1])["messages"] == [hinted], "hints for the node's own cache go on to it"
+        found = httpx.get(f"{url}/metrics").text
+        spawned_rows = rows(tmp_path / "db", url, one)
+    assert "updraft_gateway_cache_hits_total 9.0\n" in found
+    assert {row[1:] for row in spawned_rows if row[0] == "response-cache"} == {(200, 0, 0)}
+
+
+def rows(database: Path, url: str, key: str) -> list[tuple[Any, ...]]:
+    httpx.get(f"{url}/admin/usage", headers={"authorization": f"Bearer {key}"})  # what is on its way is written first
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT node, status, prompt_tokens, completion_tokens FROM usage").fetchall()
+
+
+def call_of(fields: dict[str, Any], tenant: str) -> tuple[Call, bytearray]:
+    received = bytearray()
+
+    async def send(message: Any) -> None:
+        received.extend(message.get("body", b""))
+
+    body = json.dumps(fields).encode()
+    row = UsageRow("x", status=200)
+    return Call("x", b"/v1/chat/completions", [], body, "m", False, UsageOptions(), row, 0.0, send, tenant), received
+
+
+class Ours:
+    def is_ours(self, model: str) -> bool:
+        return True
+
+
+_REQUESTS = st.tuples(
+    st.sampled_from(["a", "b"]), st.integers(0, 12), st.sampled_from([{"temperature": 0}, {"seed": 1}, {}])
+)
+
+
+@given(st.lists(_REQUESTS, max_size=60))
+def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, int, dict[str, Any]]]) -> None:
+    async def run() -> None:
+        cache = ResponseCache(40_000, cast(NodeRegistry, Ours()))
+        for tenant, number, sampling in requests:
+            call, received = call_of({"messages": number, **sampling}, tenant)
+            expected = f"{tenant} {number} {sampling}".encode() * (300 if number % 3 else 1)
+
+            async def ask(call: Call, expected: bytes = expected) -> None:
+                await call.emit(expected, more=False)
+
+            await cache.answer(call, ask)
+            assert received == expected
+            assert cache.num_bytes <= 40_000
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_request_that_fails_asks_for_itself() -> None:
+    async def run() -> None:
+        cache = ResponseCache(2**20, cast(NodeRegistry, Ours()))
+        failing, _ = call_of(GREEDY, "a")
+        waiting, received = call_of(GREEDY, "a")
+        started = asyncio.Event()
+
+        async def hang(_call: Call) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async def ask(call: Call) -> None:
+            await call.emit(b"whole", more=False)
+
+        first = asyncio.create_task(cache.answer(failing, hang))
+        await started.wait()
+        second = asyncio.create_task(cache.answer(waiting, ask))
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+        assert received == b"whole"
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(run())
