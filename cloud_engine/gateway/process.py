@@ -13,6 +13,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
+from ...protocol.safety.system import outlive_hangup
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
 from .upstream.timeouts import Timeouts
@@ -60,11 +61,15 @@ class GatewayOptions:
 
 
 def run_gateway(options: GatewayOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError.
+
+    SIGHUP changes nothing: keys and certificates are read again as soon as they change.
+    """
     from .relay.counters import SharedRows
     from .workers import Supervisor
 
     _checked(options)
+    outlive_hangup()
     rows = SharedRows(options.workers)
     with bind_socket(options.host, options.port) as sock:
         if options.workers == 1:

@@ -179,7 +179,7 @@ class Cluster:
 
 @contextmanager
 def stub(port: str = "0") -> Iterator[Process]:
-    with running(str(FAKE_NODE), "--port", port, "--delay", "0.04") as process:
+    with running(str(FAKE_NODE), "--port", port, "--delay", "0.02") as process:
         yield process
 
 
@@ -215,6 +215,7 @@ class Clients:
         self.attempts: list[Attempt] = []
         self._target = target
         self._real_texts = [_undisturbed(target.real.url, prompt) for prompt in range(_REAL_PROMPTS)]
+        self._whole = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
@@ -225,6 +226,13 @@ class Clients:
         self._stopping.set()
         self._thread.join(2 * TIMEOUT_S)
         assert not self._thread.is_alive(), "a client has no answer after its timeout"
+
+    def wait_for_answers(self, count: int) -> None:
+        """So many more whole answers; whoever was stopped for long enough goes on meanwhile."""
+        before, until = self._whole, time.monotonic() + TIMEOUT_S
+        while self._whole < before + count and time.monotonic() < until:
+            self._target.resume()
+            time.sleep(0.05)
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None)
@@ -243,6 +251,7 @@ class Clients:
                 attempt, body = Attempt(id_, "tiny", self._real_texts[prompt]), _real_body(prompt)
             await stream(client, self._target.url, attempt, body)
             self.attempts.append(attempt)
+            self._whole += attempt.is_whole
             if not attempt.is_whole:
                 await asyncio.sleep(0.3)
 
@@ -309,16 +318,16 @@ _ACTIONS: dict[Action, Callable[[Cluster, random.Random], bool]] = {
     "gateway": Cluster.kill_gateway,
     "stop": Cluster.stop,
 }
+_WEIGHTS = (5, 6, 0.6, 4)
 
 
-def make_trouble(target: Cluster, kills: int, seed: int) -> dict[Action, int]:
-    """So many kills and stops, one after the other, at random."""
-    chance, done = random.Random(seed), dict[Action, int](node=0, worker=0, gateway=0, stop=0)
+def make_trouble(target: Cluster, clients: Clients, kills: int) -> dict[Action, int]:
+    """So many kills and stops at random, with some answers between them."""
+    chance, done = random.Random(kills), dict[Action, int](node=0, worker=0, gateway=0, stop=0)
     while sum(done.values()) < kills:
-        target.resume()
-        action = chance.choices(tuple(_ACTIONS), (6, 8, 1, 4))[0]
+        action = chance.choices(tuple(_ACTIONS), _WEIGHTS)[0]
         done[action] += _ACTIONS[action](target, chance)
-        time.sleep(chance.uniform(0.1, 0.8))
+        clients.wait_for_answers(chance.randrange(10))
     target.resume(everything=True)
     if target.returning is not None:
         target.returning.join()

@@ -1,4 +1,4 @@
-"""Workers, gateways and nodes are killed and stopped under clients: each request has one row, each client its answer."""
+"""Workers, gateways and nodes are killed and stopped under clients: each request has one row, each its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path, kills: int) -> None
         clients = Clients(target)
         clients.start()
         try:
-            done = make_trouble(target, kills, seed=kills)
+            done = make_trouble(target, clients, kills)
         finally:
             clients.stop()
         burst = all_at_once(target, CONCURRENT)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
-from updraft.protocol.errors import ConfigurationError
+from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
+from updraft.cloud_engine.gateway.upstream.client import Upstream
+from updraft.protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 
 
 @pytest.mark.parametrize("url", ["http://h:99999", "http://h:abc", "http://[::1", "h:80", "ftp://h", "http://", ""])
@@ -35,3 +37,14 @@ def test_who_can_be_asked_for_running_usage() -> None:
     for owner, tells in (("updraft", True), ("vllm", True), ("openai", False), (None, False)):
         node.serves([msgspec.convert({"id": "m", "owned_by": owner}, Model)])
         assert (node.models, node.tells_usage) == (("m",), tells)
+
+
+def test_a_model_is_unknown_once_every_node_has_said_what_it_serves() -> None:
+    registry = NodeRegistry([NodeAddress("http://a"), NodeAddress("http://b")], Upstream(None))
+    first, second = registry.nodes
+    first.serves([Model("m")])
+    assert isinstance(registry.refusal("n"), OverloadedError)
+    second.serves([Model("m")])
+    assert isinstance(registry.refusal("n"), ModelNotFoundError)
+    second.failed("gone")
+    assert isinstance(registry.refusal("n"), ModelNotFoundError)
