@@ -72,6 +72,8 @@ def run_gateway(options: GatewayOptions) -> None:
     outlive_hangup()
     rows = SharedRows(options.workers)
     with bind_socket(options.host, options.port) as sock:
+        # All workers share this mode, and `dup` sets it again: one that waits in `accept` would wait with all streams.
+        sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
                 exit_with_parent()
