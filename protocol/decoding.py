@@ -19,6 +19,8 @@ _OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null mean
 _MAX_NESTED = 8  # tool calls of messages, and no deeper
 _MAX_NAME = 100  # characters of a field's name that an error repeats
 _MAX_WORDS = 500  # characters of what msgspec says
+#: Raised by msgspec for bytes that are no JSON, or are deeper than it reads.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
 
 
@@ -31,7 +33,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequestError(
             f"The request body {fault}.", param=_param_of(str(error)), code="invalid_value"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
 
 

@@ -13,6 +13,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
+from ...protocol.safety.system import outlive_hangup
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
 from .relay.counters import ServiceObjective
@@ -65,13 +66,19 @@ class GatewayOptions:
 
 
 def run_gateway(options: GatewayOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError.
+
+    SIGHUP changes nothing: keys and certificates are read again as soon as they change.
+    """
     from .relay.shared_rows import SharedRows
     from .workers import Supervisor
 
     _checked(options)
+    outlive_hangup()
     rows = SharedRows(options.workers)
     with bind_socket(options.host, options.port) as sock:
+        # All workers share this mode, and `dup` sets it again: one that waits in `accept` would wait with all streams.
+        sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
                 exit_with_parent()
@@ -96,7 +103,7 @@ def _checked(options: GatewayOptions) -> None:
     _keys(options)
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting)
+    NodeRegistry(_nodes(options, 0), Upstream(options.node_api_key), options.max_waiting)
     check_accounting(options.accounting)
 
 
@@ -115,7 +122,8 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
-    registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
+    waiting = _part(options.max_waiting, options.workers, worker)
+    registry = NodeRegistry(_nodes(options, worker), upstream, waiting)
     accounting = open_accounting(options.accounting)
     counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
@@ -132,18 +140,31 @@ def _collect_seldom() -> None:
     gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
-def _nodes(options: GatewayOptions) -> list[NodeAddress]:
+def _nodes(options: GatewayOptions, worker: int) -> list[NodeAddress]:
+    """As one worker sees them. It does not know of the others' requests, and has its part of each node's limit."""
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
 
     listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
     nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
-    return [replace(node, concurrency=_of_a_worker(node.concurrency, options.workers)) for node in nodes]
+    limits = [node.concurrency for node in nodes if node.concurrency is not None]
+    if limits and min(limits) < options.workers:
+        raise ConfigurationError(
+            f"A node that takes {min(limits)} requests at a time cannot be shared by {options.workers} workers: "
+            "use fewer workers, or raise its concurrency.",
+            param="node_concurrency",
+        )
+    return [
+        node
+        if node.concurrency is None
+        else replace(node, concurrency=_part(node.concurrency, options.workers, worker))
+        for node in nodes
+    ]
 
 
-def _of_a_worker(limit: int | None, workers: int) -> int | None:
-    """Workers do not know of one another's requests: each has its part of a limit."""
-    return None if limit is None else max(1, limit // workers)
+def _part(whole: int, workers: int, worker: int) -> int:
+    """The parts of all workers make up the whole."""
+    return whole // workers + (worker < whole % workers)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

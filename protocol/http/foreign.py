@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from ..decoding import UNREADABLE
 from ..errors import (
     AuthenticationError,
     InvalidRequestError,
@@ -41,7 +42,7 @@ def json_of(raw: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         pass
     try:
         text = raw.decode(json.detect_encoding(raw), "replace")

@@ -25,6 +25,13 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
 )
 
 
+def outlive_hangup() -> None:
+    """SIGHUP asks a server to read its files again. One that has no terminal to lose goes on."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is not None and not (sys.stdin and sys.stdin.isatty()):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)

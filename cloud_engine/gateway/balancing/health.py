@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ....protocol.decoding import prepare_types
+from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import OverloadedError
 from ..upstream.client import Upstream, UpstreamRequest
 from ..upstream.failures import UpstreamFailure
@@ -66,7 +66,7 @@ class HealthWatch:
                         node.failed(f"/v1/models answered {status}")
                         return
                     node.serves(msgspec.json.decode(body, type=_Models).data)
-        except (UpstreamFailure, msgspec.DecodeError) as error:
+        except (UpstreamFailure, *UNREADABLE) as error:
             node.failed(str(error))
         except (TimeoutError, OverloadedError) as error:
             self._was_late(error)

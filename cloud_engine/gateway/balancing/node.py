@@ -50,7 +50,7 @@ class Model(msgspec.Struct):
 
 
 class Node:
-    """`in_flight` counts this gateway's requests on it.
+    """`in_flight` counts this gateway's requests on it. `has_listed`: whether it has ever said what it serves.
 
     `tells_tokens`: whether it reports the tokens of a stream, and goes on behind those of another node. `tells_usage`:
     whether it can be asked to put the usage so far on every chunk of a stream.
@@ -65,6 +65,7 @@ class Node:
         self._address = address
         self.models: tuple[str, ...] = ()
         self.cards: tuple[Model, ...] = ()
+        self.has_listed = False
         self.tells_usage = False
         self.tells_tokens = False
         self.breaker = NodeBreaker()
@@ -99,6 +100,7 @@ class Node:
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)
         self.cards = tuple(models)
+        self.has_listed = True
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
 

@@ -102,9 +102,9 @@ class NodeRegistry:
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """Why there is no node for `model`."""
+        """Why there is no node for `model`. It is unknown only once every node has said what it serves."""
         known = {name for node in self.nodes for name in node.models}
-        if any(node.healthy for node in self.nodes) and model not in known:
+        if all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(
                 f"The model {model!r} does not exist here; there are: {', '.join(sorted(known))}.", param="model"
             )

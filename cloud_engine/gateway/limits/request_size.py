@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ....protocol.decoding import prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 
 MOST_ANSWERS = 128
@@ -65,7 +65,7 @@ def decode_size(body: bytes) -> RequestSize:
         return size_of(body, msgspec.json.decode(body, type=SizeFields))
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
 
 

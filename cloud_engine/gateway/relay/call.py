@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from ....protocol.decoding import prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.http.ids import new_id
@@ -134,7 +134,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
     usage_options, along = (

@@ -11,8 +11,10 @@ from typing import Any, cast
 
 import msgspec
 
+from ....protocol.decoding import UNREADABLE
 from ....protocol.http import sse
 from ....protocol.responses import Usage
+from ..upstream.failures import UpstreamFailure
 
 _TEXT = re.compile(rb'"(?:content|text)":\s?"((?:[^"\\]|\\.)*)"')
 _TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
@@ -77,7 +79,7 @@ class BegunAnswer:
             event = adopted
         if not self._is_known or not event.startswith(b"data: {"):
             return event
-        self._first = self._first or event
+        self._first = self._first or _readable(event)
         if (found := _TEXT.search(event)) is not None and found[1]:
             self._text += found[1]
             self._is_text = self._is_text and len(self._text) <= _MOST_TEXT
@@ -117,12 +119,15 @@ class BegunAnswer:
         """The last events of a stream that broke off after its finish. `usage` is for a client that asked for it."""
         if usage is None:
             return sse.DONE
-        head = msgspec.json.decode(self._first[6:], type=dict[str, Any])
+        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
 
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
         """Put the text so far behind the prompt. False: it cannot be."""
-        text = msgspec.json.decode(b'"%b"' % self._text, type=str)
+        try:
+            text = msgspec.json.decode(b'"%b"' % self._text, type=str)
+        except UNREADABLE:
+            return False
         if fields.get("answer_token_ids"):
             return False
         if not self._is_chat:
@@ -144,10 +149,13 @@ class BegunAnswer:
         return takes_text
 
     def _adopted(self, event: bytes) -> bytes | None:
-        """An event of a node that goes on, as one of the stream that the client reads."""
+        """An event of a node that goes on, as one of the stream that the client reads. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
-        chunk = msgspec.json.decode(event[6:], type=dict[str, Any])
+        try:
+            chunk = msgspec.json.decode(event[6:], type=dict[str, Any])
+        except UNREADABLE as error:
+            raise UpstreamFailure("its stream is not JSON") from error
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         chunk.update({name: head[name] for name in ("id", "created", "model", "system_fingerprint") if name in head})
         choices = cast("list[dict[str, Any]]", chunk.get("choices") or [])
@@ -168,6 +176,15 @@ class BegunAnswer:
         if isinstance(details := usage.get("prompt_tokens_details"), dict):
             details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
         usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
+
+
+def _readable(event: bytes) -> bytes:
+    """`event`, or nothing if it is not JSON: what later events take from it is not there then."""
+    try:
+        msgspec.json.decode(event[6:], type=dict[str, Any])
+    except UNREADABLE:
+        return b""
+    return event
 
 
 def _says(choice: dict[str, Any]) -> bool:

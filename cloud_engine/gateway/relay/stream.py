@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.decoding import prepare_types
+from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.http import sse
 from ....protocol.http.foreign import apart
 from ..upstream.client import Response
@@ -56,7 +56,7 @@ def _finish_apart(data: bytes) -> list[bytes]:
     try:
         event = msgspec.json.decode(data, type=dict[str, Any])
         msgspec.convert(event.get("choices"), list[_Piece])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return [data]
     text, finish = apart(event)
     return [data] if text is None else [msgspec.json.encode(text), msgspec.json.encode(finish)]

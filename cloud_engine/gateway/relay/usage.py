@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ....protocol.decoding import prepare_types
+from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http.foreign import error_in, json_of
 from ....protocol.responses import MAX_TOKENS
@@ -132,7 +132,7 @@ def whole_answer(body: bytes, row: UsageRow) -> bytes:
         read_usage(body, row)
     except msgspec.ValidationError:  # JSON of another kind: the client gets it as it is
         return body
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         try:
             body = msgspec.json.encode(json_of(body))
         except ValueError as error:
@@ -150,7 +150,7 @@ def read_usage(payload: bytes, row: UsageRow) -> bool:
     """Note the usage in `payload`; False if there is none, or one that cannot be."""
     try:
         usage = msgspec.json.decode(payload, type=_UsagePeek).usage
-    except msgspec.DecodeError:  # not ours to judge: the client gets it as it is
+    except UNREADABLE:  # not ours to judge: the client gets it as it is
         return False
     if usage is None:
         return False

@@ -7,19 +7,27 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from gateway_chaos import CONCURRENT, Attempt, Clients, Cluster, all_at_once, cluster, make_trouble
+from gateway_chaos import Attempt, Clients, all_at_once, make_trouble
+from gateway_cluster import CONCURRENT, Cluster, cluster
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 WHOLE_SHARE = 0.99
 
 
-@pytest.mark.parametrize("kills", [40, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(40, marks=pytest.mark.timeout(600)),
+        pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
+)
 def test_no_request_is_lost_or_counted_twice(tmp_path: Path, kills: int) -> None:
     with cluster(tmp_path) as target:
         clients = Clients(target)
         clients.start()
         try:
-            done = make_trouble(target, kills, seed=kills)
+            done = make_trouble(target, clients, kills)
         finally:
             clients.stop()
         burst = all_at_once(target, CONCURRENT)

@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
+from updraft.cloud_engine.gateway.process import GatewayOptions, _nodes
 from updraft.protocol.errors import ConfigurationError
 
 ROOM, WAITING = 4, 16
@@ -112,3 +114,17 @@ def test_a_faulty_file_is_refused_in_words(tmp_path: Path, text: str, match: str
     with pytest.raises(ConfigurationError, match=match) as caught:
         read_nodes(tmp_path / "nodes.toml", None)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_the_parts_of_workers_make_up_the_limit_of_a_node(workers: int) -> None:
+    options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=10, workers=workers)
+    parts = [_nodes(options, worker)[0].concurrency or 0 for worker in range(workers)]
+    assert sum(parts) == 10
+    assert min(parts) >= 1
+
+
+def test_a_node_with_less_room_than_workers_is_refused() -> None:
+    options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=3, workers=4)
+    with pytest.raises(ConfigurationError, match="fewer workers"):
+        _nodes(options, 0)

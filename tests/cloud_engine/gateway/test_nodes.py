@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
-from updraft.protocol.errors import ConfigurationError
+from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
+from updraft.cloud_engine.gateway.relay.continuation import BegunAnswer
+from updraft.cloud_engine.gateway.upstream.client import Upstream
+from updraft.cloud_engine.gateway.upstream.failures import UpstreamFailure
+from updraft.protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from updraft.protocol.responses import Usage
 
 
 @pytest.mark.parametrize("url", ["http://h:99999", "http://h:abc", "http://[::1", "h:80", "ftp://h", "http://", ""])
@@ -35,3 +47,48 @@ def test_who_can_be_asked_for_running_usage() -> None:
     for owner, tells in (("updraft", True), ("vllm", True), ("openai", False), (None, False)):
         node.serves([msgspec.convert({"id": "m", "owned_by": owner}, Model)])
         assert (node.models, node.tells_usage) == (("m",), tells)
+
+
+def test_a_model_is_unknown_once_every_node_has_said_what_it_serves() -> None:
+    registry = NodeRegistry([NodeAddress("http://a"), NodeAddress("http://b")], Upstream(None))
+    first, second = registry.nodes
+    first.serves([Model("m")])
+    assert isinstance(registry.refusal("n"), OverloadedError)
+    second.serves([Model("m")])
+    assert isinstance(registry.refusal("n"), ModelNotFoundError)
+    second.failed("gone")
+    assert isinstance(registry.refusal("n"), ModelNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "listed", [b'{"data":[{"id":"\xff"}]}', b'{"data":[{"id":"m","created":' + b"[" * 100_000, b"no"]
+)
+def test_a_list_of_models_that_is_no_json_fails_the_node_alone(listed: bytes) -> None:
+    async def models(_request: Request) -> Response:
+        return Response(listed)
+
+    async def run(url: str) -> None:
+        upstream = Upstream(None)
+        registry = NodeRegistry([NodeAddress(url)], upstream)
+        await registry.start()
+        assert not registry.nodes[0].healthy
+        assert registry.nodes[0].reason != "not probed yet"
+        await registry.close()
+        await upstream.close()
+        await asyncio.sleep(0)
+
+    with serving(Starlette(routes=[Route("/v1/models", models)])) as url:
+        asyncio.run(run(url))
+
+
+@pytest.mark.parametrize("fault", [b"\xff", b'"'])
+def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
+    """They go to the client as they are. A node that goes on with a stream may not send any."""
+    event = b'data: {"choices":[{"delta":{"content":"' + fault + b'"}}]}'
+    begun = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    assert begun.read(event) == event
+    assert begun.ending(Usage.of(1, 1)).endswith(b"data: [DONE]\n\n")
+    again = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    assert again.continued((1, 1), takes_tokens=False, takes_text=True) is not None
+    with pytest.raises(UpstreamFailure, match="not JSON"):
+        again.read(event)

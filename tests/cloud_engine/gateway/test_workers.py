@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -70,3 +71,21 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
     assert running.popen.wait(60) == 0
     psutil.wait_procs(workers, 10)
     assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the flags of open files")
+def test_the_socket_never_blocks_also_while_a_worker_starts(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
+    """Its mode is that of all workers: a blocking one would hold up every stream of a worker that found no client."""
+    command = ["gateway", "--port", "0", "--no-auth", "--node", spawn_fake_node().url, "--workers", "2"]
+    running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    supervisor = psutil.Process(running.popen.pid)
+    files = [
+        path for path in Path(f"/proc/{supervisor.pid}/fd").iterdir() if str(path.readlink()).startswith("socket:")
+    ]
+    (flags,) = [Path(f"/proc/{supervisor.pid}/fdinfo/{path.name}") for path in files]
+    supervisor.children()[0].kill()
+    looks = 0
+    while looks < 20 or len(supervisor.children()) < 2 or not ask(running.url):
+        looks += 1
+        assert int(re.findall(r"flags:\s+(\d+)", flags.read_text())[0], 8) & os.O_NONBLOCK
+        time.sleep(0.05)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import json
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,35 +14,14 @@ from typing import Any
 
 import limit_worker
 import pytest
-from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
+from redis_server import expire_leases
+from updraft.cloud_engine.gateway.limits import shared_memory
 from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
 
 WithStore = Callable[[Callable[[LimitStore], Coroutine[Any, Any, None]]], None]
 LIMIT = 10_000.0
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    if program is None or importlib.util.find_spec("redis") is None:
-        pytest.skip("needs redis-server or valkey-server, and the package redis")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.02)
-        yield f"redis://127.0.0.1:{port}/0"
-        server.terminate()
 
 
 @pytest.fixture(params=["file", "redis"])
@@ -141,16 +117,6 @@ def test_a_killed_worker_leaves_no_reservation(where: str, with_store: WithStore
         assert (await store.admit(limit_worker.claims(LIMIT, LIMIT - 10))).refused is None
 
     with_store(work)
-
-
-def expire_leases(url: str) -> None:
-    """As if the lease of every worker had run out."""
-    import redis
-
-    with redis.Redis.from_url(url) as client:
-        for key in client.keys("{updraft}:worker:*"):
-            assert 0 < client.pttl(key) <= redis_store.LEASE_S * 1000
-            client.delete(key)
 
 
 def test_all_or_nothing(with_store: WithStore) -> None:

@@ -1,0 +1,103 @@
+"""Crowds: five hundred and a thousand clients are at a slow node together, and who leaves is forgotten at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a thousand sockets in one process")
+BODY = {"model": "big", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@dataclass
+class Stub:
+    """Answers once `crowd` requests are there. A stream says when it was left."""
+
+    crowd: int
+    running: int = 0
+    all_are_there: asyncio.Event = field(default_factory=asyncio.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+    left_at: float = 0.0
+
+    def app(self) -> Starlette:
+        chat = Route("/v1/chat/completions", self.chat, methods=["POST"])
+        return Starlette(routes=[Route("/v1/models", self.models), chat])
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "big", "object": "model", "owned_by": "somebody"}]})
+
+    async def chat(self, request: Request) -> Response:
+        if (await request.json()).get("stream"):
+            return StreamingResponse(self.events(), media_type="text/event-stream")
+        self.running += 1
+        if self.running >= self.crowd:
+            self.all_are_there.set()
+        await self.all_are_there.wait()
+        return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]})
+
+    async def events(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+                await asyncio.sleep(0.01)
+        finally:
+            self.left_at = time.monotonic()
+            self.left.set()
+
+
+def start(spawn: Any, tmp_path: Path, node: str) -> str:
+    db = ("--db", str(tmp_path / "usage.sqlite"))
+    return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, "--node", node, "--exit-with-parent").url
+
+
+@pytest.mark.parametrize("crowd", [500, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_crowd_waits_together(spawn: Any, tmp_path: Path, crowd: int) -> None:
+    """The node answers nobody before all are there: none waits for another. `/health` answers meanwhile."""
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 4 * crowd:
+        pytest.skip("needs more file descriptors")
+    stub = Stub(crowd)
+
+    async def ask(url: str) -> Counter[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
+            asked = [asyncio.create_task(client.post("/v1/chat/completions", json=BODY)) for _ in range(crowd)]
+            health = 0
+            while stub.running < crowd:
+                health += (await client.get("/health")).status_code == 200
+                await asyncio.sleep(0.05)
+            assert health
+            return Counter(answer.status_code for answer in await asyncio.gather(*asked))
+
+    with serving(stub.app()) as node:
+        assert asyncio.run(ask(start(spawn, tmp_path, node))) == {200: crowd}
+    assert stub.running == crowd
+
+
+def test_a_node_is_left_as_soon_as_its_client_is_gone(spawn: Any, tmp_path: Path) -> None:
+    """Within 250 ms is wanted, and some 10 were measured; the bound is for busy machines."""
+    stub = Stub(1)
+    with serving(stub.app()) as node:
+        url = start(spawn, tmp_path, node)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            left = time.monotonic()
+        assert stub.left.wait(30)
+        print(f"left after {(stub.left_at - left) * 1e3:.0f} ms")
+        assert stub.left_at - left < 2
