@@ -48,7 +48,8 @@ _GATEWAY = {
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",
     "/metrics": "see [metrics](metrics.md)",
-    "/admin/nodes": "the nodes, whether they are up, and why not; scope `admin`",
+    "/admin/nodes": "GET: the nodes, whether they are up, and why not; scope `admin`. "
+    "POST, DELETE: a node's heartbeat, and that it leaves; scope `node`",
     "/admin/usage": "requests and tokens by key and model; scope `usage`",
     "/admin/keys": "list keys, or make one: it is shown this once; scope `admin`",
     "/admin/keys/{key_id}": "revoke it, by id or name; within a second it works nowhere; scope `admin`",

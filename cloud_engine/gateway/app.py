@@ -23,6 +23,7 @@ from .access.principal import Principal
 from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
+from .node_routes import NodeRoutes
 from .relay.relay import Relay
 
 RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
@@ -52,7 +53,10 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", routes.metrics, methods=["GET"])
-    app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
+    nodes = NodeRoutes(relay.keys, relay.dispatch.registry)
+    app.add_route("/admin/nodes", nodes.list, methods=["GET"])
+    app.add_route("/admin/nodes", nodes.register, methods=["POST"])
+    app.add_route("/admin/nodes", nodes.remove, methods=["DELETE"])
     app.add_route("/admin/usage", routes.usage, methods=["GET"])
     keys = KeyRoutes(relay.keys)
     app.add_route("/admin/keys", keys.list, methods=["GET"])
@@ -105,20 +109,6 @@ class _Routes:
             self._registry.nodes, self._registry.num_waiting, self._counters, self._accounting.ledger
         )
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
-
-    async def nodes(self, request: Request) -> Response:
-        self._admitted(request, "admin")
-        shown = [
-            {
-                "url": node.url,
-                "healthy": node.healthy,
-                "reason": node.reason,
-                "models": node.models,
-                "in_flight": node.in_flight,
-            }
-            for node in self._registry.nodes
-        ]
-        return send_json({"nodes": shown})
 
     async def usage(self, request: Request) -> Response:
         self._admitted(request, "usage")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from .limits.accounting import AccountingOptions
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
     from .relay.counters import SharedRows
 
@@ -91,7 +92,10 @@ def _checked(options: GatewayOptions) -> None:
     _keys(options)
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting)
+    directory = _directory(options)
+    NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting, directory)
+    if directory is not None:
+        directory.create()
     check_accounting(options.accounting)
 
 
@@ -109,7 +113,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
-    registry = NodeRegistry(_nodes(options), upstream, options.max_waiting)
+    registry = NodeRegistry(_nodes(options), upstream, options.max_waiting, _directory(options))
     accounting = open_accounting(options.accounting)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, Counters(rows, worker))
     app = create_gateway_app(relay, access)
@@ -130,12 +134,16 @@ def _nodes(options: GatewayOptions) -> list[NodeAddress]:
 
     listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
     nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
-    return [replace(node, concurrency=_of_a_worker(node.concurrency, options.workers)) for node in nodes]
+    return [node.of_a_worker(options.workers) for node in nodes]
 
 
-def _of_a_worker(limit: int | None, workers: int) -> int | None:
-    """Workers do not know of one another's requests: each has its part of a limit."""
-    return None if limit is None else max(1, limit // workers)
+def _directory(options: GatewayOptions) -> NodeDirectory | None:
+    """Where nodes register. None without keys: nobody could be told from a stranger."""
+    from .balancing.directory import NodeDirectory
+
+    if options.keys is None:
+        return None
+    return NodeDirectory(Path(f"{options.keys}.nodes"), options.node_concurrency, options.workers)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -7,7 +7,7 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -38,6 +38,10 @@ class NodeAddress:
     # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
     first_token_s: float | None = None
     idle_s: float | None = None
+
+    def of_a_worker(self, workers: int) -> NodeAddress:
+        """Workers do not know of one another's requests: each has its part of a limit."""
+        return self if self.concurrency is None else replace(self, concurrency=max(1, self.concurrency // workers))
 
 
 class Model(msgspec.Struct):
