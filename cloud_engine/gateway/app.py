@@ -24,9 +24,10 @@ from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import gateway_metrics
 from .node_routes import NodeRoutes
+from .relay.dialects import PATHS
 from .relay.relay import Relay
 
-RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
+RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations", *PATHS)
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:

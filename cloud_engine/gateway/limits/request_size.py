@@ -15,7 +15,7 @@ MOST_MESSAGES = 10_000
 MOST_BIASES = 1024
 MOST_DEPTH = 32
 _BYTES_PER_TOKEN = 3
-_ATTACHED_TOKENS = 1500
+ATTACHED_TOKENS = 1500
 _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -74,7 +74,7 @@ def _prompt_tokens(body: bytes) -> int:
     if b";base64," not in body:
         return -(-size // _BYTES_PER_TOKEN)
     attached = [len(found[0]) for found in _ATTACHED.finditer(body)]
-    return -(-(size - sum(attached)) // _BYTES_PER_TOKEN) + _ATTACHED_TOKENS * len(attached)
+    return -(-(size - sum(attached)) // _BYTES_PER_TOKEN) + ATTACHED_TOKENS * len(attached)
 
 
 def _check(name: str, count: int, most: int) -> None:
