@@ -261,7 +261,7 @@ def gateway(
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
     ] = None,
     nodes_file: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits and timeouts of their own.")
+        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits, timeouts and prices of their own.")
     ] = None,
     node_concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests that a node gets at a time; others wait. [as many as come]")

@@ -15,6 +15,7 @@ import msgspec
 
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import is_sendable, shown_url
+from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 from ..upstream.failures import UpstreamFailure
@@ -38,6 +39,8 @@ class NodeAddress:
     # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
     first_token_s: float | None = None
     idle_s: float | None = None
+    # What its tokens cost, whatever the model's price is. None: that.
+    price: DatedPrice | None = None
 
     def of_a_worker(self, workers: int) -> NodeAddress:
         """Workers do not know of one another's requests: each has its part of a limit."""
@@ -66,6 +69,7 @@ class Node:
         self.target = _target(url, address.api_key)
         self.url = shown_url(url)
         self.concurrency = address.concurrency
+        self.price = address.price
         self._address = address
         self.models: tuple[str, ...] = ()
         self.cards: tuple[Model, ...] = ()
