@@ -28,7 +28,7 @@ def create(
     keys: KeyFile = None,
     scopes: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="What it may do: inference, usage, admin; once for each. [inference]"),
+        typer.Option("--scope", help="What it may do: inference, usage, admin, node; once for each. [inference]"),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Keys of one tenant share cached prefixes. [the key's own name]")

@@ -190,6 +190,15 @@ def node(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
     log_format: LogFormat = "text",
+    register: Annotated[
+        str | None, typer.Option(metavar="URL", help="Gateway to announce this node to, by heartbeats.")
+    ] = None,
+    register_key_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Key for it: updraft keys create NAME --scope node.")
+    ] = None,
+    register_as: Annotated[
+        str | None, typer.Option(metavar="URL", help="How the gateway reaches this node. [the address it listens on]")
+    ] = None,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -206,6 +215,7 @@ def node(
       updraft node --model models/big
       updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
+      updraft node --model models/big --register https://gateway:8000 --register-key-file node.key
     """
     from ..cloud_engine.engine.config import EngineConfig, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
@@ -250,6 +260,7 @@ def node(
             insecure=insecure,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
+            registration=options.registration(register, register_key_file, register_as),
         )
     )
 
@@ -260,7 +271,7 @@ def gateway(
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
     ] = None,
     nodes_file: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits and timeouts of their own.")
+        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits, timeouts and prices of their own.")
     ] = None,
     node_concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests that a node gets at a time; others wait. [as many as come]")

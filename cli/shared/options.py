@@ -19,6 +19,7 @@ from ...protocol.requests import ConfidenceSignal as SignalName
 from .watch import first_uses_reported
 
 if TYPE_CHECKING:
+    from ...cloud_engine.node.registration import RegistrationOptions
     from ...protocol.http.tls import TlsFiles
     from ...router.config import RouterConfig
 
@@ -239,16 +240,31 @@ def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     return TlsFiles(certificate, key)
 
 
+def registration(gateway: str | None, key_file: Path | None, url: str | None) -> RegistrationOptions | None:
+    """What --register and its companions say. Raises ConfigurationError for one without the other."""
+    from ...cloud_engine.node.registration import RegistrationOptions
+
+    if gateway is None:
+        if key_file is not None or url is not None:
+            raise ConfigurationError("--register-key-file and --register-as go with --register.", param="register")
+        return None
+    if key_file is None:
+        raise ConfigurationError("--register needs --register-key-file.", param="register_key_file")
+    return RegistrationOptions(gateway, _key_in(key_file), url)
+
+
 def node_key(file: Path | None) -> str | None:
     """The key between a gateway and its nodes. Raises ConfigurationError."""
+    return (os.environ.get("UPDRAFT_NODE_API_KEY") or None) if file is None else _key_in(file)
+
+
+def _key_in(file: Path) -> str:
     from ...protocol.unicode_forms import read_text
 
-    if file is None:
-        return os.environ.get("UPDRAFT_NODE_API_KEY") or None
     try:
         key = read_text(file, ConfigurationError).strip()
     except OSError as error:
         raise ConfigurationError(f"Cannot read the key in {file}: {error.strerror}.") from error
     if not key:
-        raise ConfigurationError(f"{file} is empty: write the key of the nodes into it.")
+        raise ConfigurationError(f"{file} is empty: write the key into it.")
     return key

@@ -23,9 +23,11 @@ from .access.principal import Principal
 from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import WorkerGauges, gateway_metrics, requests_in_flight
+from .node_routes import NodeRoutes
+from .relay.dialects import PATHS
 from .relay.relay import Relay
 
-RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations")
+RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations", *PATHS)
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
@@ -54,7 +56,10 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
     app.add_route("/health", routes.health, methods=["GET"])
     app.add_route("/metrics", routes.metrics, methods=["GET"])
-    app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
+    nodes = NodeRoutes(relay.keys, relay.dispatch.registry, routes.requests_in_flight)
+    app.add_route("/admin/nodes", nodes.list, methods=["GET"])
+    app.add_route("/admin/nodes", nodes.register, methods=["POST"])
+    app.add_route("/admin/nodes", nodes.remove, methods=["DELETE"])
     app.add_route("/admin/usage", routes.usage, methods=["GET"])
     keys = KeyRoutes(relay.keys)
     app.add_route("/admin/keys", keys.list, methods=["GET"])
@@ -112,21 +117,10 @@ class _Routes:
         metrics = gateway_metrics(self._counters, with_keys=with_keys)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
-    async def nodes(self, request: Request) -> Response:
-        self._admitted(request, "admin")
+    def requests_in_flight(self) -> dict[str, int]:
+        """By node, over all workers."""
         self._gauges.publish()
-        in_flight = requests_in_flight(self._counters.rows)
-        shown = [
-            {
-                "url": node.url,
-                "healthy": node.healthy,
-                "reason": node.reason,
-                "models": node.models,
-                "in_flight": in_flight.get(node.url, node.in_flight),
-            }
-            for node in self._registry.nodes
-        ]
-        return send_json({"nodes": shown})
+        return requests_in_flight(self._counters.rows)
 
     async def usage(self, request: Request) -> Response:
         self._admitted(request, "usage")

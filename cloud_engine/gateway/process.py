@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from .relay.counters import ServiceObjective
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
     from .relay.shared_rows import SharedRows
 
@@ -103,13 +104,17 @@ def _checked(options: GatewayOptions) -> None:
     _keys(options)
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    NodeRegistry(_nodes(options, 0), Upstream(options.node_api_key), options.max_waiting)
+    directory = _directory(options)
+    NodeRegistry(_nodes(options), Upstream(options.node_api_key), options.max_waiting, directory)
+    if directory is not None:
+        directory.create()
     check_accounting(options.accounting)
 
 
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
     """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
+    from .balancing.node import part_of_worker
     from .balancing.registry import NodeRegistry
     from .limits.accounting import open_accounting
     from .relay.counters import Counters
@@ -122,9 +127,10 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
-    waiting = _part(options.max_waiting, options.workers, worker)
-    registry = NodeRegistry(_nodes(options, worker), upstream, waiting)
-    accounting = open_accounting(options.accounting)
+    waiting = part_of_worker(options.max_waiting, options.workers, worker)
+    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker))
+    prices = {node.url: node.price for node in registry.nodes if node.price is not None}
+    accounting = open_accounting(options.accounting, prices)
     counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
@@ -140,7 +146,7 @@ def _collect_seldom() -> None:
     gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
-def _nodes(options: GatewayOptions, worker: int) -> list[NodeAddress]:
+def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
     """As one worker sees them. It does not know of the others' requests, and has its part of each node's limit."""
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
@@ -154,17 +160,16 @@ def _nodes(options: GatewayOptions, worker: int) -> list[NodeAddress]:
             "use fewer workers, or raise its concurrency.",
             param="node_concurrency",
         )
-    return [
-        node
-        if node.concurrency is None
-        else replace(node, concurrency=_part(node.concurrency, options.workers, worker))
-        for node in nodes
-    ]
+    return [node.of_worker(options.workers, worker) for node in nodes]
 
 
-def _part(whole: int, workers: int, worker: int) -> int:
-    """The parts of all workers make up the whole."""
-    return whole // workers + (worker < whole % workers)
+def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None:
+    """Where nodes register. None without keys: nobody could be told from a stranger."""
+    from .balancing.directory import NodeDirectory
+
+    if options.keys is None:
+        return None
+    return NodeDirectory(Path(f"{options.keys}.nodes"), options.node_concurrency, options.workers, worker)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from ...protocol.errors import MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
-from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
+from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve, url_of
 from ...protocol.http.tls import TlsFiles, check_encrypted
+from .registration import Registration, RegistrationOptions
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from ..engine.config import EngineConfig
 
 
@@ -46,6 +49,8 @@ class NodeOptions:
     ready_file: Path | None = None
     # Stop when the starting process is gone.
     exit_with_parent: bool = False
+    # The gateway that is told of this node. None: no gateway is.
+    registration: RegistrationOptions | None = None
 
 
 def run_node(options: NodeOptions) -> None:
@@ -56,6 +61,8 @@ def run_node(options: NodeOptions) -> None:
     if options.api_key is None:
         check_keyless(options.host, "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway")
     check_encrypted(options.host, options.tls, insecure=options.insecure)
+    if options.registration is not None:
+        options.registration.check(options.host, insecure=options.insecure)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
@@ -83,5 +90,12 @@ def run_node(options: NodeOptions) -> None:
             served = ServedEngine(
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
             )
-            app = create_node_app(served, access)
+            app = create_node_app(served, access, _registration(options, sock))
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds, tls=options.tls)
+
+
+def _registration(options: NodeOptions, sock: socket) -> Registration | None:
+    if options.registration is None:
+        return None
+    url = url_of(sock, "http" if options.tls is None else "https")
+    return Registration(options.registration, url, options.engine.max_batch_size + options.engine.max_waiting)

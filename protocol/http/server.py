@@ -62,7 +62,7 @@ def serve(  # noqa: PLR0913
     def announce() -> None:
         if not announces:
             return
-        url = _url_of(sock, "http" if tls is None else "https")
+        url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
             write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us
         sys.stdout.write(f"ready {url}\n")
@@ -192,11 +192,14 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
+        leaving = None if self._traffic.at_drain is None else asyncio.create_task(self._traffic.at_drain())
         deadline = time.monotonic() + self._drain_s
         while self._traffic.in_flight and time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         if self._traffic.in_flight and self._traffic.at_deadline is not None:
             await self._traffic.at_deadline()
+        if leaving is not None:
+            await leaving
         await super().shutdown(sockets)
         if self._following is not None:
             self._following.cancel()
@@ -215,7 +218,8 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _url_of(sock: socket.socket, scheme: str) -> str:
+def url_of(sock: socket.socket, scheme: str) -> str:
+    """Where a listening socket is reached."""
     host, port = sock.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

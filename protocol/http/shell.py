@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import string
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -79,12 +79,14 @@ def create_app(
 class Traffic:
     """The requests in flight of an app. While `draining`, new requests are sent away and those in flight go on.
 
-    `at_deadline` gives those that are still there at its end an error of the app's own.
+    `at_drain` is called when that begins. `at_deadline` gives those that are still there at its end an error of the
+    app's own.
     """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.draining = False
+        self.at_drain: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.at_deadline: Callable[[], Awaitable[None]] | None = None
 
 

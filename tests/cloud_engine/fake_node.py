@@ -20,8 +20,9 @@ from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
+from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
-from updraft.protocol.http.server import exit_with_parent, serve
+from updraft.protocol.http.server import bind_socket, exit_with_parent, serve, url_of
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
@@ -117,10 +118,16 @@ if __name__ == "__main__":
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--tool-parser", default="auto")
     parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--register")
+    parser.add_argument("--register-key", default="")
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    app = create_node_app(
-        ServedEngine(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser)
-    )
-    serve(app, port=options.port, ready_file=options.ready_file)
+    engine = ServedEngine(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser)
+    with bind_socket("127.0.0.1", options.port) as sock:
+        registration = None
+        if options.register:
+            gateway = RegistrationOptions(options.register, options.register_key)
+            registration = Registration(gateway, url_of(sock, "http"), 8)
+        app = create_node_app(engine, registration=registration)
+        serve(app, sock=sock, ready_file=options.ready_file)

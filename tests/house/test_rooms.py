@@ -57,7 +57,7 @@ ROOMS = {
         "process",
         "workers",
         "app",
-        "metrics",
+        "metrics node_routes",
         "relay",
         "limits",
         "balancing",
@@ -76,7 +76,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
-    "cloud_engine.node": ["process", "api", "answers"],
+    "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
         "policy train",

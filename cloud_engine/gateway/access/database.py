@@ -49,7 +49,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     # Whose it is. None: the key's own name.
     tenant: Name | None = None
-    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=3)] = ("inference",)
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=4)] = ("inference",)
     priority: Priority = "interactive"
     # Empty: all.
     models: Models = ()

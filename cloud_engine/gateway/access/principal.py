@@ -10,7 +10,7 @@ from ....protocol.decoding import prepare_types
 from ....protocol.errors import PermissionDeniedError
 from ....protocol.safety.names import MAX_NAME
 
-Scope = Literal["inference", "usage", "admin"]
+Scope = Literal["inference", "usage", "admin", "node"]
 Priority = Literal["interactive", "escalation", "batch"]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
 Models = Annotated[

@@ -16,7 +16,7 @@ class NodeBreaker:
 
     def __init__(self) -> None:
         self.state: State = "open"
-        self.reason = "not probed yet"
+        self.reason = "it has not answered yet"
         self.trips = 0
         self._in_a_row = 0  # trips without a good answer between them
         self._probes_missing = 1  # a first success is enough at the start

@@ -7,7 +7,7 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +15,7 @@ import msgspec
 
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import is_sendable, shown_url
+from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 from ..upstream.failures import UpstreamFailure
@@ -38,6 +39,19 @@ class NodeAddress:
     # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
     first_token_s: float | None = None
     idle_s: float | None = None
+    # What its tokens cost, whatever the model's price is. None: that.
+    price: DatedPrice | None = None
+
+    def of_worker(self, workers: int, worker: int) -> NodeAddress:
+        """Workers do not know of one another's requests: each has its part of a limit, and at least 1."""
+        if self.concurrency is None:
+            return self
+        return replace(self, concurrency=max(1, part_of_worker(self.concurrency, workers, worker)))
+
+
+def part_of_worker(whole: int, workers: int, worker: int) -> int:
+    """The parts of all workers make up the whole."""
+    return whole // workers + (worker < whole % workers)
 
 
 class Model(msgspec.Struct):
@@ -62,6 +76,7 @@ class Node:
         self.target = _target(url, address.api_key)
         self.url = shown_url(url)
         self.concurrency = address.concurrency
+        self.price = address.price
         self._address = address
         self.models: tuple[str, ...] = ()
         self.cards: tuple[Model, ...] = ()

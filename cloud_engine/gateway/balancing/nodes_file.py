@@ -11,6 +11,7 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
+from ..ledger.prices import DatedPrice, Dollars
 from .node import NodeAddress
 
 
@@ -21,6 +22,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     concurrency: int | None = None
     first_token_s: float | None = None
     idle_s: float | None = None
+    # US dollars per million tokens of prompts and answers, where the node has prices of its own.
+    input: Dollars | None = None
+    output: Dollars | None = None
+    cached_input: Dollars | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,4 +52,12 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
     if entry.key_env is not None and not (key := os.environ.get(entry.key_env)):
         raise ConfigurationError(f"--nodes-file {path}: {entry.key_env} is not set.", param="nodes_file")
     limit = concurrency if entry.concurrency is None else entry.concurrency
-    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s)
+    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, _price(path, entry))
+
+
+def _price(path: Path, entry: _Entry) -> DatedPrice | None:
+    if entry.input is None or entry.output is None:
+        if (entry.input, entry.output, entry.cached_input) != (None, None, None):
+            raise ConfigurationError(f"--nodes-file {path}: input and output go together.", param="nodes_file")
+        return None
+    return DatedPrice("", entry.input, entry.output, entry.cached_input)

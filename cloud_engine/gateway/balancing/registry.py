@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
@@ -15,19 +16,30 @@ from ..access.principal import Priority
 from ..upstream.client import Upstream
 from .affinity import Placement
 from .choice import Chooser
+from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
 from .suspects import RetryBudget, Suspects
 from .waiting import WaitingLine
 
+_FOLLOW_S = 0.5
+_log = logging.getLogger("updraft.gateway")
+
 
 class NodeRegistry:
-    """All nodes, watched in the background between `start` and `close`."""
+    """All nodes, watched in the background between `start` and `close`. Those of `directory` come and go."""
 
-    def __init__(self, addresses: Sequence[NodeAddress], upstream: Upstream, max_waiting: int = 256) -> None:
-        """Raises ConfigurationError for a URL that is none, given twice, or no URL at all."""
+    def __init__(
+        self,
+        addresses: Sequence[NodeAddress],
+        upstream: Upstream,
+        max_waiting: int = 256,
+        directory: NodeDirectory | None = None,
+    ) -> None:
+        """Raises ConfigurationError for a URL that is none, given twice, or no URL and no directory."""
         self.nodes = [Node(address) for address in addresses]
-        if not self.nodes:
+        self.directory = directory
+        if not self.nodes and directory is None:
             raise ConfigurationError("A gateway needs at least one --node URL, or a --nodes-file.", param="node")
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
@@ -37,6 +49,8 @@ class NodeRegistry:
         self._chooser = Chooser()
         self._line = WaitingLine(max_waiting)
         self._watchers: list[asyncio.Task[None]] = []
+        self._registered: dict[str, tuple[Node, asyncio.Task[None]]] = {}
+        self._following = asyncio.Lock()
 
     @property
     def waiting(self) -> dict[Priority, int]:
@@ -56,11 +70,57 @@ class NodeRegistry:
         watches = [HealthWatch(node, self._upstream, self._line.move) for node in self.nodes]
         await asyncio.gather(*(watch.probe(with_models=True) for watch in watches))
         self._watchers = [asyncio.create_task(watch.run()) for watch in watches]
+        if self.directory is not None:
+            self._watchers.append(asyncio.create_task(self._follow()))
 
     async def close(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        tasks = [*self._watchers, *(watcher for _, watcher in self._registered.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def failure_of(self, node: Node) -> str:
+        """Why a node that is not in yet cannot be used; empty if it can."""
+        await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
+        if not node.healthy:
+            return node.reason
+        return "" if node.models else "it lists no models"
+
+    async def follow_directory(self) -> None:
+        """Take in the nodes that have registered, and let those go that have left. Raises ConfigurationError."""
+        assert self.directory is not None, "only a registry with a directory follows one"
+        async with self._following:
+            found = {address.url: address for address in await asyncio.to_thread(self.directory.addresses)}
+            for url in self._registered.keys() - found.keys():
+                node, watcher = self._registered.pop(url)
+                watcher.cancel()
+                self.nodes.remove(node)
+                _log.info("Node %s has left", url)
+            fresh = found.keys() - {node.url for node in self.nodes}
+            await asyncio.gather(*(self._take_in(found[url]) for url in fresh))
+            for url, (node, _) in self._registered.items():
+                node.concurrency = found[url].concurrency
+        self._line.move()
+
+    async def _take_in(self, address: NodeAddress) -> None:
+        node = Node(address)
+        watch = HealthWatch(node, self._upstream, self._line.move)
+        await watch.probe(with_models=True)
+        self.nodes.append(node)
+        self._registered[node.url] = node, asyncio.create_task(watch.run())
+        _log.info("Node %s has registered", node.url)
+
+    async def _follow(self) -> None:
+        failing = False
+        while True:
+            try:
+                await self.follow_directory()
+                failing = False
+            except ConfigurationError as error:
+                if not failing:
+                    _log.error("Registered nodes stay as they are: %s", error)
+                failing = True
+            await asyncio.sleep(_FOLLOW_S)
 
     def models(self) -> list[ModelCard]:
         """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""

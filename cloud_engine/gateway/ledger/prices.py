@@ -17,7 +17,7 @@ from ....protocol.errors import ConfigurationError
 
 _MOST_BYTES = 64_000_000
 _FETCH_S = 30.0
-_Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"since": "from"}):
@@ -26,11 +26,11 @@ class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     # The model's name, as clients ask for it.
     model: str
     # Of a prompt.
-    input: _Dollars
+    input: Dollars
     # Of an answer.
-    output: _Dollars
+    output: Dollars
     # Of the part of a prompt that the node had in its cache. None: as any other part.
-    cached_input: _Dollars | None = None
+    cached_input: Dollars | None = None
     # The first day (UTC) of this price. None: always.
     since: date | None = None
 
@@ -47,9 +47,9 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 class _PublicPrice(msgspec.Struct):
     """An entry of LiteLLM's file, in US dollars per token."""
 
-    input_cost_per_token: _Dollars | None = None
-    output_cost_per_token: _Dollars | None = None
-    cache_read_input_token_cost: _Dollars | None = None
+    input_cost_per_token: Dollars | None = None
+    output_cost_per_token: Dollars | None = None
+    cache_read_input_token_cost: Dollars | None = None
 
 
 prepare_types(_Table, _PublicPrice)

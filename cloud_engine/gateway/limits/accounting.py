@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
-from ..ledger.prices import PriceTable, load_prices
+from ..ledger.prices import DatedPrice, PriceTable, load_prices
 from ..ledger.reading import UsageReader
 from .limiter import Limiter, LimitReservation
 from .policy import LimitPolicy, load_policy
@@ -48,6 +48,8 @@ class Accounting:
     reader: UsageReader
     limiter: Limiter
     prices: PriceTable
+    # Of nodes with prices of their own, by URL.
+    node_prices: Mapping[str, DatedPrice] = field(default_factory=dict[str, DatedPrice])
 
     @asynccontextmanager
     async def admitted(
@@ -62,7 +64,7 @@ class Accounting:
             await self.ledger.open(row)
             yield reservation
         finally:
-            price = self.prices.at(row.model, row.started_at)
+            price = self.node_prices.get(row.node) or self.prices.at(row.model, row.started_at)
             if price is not None:
                 row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
@@ -84,14 +86,14 @@ def check_accounting(options: AccountingOptions) -> None:
         RedisStore(options.limits_url)  # connects with its first request
 
 
-def open_accounting(options: AccountingOptions) -> Accounting:
+def open_accounting(options: AccountingOptions, node_prices: Mapping[str, DatedPrice] | None = None) -> Accounting:
     """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
     prices, policy = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
-    return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices)
+    return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices, node_prices or {})
 
 
 def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitPolicy]:

@@ -15,7 +15,11 @@ MOST_MESSAGES = 10_000
 MOST_BIASES = 1024
 MOST_DEPTH = 32
 _BYTES_PER_TOKEN = 3
-_ATTACHED_TOKENS = 1500
+_ASCII = bytes(range(128))
+_ESCAPE = 6  # characters of `\u20ac`
+_ESCAPED_BYTES = 3  # of UTF-8, at most
+ATTACHED_TOKENS = 1500
+_ESCAPED = re.compile(rb"\\u")
 _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
@@ -39,7 +43,7 @@ prepare_types(SizeFields)
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    # An estimate of the prompt's tokens: a third of the body's bytes, and 1,500 for each attachment.
+    # An estimate of the prompt's tokens: a third of the ASCII, every byte beyond it, and 1,500 for each attachment.
     prompt_tokens: int = 0
     # The limit on the tokens of all answers. None: the request names none.
     max_tokens: int | None = None
@@ -70,11 +74,15 @@ def decode_size(body: bytes) -> RequestSize:
 
 
 def _prompt_tokens(body: bytes) -> int:
-    size = len(body)
-    if b";base64," not in body:
-        return -(-size // _BYTES_PER_TOKEN)
-    attached = [len(found[0]) for found in _ATTACHED.finditer(body)]
-    return -(-(size - sum(attached)) // _BYTES_PER_TOKEN) + _ATTACHED_TOKENS * len(attached)
+    """A token holds a byte at least, and rarely more of what is not ASCII: there the number of bytes is a bound."""
+    beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
+    escaped = len(_ESCAPED.findall(body))
+    size = len(body) - beyond - escaped * _ESCAPE
+    attached: list[int] = []
+    if b";base64," in body:
+        attached = [len(found[0]) for found in _ATTACHED.finditer(body)]
+    plain = max(0, size - sum(attached))
+    return -(-plain // _BYTES_PER_TOKEN) + beyond + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * len(attached)
 
 
 def _check(name: str, count: int, most: int) -> None:

@@ -16,6 +16,7 @@ from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response
 from ..upstream.failures import UpstreamFailure
 from .call import Call
+from .dialects import Passage, events_as_they_are
 from .stream import FINISH, events_of
 from .usage import StreamMeter, whole_answer
 
@@ -72,6 +73,44 @@ async def relay_stream(
         raise UpstreamFailure("the stream ended without [DONE]")
     wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
     await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+
+
+async def relay_passage(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
+    """An answer of another API, as it is: whole, or event by event where the node sends events."""
+    kind = dict(response.headers).get(b"content-type", b"")
+    if response.status == 200 and kind.lower().startswith(b"text/event-stream"):
+        await _relay_events(call, passage, response, without_key)
+        return
+    body, status = await response.read_whole(), response.status
+    if status == 200:
+        passage.whole(body)
+    elif 400 <= status < 600:
+        error = error_in(without_key(body), status, f"The node answered {status}")
+        body = msgspec.json.encode(passage.error_body(error))
+    else:
+        raise UpstreamError(_odd_status(response))
+    await call.start(response, len(body))
+    await call.emit(body, more=False)
+
+
+async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
+    try:
+        async with aclosing(events_as_they_are(response)) as batches:
+            async for events in batches:
+                for event in events:
+                    passage.read(event)
+                shown = [without_key(event) if b'"error"' in event else event for event in events]
+                if not call.answered:
+                    await call.start(response, None)
+                await call.emit(b"".join(shown), more=True)
+        if not passage.ended:
+            raise UpstreamFailure("the stream ended before its answer did")
+    except UpstreamFailure:
+        if not passage.ended:
+            raise
+    finally:
+        passage.settle()
+    await call.emit(b"", more=False)
 
 
 @dataclass(slots=True)

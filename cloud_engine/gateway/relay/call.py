@@ -19,9 +19,11 @@ from ....protocol.telemetry.tracing import Span
 from ..access.principal import Priority
 from ..balancing.node import Node
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
-from ..limits.request_size import RequestSize, SizeFields, size_of
-from ..upstream.client import Response
+from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
+from ..upstream.client import JSON, Response
 from .continuation import BegunAnswer
+from .dialects import PATHS, UPLOADS, Passage
+from .uploads import read_upload
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -91,6 +93,10 @@ class Call:
     answer_headers: list[Header] = field(default_factory=list[Header])
     # All that the client gets, where the answer may be kept; None where not.
     copied: bytearray | None = None
+    # The type of the body.
+    content_type: bytes = JSON
+    # How an answer is relayed of which only the usage is read; None for chat and completions.
+    passage: Passage | None = None
     # What the client has got of a stream.
     begun: BegunAnswer = field(init=False)
 
@@ -129,21 +135,33 @@ class Call:
 
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
     """Raises InvalidRequestError."""
-    try:
-        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
-        peek = msgspec.json.decode(body, type=_Peek)
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except UNREADABLE as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    route, content_type = request.scope["path"], JSON
+    if route in UPLOADS:
+        upload = read_upload(form := request.headers.get("content-type", ""), body)
+        content_type = form.encode("latin-1")
+        peek, size = _Peek(model=upload.model, stream=upload.stream), RequestSize(ATTACHED_TOKENS)
+    else:
+        peek = _peek(body)
+        size = size_of(body, peek)
     row.model = peek.model
     usage_options, along = (
         peek.stream_options or UsageOptions(),
         forwarded(request.headers, request.scope["query_string"].decode()),
     )
     path, headers = (
-        along.target(request.scope["path"]).encode(),
+        along.target(route).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
     about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
-    return Call(*about, session=peek.prompt_cache_key or "", size=size_of(body, peek))
+    passage = Passage(route, row) if route in PATHS else None
+    return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passage=passage)
+
+
+def _peek(body: bytes) -> _Peek:
+    try:
+        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
+        return msgspec.json.decode(body, type=_Peek)
+    except msgspec.ValidationError as error:
+        raise refusal(str(error)) from error
+    except UNREADABLE as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error

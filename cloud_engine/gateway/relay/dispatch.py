@@ -11,16 +11,17 @@ from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
-from ..upstream.client import Headers, Upstream, UpstreamRequest
+from ..upstream.client import JSON, Headers, Upstream, UpstreamRequest
 from ..upstream.connection import Patience
 from ..upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
-from .answer import EngineFailure, relay_stream, relay_whole
+from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
 from .usage import StreamMeter, asking_for_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+_HAS_NO_ROUTE = frozenset({404, 405})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Dispatch:
         registry, course = self.registry, _Course()
         registry.suspects.check(*_identity(call))
         registry.retries.requested()
-        placement = registry.placement(call.row.key_name, call.model, call.body, call.session)
+        prompt = call.body if call.content_type == JSON else b""
+        placement = registry.placement(call.row.key_name, call.model, prompt, call.session)
         try:
             while not course.is_over:
                 if call.tried:
@@ -102,7 +104,7 @@ class Dispatch:
         async with AsyncExitStack() as stack:
             span = stack.enter_context(call.span.child("relay", "CLIENT", {"server.address": node.url}))
             async with node.unless_it_hangs():
-                request = UpstreamRequest(b"POST", call.path, body, _headers(call, span))
+                request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type)
                 patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
                 sent = self.upstream.open(node.target, request, patience)
                 response = await stack.enter_async_context(sent)
@@ -112,9 +114,14 @@ class Dispatch:
             if response.status in _TRY_ELSEWHERE and may_move and self._moves(response.status, course):
                 course.erred.append(node)
                 return False
+            if response.status in _HAS_NO_ROUTE and call.passage is not None and may_move:
+                return False
             call.row.status = response.status
             without_key = self.upstream.key_remover(node.target)
-            if call.stream and response.status == 200:
+            if call.passage is not None:
+                with node.giving_up(lambda: response.give_up(node.reason)):
+                    await relay_passage(call, call.passage, response, without_key)
+            elif call.stream and response.status == 200:
                 begun = call.begun.num_tokens
                 meter = StreamMeter(call.row, call.usage_options, running=node.tells_usage, begun=begun)
                 may_break = may_move and not course.engine_failures
@@ -140,7 +147,7 @@ class Dispatch:
             body = call.begun.continued(counts, takes_tokens=node.tells_tokens, takes_text=node.tells_usage)
         else:
             call.begun = BegunAnswer(call.path, call.body)
-        if body is None or not call.stream:
+        if body is None or not call.stream or call.passage is not None:
             return body
         return asking_for_usage(body, running=node.tells_usage, tokens=node.tells_tokens)
 

@@ -66,7 +66,7 @@ class Relay:
 
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
-        principal = self.keys.principal(request.headers.get("authorization", ""))
+        principal = self.keys.principal(_authorization(request))
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
@@ -99,6 +99,8 @@ class Relay:
             if not call.answered:
                 raise failure from error
             event = error.event if isinstance(error, EngineFailure) else sse.event(failure.to_body())
+            if call.passage is not None:
+                event = call.passage.error_event(failure)
             await call.emit(event, more=False)
 
     async def _ask_what_it_cost(self, call: Call) -> None:
@@ -113,6 +115,12 @@ class Relay:
         else:
             if status == 200:
                 read_usage(b'{"usage":%b}' % body, call.row)
+
+
+def _authorization(request: Request) -> str:
+    """Anthropic's clients send the key in a header of its own."""
+    key = request.headers.get("x-api-key", "")
+    return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
 
 
 async def _body_in_time(request: Request, deadline: float) -> bytes:

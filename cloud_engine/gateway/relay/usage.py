@@ -16,7 +16,7 @@ from ....protocol.http.foreign import error_in, json_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
@@ -35,18 +35,18 @@ class UsageOptions(msgspec.Struct):
 
 
 class _Details(msgspec.Struct):
-    accepted_prediction_tokens: _Count | None = 0
-    rejected_prediction_tokens: _Count | None = 0
+    accepted_prediction_tokens: Count | None = 0
+    rejected_prediction_tokens: Count | None = 0
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: _Count | None = 0
+class PromptDetails(msgspec.Struct):
+    cached_tokens: Count | None = 0
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: _Count = 0
-    completion_tokens: _Count = 0
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: _Details | None = None
 
 
@@ -156,7 +156,7 @@ def read_usage(payload: bytes, row: UsageRow) -> bool:
         return False
     details = usage.completion_tokens_details or _Details()
     row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-    row.cached_tokens = (usage.prompt_tokens_details or _PromptDetails()).cached_tokens or 0
+    row.cached_tokens = (usage.prompt_tokens_details or PromptDetails()).cached_tokens or 0
     row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
     row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
     return True

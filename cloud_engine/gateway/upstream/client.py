@@ -18,6 +18,7 @@ from .connection import ClosedUnansweredError, NodeConnection, Patience
 from .failures import UnreachableError, UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
 
+JSON = b"application/json"
 MOST_ANSWER_BYTES = 64 * 2**20
 _ENDLESS = Patience()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
@@ -46,10 +47,12 @@ class UpstreamRequest:
     method: bytes
     # Behind the node's prefix, with the query.
     path: bytes
-    # JSON, or nothing.
+    # Of `content_type`, or nothing.
     body: bytes = b""
     # Beside those for the host, the key and the body.
     headers: Headers = ()
+    # Of the body.
+    content_type: bytes = JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Upstream:
         if authorization := self._authorization_for(target):
             headers.append((b"authorization", authorization))
         if body := request.body:
-            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            headers += [(b"content-type", request.content_type), (b"content-length", b"%d" % len(body))]
         target_path = target.prefix + request.path
         if _UNSENDABLE.search(target_path + b"".join([value for _, value in headers[1:]]).replace(b" ", b"")):
             raise InvalidRequestError("The query or a header holds characters that HTTP cannot carry.")

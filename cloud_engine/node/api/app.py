@@ -41,6 +41,7 @@ from ..answers.fan_out import fan_out
 from ..answers.formats import joined
 from ..answers.latency import Latencies
 from ..answers.running_usage import Spent, TokenCounter
+from ..registration import Registration
 from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
@@ -62,20 +63,27 @@ class ServedEngine:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-def create_node_app(served: ServedEngine, access: Access | None = None) -> FastAPI:
-    """The engine is started and closed with the app."""
+def create_node_app(
+    served: ServedEngine, access: Access | None = None, registration: Registration | None = None
+) -> FastAPI:
+    """The engine is started and closed with the app. `registration` lasts until a shutdown begins."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         await served.engine.start()
+        if registration is not None:
+            registration.start()
         try:
             yield
         finally:
+            if registration is not None:
+                await registration.leave()
             await served.engine.close()
             await node.close()
 
     app = create_app("Updraft node", access=access, lifespan=lifespan)
     app.state.traffic.at_deadline = served.engine.close
+    app.state.traffic.at_drain = None if registration is None else registration.leave
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
+from updraft.cloud_engine.gateway.ledger.opening import open_reader
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, _nodes
 from updraft.protocol.errors import ConfigurationError
@@ -48,7 +49,9 @@ class Stub:
         self.most = max(self.most, self.running)
         await asyncio.to_thread(self.may_answer.wait)
         self.running -= 1
-        return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]})
+        usage = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
+        message = {"role": "assistant", "content": "Hi"}
+        return JSONResponse({"choices": [{"index": 0, "message": message}], "usage": usage})
 
 
 def start(spawn: Any, tmp_path: Path, *options: str) -> Any:
@@ -99,6 +102,24 @@ def test_a_file_gives_nodes_their_keys(spawn: Any, tmp_path: Path, monkeypatch: 
     assert [dict(stub.keys) for stub in stubs] == [{"Bearer first-secret": 2}, {"Bearer usual-secret": 2}]
 
 
+def test_a_node_has_prices_of_its_own(spawn: Any, tmp_path: Path) -> None:
+    stubs = [Stub(), Stub()]
+    table = '[[prices]]\nmodel = "big"\ninput = 1\noutput = 2\n'
+    (tmp_path / "prices.toml").write_text(table)
+    with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second:
+        lines = [f'[[nodes]]\nurl = "{first}"\ninput = 10\noutput = 20', f'[[nodes]]\nurl = "{second}"']
+        (tmp_path / "nodes.toml").write_text("\n".join(lines))
+        files = ("--nodes-file", str(tmp_path / "nodes.toml"), "--prices", str(tmp_path / "prices.toml"))
+        gateway = start(spawn, tmp_path, *files)
+        for stub in stubs:
+            stub.may_answer.set()
+        for _ in range(4):
+            httpx.post(f"{gateway.url}/v1/chat/completions", json=BODY, timeout=60).raise_for_status()
+        httpx.get(f"{gateway.url}/admin/usage").raise_for_status()  # the rows are written
+        with open_reader(tmp_path / "usage.sqlite").rows() as rows:
+            assert {(row["node"], row["cost_usd"]) for row in rows} == {(first, 30.0), (second, 3.0)}
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -106,6 +127,8 @@ def test_a_file_gives_nodes_their_keys(spawn: Any, tmp_path: Path, monkeypatch: 
         ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "unknown field"),
         ('[[nodes]]\nurl = "http://h"\nkey_env = "UPDRAFT_NO_SUCH_KEY"\n', "is not set"),
         ('[[nodes]]\nurl = "http://h"\nconcurrency = 0\n', "above 0"),
+        ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "go together"),
+        ('[[nodes]]\nurl = "http://h"\ninput = -1\noutput = 1\n', "input"),
         ("nodes", "nodes-file"),
     ],
 )

@@ -188,3 +188,10 @@ def test_sizes() -> None:
     size = decode_size(json.dumps({"messages": [image]}).encode())
     assert size.max_tokens is None
     assert 1500 <= size.prompt_tokens < 1600
+
+
+@given(st.text(st.characters(min_codepoint=128, codec="utf-8"), max_size=200), st.booleans())
+def test_a_text_beyond_ascii_never_has_more_tokens_than_reckoned(text: str, escaped: bool) -> None:
+    body = json.dumps({"prompt": text}, ensure_ascii=escaped).encode()
+    reckoned = decode_size(body).prompt_tokens
+    assert len(text.encode()) <= reckoned <= 6 * len(text) + 10, "a token is a byte at least"

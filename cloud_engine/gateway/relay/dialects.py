@@ -1,0 +1,129 @@
+"""APIs that only some nodes have, relayed as they are: OpenAI's Responses and audio, and Anthropic's Messages.
+
+Only their usage is read. A stream that breaks off ends in an error event of its own kind, and goes on nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from ....protocol.decoding import prepare_types
+from ....protocol.errors import UpdraftError
+from ....protocol.http import sse
+from ..ledger.metering import UsageRow
+from ..upstream.client import Response
+from ..upstream.failures import UpstreamFailure
+from .usage import Count, PromptDetails
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
+SPEECH = "/v1/audio/speech"
+UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
+_ENDS = frozenset(
+    ("response.completed", "response.incomplete", "response.failed", "message_stop", "error", "transcript.text.done",
+     "speech.audio.done")
+)  # fmt: skip
+_END = re.compile(rb'"type":\s?"(?:%b)"' % "|".join(map(re.escape, _ENDS)).encode())
+_TEXT = re.compile(rb'"type":\s?"(?:content_block_delta|response\.[a-z_.]+\.delta|transcript\.text\.delta)"')
+_SEQUENCE = re.compile(rb'"sequence_number":\s?(\d+)')
+_ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    input_tokens_details: PromptDetails | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
+
+
+class _Holder(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Peek(msgspec.Struct):
+    """An event, or a whole answer."""
+
+    type: Any = None
+    usage: _Usage | None = None
+    response: _Holder | None = None
+    message: _Holder | None = None
+
+
+prepare_types(_Peek)
+
+
+class Passage:
+    """One answer on its way: what its events say of usage and end is noted, and they stay as they are."""
+
+    def __init__(self, path: str, row: UsageRow) -> None:
+        self._path = path
+        self._row = row
+        self._texts = 0
+        self._last = b""
+        self.ended = False
+
+    def read(self, event: bytes) -> None:
+        self._last = event
+        self._texts += _TEXT.search(event) is not None
+        if _END.search(event) is not None or b'_tokens"' in event:
+            self.ended = self.ended or self._note(sse.data_of(event)) in _ENDS
+
+    def whole(self, body: bytes) -> None:
+        if self._path != COUNT_TOKENS:
+            self._note(body)
+
+    def settle(self) -> None:
+        """A stream is over. One that broke off has cost as many tokens as deltas had come, or more."""
+        if not self.ended:
+            self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
+
+    def error_event(self, error: UpdraftError) -> bytes:
+        """What a stream ends with that its node could not end."""
+        if self._path == MESSAGES:
+            kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+            return b"event: error\n" + sse.event({"type": "error", "error": {"type": kind, "message": error.message}})
+        said = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
+        if (found := _SEQUENCE.search(self._last)) is not None:
+            said["sequence_number"] = int(found[1]) + 1
+        return b"event: error\n" + sse.event(said)
+
+    def error_body(self, error: dict[str, Any]) -> dict[str, Any]:
+        """A node's error as clients of this API read it."""
+        return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
+
+    def _note(self, payload: bytes) -> str:
+        """Write the usage that `payload` tells into the row; the payload's type."""
+        try:
+            peek = msgspec.json.decode(payload, type=_Peek)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not ours to judge
+            return ""
+        for holder in (peek, peek.response, peek.message):
+            if holder is not None and holder.usage is not None:
+                self._count(holder.usage)
+        return peek.type if isinstance(peek.type, str) else ""
+
+    def _count(self, usage: _Usage) -> None:
+        row = self._row
+        if usage.input_tokens is not None:  # Anthropic's leaves out what was in the cache or went into it
+            read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+            row.prompt_tokens = usage.input_tokens + read + written
+            row.cached_tokens = read or (usage.input_tokens_details or PromptDetails()).cached_tokens or 0
+        if usage.output_tokens is not None:
+            row.completion_tokens = usage.output_tokens
+
+
+async def events_as_they_are(response: Response) -> AsyncGenerator[list[bytes]]:
+    """The events of each read. What is left of a broken event is dropped. Raises UpstreamFailure."""
+    parser = sse.EventParser()
+    while chunk := await response.read():
+        try:
+            events = parser.events(chunk)
+        except sse.EventTooLongError as error:
+            raise UpstreamFailure(str(error)) from error
+        yield [event + b"\n\n" for event in events]

@@ -1,0 +1,110 @@
+"""How a node announces itself to a gateway: heartbeats while it serves, and a word when it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.http.access import is_loopback
+from ...protocol.http.foreign import error_in
+from ...protocol.safety.redaction import is_sendable
+
+_HEARTBEAT_S = 3.0  # a lease is three of them
+_TIMEOUT_S = 5.0
+_LEAVE_S = 2.0
+_log = logging.getLogger("updraft.node")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationOptions:
+    """Which gateway, and under which name."""
+
+    # The gateway's URL.
+    gateway: str
+    # A key of the scope `node`.
+    key: str = field(repr=False)
+    # The URL under which the gateway reaches this node. None: the address that it listens on.
+    url: str | None = None
+
+    def check(self, host: str, *, insecure: bool) -> None:
+        """Raises ConfigurationError for what cannot work with a node that listens on `host`."""
+        try:
+            gateway = httpx.URL(self.gateway)
+        except httpx.InvalidURL:
+            gateway = httpx.URL()
+        if gateway.scheme not in ("http", "https") or not gateway.host:
+            raise ConfigurationError("--register must be an http(s) URL, as http://10.0.0.1:8000.", param="register")
+        if gateway.scheme == "http" and not is_loopback(gateway.host) and not insecure:
+            raise ConfigurationError(
+                "--register would send the key unencrypted: use https, or --insecure in a private network.",
+                param="register",
+            )
+        if not is_sendable(self.key):
+            raise ConfigurationError("The key of --register-key-file holds characters that no header can.")
+        if self.url is None and host in ("", "0.0.0.0", "::"):
+            raise ConfigurationError(
+                f"--host {host} is no address for others: say with --register-as how the gateway reaches this node.",
+                param="register_as",
+            )
+
+
+class Registration:
+    """Tells a gateway of this node, for as long as `run` runs."""
+
+    def __init__(self, options: RegistrationOptions, url: str, concurrency: int) -> None:
+        self._options = options
+        self._body = {"url": options.url or url, "concurrency": concurrency}
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {options.key}"}, timeout=_TIMEOUT_S, trust_env=False
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._said: str | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def leave(self) -> None:
+        """No more heartbeats; the gateway is told at once. A second time does nothing."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._send("DELETE")
+        except (httpx.HTTPError, TimeoutError) as error:
+            _log.warning("The gateway does not hear that this node leaves: %s", error or "time is up")
+        finally:
+            await self._client.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._say(await self._send("POST"))
+            except httpx.HTTPError as error:
+                self._say(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    async def _send(self, method: str) -> str:
+        """What the gateway has against it; empty if nothing."""
+        answer = await self._client.request(method, f"{self._options.gateway.rstrip('/')}/admin/nodes", json=self._body)
+        if answer.status_code == 200:
+            return ""
+        error: dict[str, Any] = error_in(answer.content, answer.status_code, f"it answered {answer.status_code}")
+        return str(error["message"])
+
+    def _say(self, failure: str) -> None:
+        """Each change once: heartbeats go on either way."""
+        if failure == self._said:
+            return
+        self._said = failure
+        if failure:
+            _log.warning("The gateway %s does not take this node: %s", self._options.gateway, failure)
+        else:
+            _log.info("Registered at %s as %s", self._options.gateway, self._body["url"])

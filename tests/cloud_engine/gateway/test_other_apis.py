@@ -1,0 +1,235 @@
+"""Responses, Messages and audio go through the gateway unchanged: metered, and never continued at another node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import gateway_keys
+import httpx
+import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from updraft.cloud_engine.gateway.ledger.opening import open_reader
+from updraft.cloud_engine.gateway.relay.uploads import Upload, read_upload
+from updraft.protocol.errors import InvalidRequestError
+
+TEXT = json.dumps('a "type": "message_stop" b, "usage": {"output_tokens": 999}')
+RESPONSES = [
+    b'event: response.created\ndata: {"type":"response.created","response":{"usage":null},"sequence_number":0}\n\n',
+    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":%b,"sequence_number":1}\n\n'
+    % TEXT.encode(),
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"usage":{"input_tokens":7,'
+    b'"input_tokens_details":{"cached_tokens":2},"output_tokens":3}},"sequence_number":2}\n\n',
+]
+MESSAGES = [
+    b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":5,"output_tokens":1,'
+    b'"cache_read_input_tokens":2,"cache_creation_input_tokens":1}}}\n\n',
+    b'event: ping\ndata: {"type": "ping"}\n\n',
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":%b}}\n\n' % TEXT.encode(),
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"b"}}\n\n',
+    b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":9}}\n\n',
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+]
+BODIES = {
+    "/v1/responses": {"model": "big", "input": "hello"},
+    "/v1/messages": {"model": "big", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
+}
+
+
+@dataclass
+class Foreign:
+    """Answers with what the test sets, and keeps what it was asked."""
+
+    answer: Callable[[], Response] = field(default=lambda: JSONResponse({}))
+    asked: list[tuple[str, str, bytes]] = field(default_factory=list[tuple[str, str, bytes]])
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "big", "object": "model", "owned_by": "somebody"}]})
+
+    async def take(self, request: Request) -> Response:
+        self.asked.append((request.url.path, request.headers["content-type"], await request.body()))
+        return self.answer()
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/models", self.models), Route("/{rest:path}", self.take, methods=["POST"])])
+
+
+@dataclass
+class Setting:
+    nodes: tuple[Foreign, Foreign]
+    url: str
+    key: str
+    database: Any
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(
+            f"{self.url}{path}", json=BODIES.get(path, {"model": "big"}) | body, headers={"x-api-key": self.key}
+        )
+
+    def last_row(self) -> dict[str, Any]:
+        httpx.get(f"{self.url}/admin/usage", headers={"authorization": f"Bearer {self.key}"}).raise_for_status()
+        with open_reader(self.database).rows() as rows:
+            return list(rows)[-1]
+
+
+@pytest.fixture
+def setting(spawn: Any, tmp_path: Any) -> Iterator[Setting]:
+    nodes = Foreign(), Foreign()
+    key = gateway_keys.make_key(tmp_path / "keys", "app", "inference", "usage")
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(node.app)) for node in nodes]
+        given = [part for url in urls for part in ("--node", url)]
+        command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(tmp_path / "keys")]
+        gateway = spawn(*command, *given, "--db", str(tmp_path / "usage"))
+        yield Setting(nodes, gateway.url, key, tmp_path / "usage")
+
+
+def stream(events: list[bytes], *, breaks: bool = False) -> Callable[[], Response]:
+    async def body() -> Any:
+        for event in events:
+            half = len(event) // 2
+            yield event[:half]
+            yield event[half:]
+        if breaks:
+            raise ConnectionError("the node dies")
+
+    return lambda: StreamingResponse(body(), media_type="text/event-stream")
+
+
+def counted(row: dict[str, Any]) -> tuple[int, int, int, int]:
+    return row["status"], row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "count"),
+    [("/v1/responses", RESPONSES, (200, 7, 2, 3)), ("/v1/messages", MESSAGES, (200, 8, 2, 9))],
+)
+def test_a_stream_passes_unchanged_and_is_metered(
+    setting: Setting, path: str, events: list[bytes], count: tuple[int, ...]
+) -> None:
+    for node in setting.nodes:
+        node.answer = stream(events)
+    answer = setting.post(path, stream=True)
+    assert answer.content == b"".join(events)
+    ((asked, _, body),) = setting.nodes[0].asked + setting.nodes[1].asked
+    assert (asked, json.loads(body)) == (path, BODIES[path] | {"stream": True})
+    assert counted(setting.last_row()) == count
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "count"),
+    [("/v1/responses", RESPONSES[:2], (502, 0, 0, 1)), ("/v1/messages", MESSAGES[:4], (502, 8, 2, 2))],
+)
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_stream_that_breaks_off_ends_in_an_error_event_of_its_kind(
+    setting: Setting, path: str, events: list[bytes], count: tuple[int, ...], breaks: bool
+) -> None:
+    for node in setting.nodes:
+        node.answer = stream(events, breaks=breaks)
+    content = setting.post(path, stream=True).content
+    assert content.startswith(b"".join(events) + b"event: error\ndata: ")
+    error = json.loads(content.rpartition(b"data: ")[2])
+    assert error["type"] == "error"
+    if path == "/v1/messages":
+        assert error["error"]["type"] == "api_error" and error["error"]["message"]
+    else:
+        assert error["sequence_number"] == 2 and error["message"]
+    assert len(setting.nodes[0].asked + setting.nodes[1].asked) == 1
+    assert counted(setting.last_row()) == count
+
+
+def test_whole_answers_and_what_a_prompt_would_cost(setting: Setting) -> None:
+    for path, usage, count in (
+        ("/v1/responses", {"input_tokens": 7, "output_tokens": 3}, (200, 7, 0, 3)),
+        ("/v1/messages", {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}, (200, 7, 2, 3)),
+    ):
+        for node in setting.nodes:
+            node.answer = lambda usage=usage: JSONResponse({"error": None, "usage": usage})
+        assert setting.post(path).json() == {"error": None, "usage": usage}
+        assert counted(setting.last_row()) == count
+    for node in setting.nodes:
+        node.answer = lambda: JSONResponse({"input_tokens": 77})
+    assert setting.post("/v1/messages/count_tokens").json() == {"input_tokens": 77}
+    assert counted(setting.last_row()) == (200, 0, 0, 0)
+
+
+def test_the_node_that_has_the_route_answers(setting: Setting) -> None:
+    without, having = setting.nodes
+    without.answer = lambda: JSONResponse({"detail": "Not Found"}, 404)
+    having.answer = lambda: JSONResponse({"id": "here"})
+    assert [setting.post("/v1/responses").json() for _ in range(4)] == [{"id": "here"}] * 4
+    having.answer = without.answer
+    refused = setting.post("/v1/messages")
+    assert refused.status_code == 404
+    assert refused.json()["type"] == "error" and refused.json()["error"]["message"] == "Not Found"
+
+
+def test_our_own_nodes_say_that_they_do_not_have_it(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
+    command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", fake_node.url]
+    gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    for path in ("/v1/responses", "/v1/messages", "/v1/audio/speech"):
+        refused = httpx.post(f"{gateway.url}{path}", json={"model": "echo"})
+        assert refused.status_code == 404
+        assert refused.json()["error"].keys() >= {"message", "type", "param", "code"}
+
+
+def test_audio_in_both_directions(setting: Setting) -> None:
+    sound = bytes(range(256)) * 8
+    for node in setting.nodes:
+        node.answer = lambda: Response(sound, media_type="audio/mpeg")
+    spoken = setting.post("/v1/audio/speech", input="hi", voice="a")
+    assert (spoken.content, spoken.headers["content-type"]) == (sound, "audio/mpeg")
+    for node in setting.nodes:
+        node.asked.clear()
+        node.answer = lambda: JSONResponse({"text": "hi", "usage": {"input_tokens": 14, "output_tokens": 2}})
+    request = httpx.Request(
+        "POST",
+        f"{setting.url}/v1/audio/transcriptions",
+        data={"model": "big"},
+        files={"file": ("model.wav", sound)},
+        headers={"authorization": f"Bearer {setting.key}"},
+    )
+    sent = request.read()
+    with httpx.Client() as client:
+        assert client.send(request).json()["text"] == "hi"
+    ((path, kind, body),) = setting.nodes[0].asked + setting.nodes[1].asked
+    assert (path, kind, body) == ("/v1/audio/transcriptions", request.headers["content-type"], sent)
+    assert counted(setting.last_row()) == (200, 14, 0, 2)
+
+
+def form(*parts: str, end: str = "--x--\r\n") -> bytes:
+    return ("".join(f"--x\r\n{part}\r\n" for part in parts) + end).encode()
+
+
+def field_of(name: str, value: str) -> str:
+    return f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'
+
+
+def test_what_a_form_says_of_its_model() -> None:
+    kind = "multipart/form-data; boundary=x"
+    said = field_of("model", "big")
+    hidden = 'Content-Disposition: form-data; name="file"; filename="m"\r\n\r\nname="model"\r\n\r\nsmall'
+    assert read_upload(kind, form(hidden, said, field_of("stream", "true"))) == Upload("big", stream=True)
+    for content_type, body in (
+        (kind, form(said, said)),
+        (kind, form(hidden)),
+        (kind, form(field_of("model", ""))),
+        (kind, form(field_of("model", "m" * 100_000))),
+        (kind, form('Content-Disposition: form-data; name="file"; name="model"\r\n\r\nsmall', said)),
+        (kind, form("Content-Disposition: form-data; name*=utf-8''model\r\n\r\nsmall", said)),
+        (kind, form(said, end="")),
+        (kind, form(*[field_of("a", "b")] * 100, said)),
+        ("application/json", form(said)),
+        ("multipart/form-data", form(said)),
+        (kind, b""),
+    ):
+        with pytest.raises(InvalidRequestError):
+            read_upload(content_type, body)

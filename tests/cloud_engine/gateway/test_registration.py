@@ -1,0 +1,183 @@
+"""Nodes that announce themselves: they come with a key, stay by heartbeats, leave at once, and all workers see them."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gateway_keys
+import httpx
+import psutil
+import pytest
+from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
+from updraft.cloud_engine.node.registration import RegistrationOptions
+from updraft.protocol.errors import ConfigurationError, OverloadedError
+
+BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
+Gateway = Callable[..., Any]
+
+
+class Keys:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.node = gateway_keys.make_key(path, "node", "node")
+        self.admin = gateway_keys.make_key(path, "admin", "admin")
+        self.app = gateway_keys.make_key(path, "app")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "keys")
+
+
+@pytest.fixture
+def gateway(spawn: Any, keys: Keys, tmp_path: Path) -> Gateway:
+    common = ["-m", "updraft", "gateway", "--exit-with-parent", "--keys", str(keys.path), "--db", str(tmp_path / "db")]
+    return lambda *more, port="0": spawn(*common, "--port", port, *more)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def nodes_of(url: str, keys: Keys) -> list[str]:
+    return [node["url"] for node in httpx.get(f"{url}/admin/nodes", headers=bearer(keys.admin)).json()["nodes"]]
+
+
+def ask(url: str, keys: Keys) -> int:
+    try:
+        return httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=bearer(keys.app), timeout=60).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.1)
+
+
+def announce(url: str, key: str, announced: Any, method: str = "POST") -> httpx.Response:
+    return httpx.request(method, f"{url}/admin/nodes", json={"url": announced}, headers=bearer(key), timeout=60)
+
+
+def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
+    running = gateway()
+    assert httpx.get(f"{running.url}/health").status_code == 503
+    node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
+    until(lambda: nodes_of(running.url, keys) == [node.url])
+    assert ask(running.url, keys) == 200
+    node.popen.send_signal(signal.SIGTERM)
+    assert node.popen.wait(60) == 0
+    assert nodes_of(running.url, keys) == [], "it was told before the node ended"
+
+
+def test_a_killed_node_vanishes_when_its_heartbeats_stop(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
+    running = gateway()
+    node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
+    until(lambda: nodes_of(running.url, keys) == [node.url])
+    time.sleep(LEASE_S + 1)
+    assert nodes_of(running.url, keys) == [node.url], "heartbeats keep it"
+    node.popen.kill()
+    until(lambda: nodes_of(running.url, keys) == [])
+
+
+def test_a_gateway_that_starts_anew_has_its_nodes_again(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
+    first = gateway()
+    node = spawn_fake_node("--register", first.url, "--register-key", keys.node)
+    until(lambda: nodes_of(first.url, keys) == [node.url])
+    first.popen.kill()
+    first.popen.wait(60)
+    Path(f"{keys.path}.nodes").unlink()  # not even the file is needed
+    second = gateway(port=first.url.rpartition(":")[2])
+    until(lambda: ask(second.url, keys) == 200)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
+def test_every_worker_sees_a_node(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
+    running = gateway("--workers", "2")
+    node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
+    until(lambda: nodes_of(running.url, keys) == [node.url])
+    workers = psutil.Process(running.popen.pid).children()
+    assert len(workers) == 2
+    for worker in workers:  # the other one answers alone
+        worker.suspend()
+        try:
+            until(lambda: ask(running.url, keys) == 200)
+        finally:
+            worker.resume()
+
+
+def test_who_may_not_and_what_cannot_register(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
+    running = gateway()
+    assert announce(running.url, "stranger", fake_node.url).status_code == 401
+    for key in (keys.app, keys.admin):
+        assert announce(running.url, key, fake_node.url).status_code == 403
+        assert announce(running.url, key, fake_node.url, "DELETE").status_code == 403
+    for url in (
+        "ftp://h",
+        "file:///etc/passwd",
+        "http://",
+        "h:80",
+        "http://user:canary@127.0.0.1:1",
+        "",
+        5,
+        "x" * 3000,
+    ):
+        refused = announce(running.url, keys.node, url)
+        assert refused.status_code == 400, url
+        assert refused.json()["error"]["param"] == "url"
+        assert "canary" not in refused.text
+    for url in ("http://127.0.0.1:1", "http://127.0.0.1:1/v1", running.url):  # nobody; a server without models
+        refused = announce(running.url, keys.node, url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "node_unusable"), refused.text
+    assert nodes_of(running.url, keys) == []
+    assert announce(running.url, keys.node, fake_node.url + "/v1/").json() == {"url": fake_node.url, "lease_s": LEASE_S}
+    assert ask(running.url, keys) == 200
+    assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 200
+    assert nodes_of(running.url, keys) == []
+
+
+def test_a_static_node_is_not_taken_twice(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
+    running = gateway("--node", fake_node.url)
+    assert announce(running.url, keys.node, fake_node.url).status_code == 200
+    assert nodes_of(running.url, keys) == [fake_node.url]
+    assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 200
+    assert nodes_of(running.url, keys) == [fake_node.url], "an operator named it"
+
+
+def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path / "nodes", concurrency=9, workers=4)
+    directory.create()
+    assert (tmp_path / "nodes").stat().st_mode & 0o077 == 0
+    directory.register("http://a", 16)
+    directory.register("http://a", 8)
+    directory.register("http://b", None)
+    assert sorted((node.url, node.concurrency) for node in directory.addresses()) == [("http://a", 2), ("http://b", 2)]
+    with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
+        file.executemany("INSERT INTO nodes VALUES (?, 1, 1e12)", [(f"http://{number}",) for number in range(1022)])
+    with pytest.raises(OverloadedError):
+        directory.register("http://one-more", 1)
+    directory.register("http://7", 1)
+
+
+@pytest.mark.parametrize(
+    ("gateway_url", "host", "param"),
+    [
+        ("http://10.0.0.1:8000", "127.0.0.1", "register"),
+        ("ftp://127.0.0.1", "127.0.0.1", "register"),
+        ("http://[::1", "127.0.0.1", "register"),
+        ("https://h", "0.0.0.0", "register_as"),
+    ],
+)
+def test_a_node_refuses_to_register_where_it_cannot(gateway_url: str, host: str, param: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RegistrationOptions(gateway_url, "key").check(host, insecure=False)
+    assert caught.value.param == param
