@@ -21,7 +21,7 @@ from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
-from updraft.protocol.http.server import exit_with_parent, serve
+from updraft.protocol.http.server import bind_socket, exit_with_parent, serve
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
@@ -123,4 +123,4 @@ if __name__ == "__main__":
     app = create_node_app(
         ServedEngine(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser)
     )
-    serve(app, port=options.port, ready_file=options.ready_file)
+    serve(app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file)
