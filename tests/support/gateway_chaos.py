@@ -70,7 +70,7 @@ class Clients:
             time.sleep(0.05)
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, headers=self._target.headers) as client:
             await asyncio.gather(*(self._ask(client, number) for number in range(CLIENTS)))
 
@@ -137,7 +137,7 @@ def all_at_once(target: Cluster, count: int) -> list[Attempt]:
     async def run() -> list[Attempt]:
         all_began = asyncio.Barrier(count)
         attempts = [Attempt(f"burst-{number}", "echo", f"burst {number} " + "x" * 60) for number in range(count)]
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, headers=target.headers) as client:
             asked = (stream(client, target.url, each, _body("echo", each.expected), all_began) for each in attempts)
             await asyncio.gather(*asked)

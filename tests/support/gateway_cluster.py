@@ -42,8 +42,8 @@ class Cluster:
     real: Process
     stack: ExitStack
     gateway: Process | None = None
-    #: When a gateway or a worker was killed.
-    kills: list[float] = field(default_factory=list[float])
+    #: From when to when workers, or all, were being killed.
+    kills: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     #: Who is stopped, and until when.
     stopped: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     #: Starts the node anew that was killed last.
@@ -78,21 +78,24 @@ class Cluster:
     def kill_worker(self, chance: random.Random) -> bool:
         if not (workers := self.workers()):
             return False
-        self.kills.append(time.monotonic())
-        chance.choice(workers).kill()
+        began, worker = time.monotonic(), chance.choice(workers)
+        worker.kill()
+        psutil.wait_procs([worker], 60)
+        self.kills.append((began, time.monotonic()))
         return True
 
     def kill_gateway(self, _chance: random.Random) -> bool:
         assert self.gateway is not None
         supervisor = psutil.Process(self.gateway.popen.pid)
-        self.kills.append(time.monotonic())
+        began = time.monotonic()
         workers = supervisor.children()
         supervisor.kill()
         for worker in workers:
             with suppress(psutil.NoSuchProcess):
                 worker.kill()
         self.gateway.popen.wait()
-        psutil.wait_procs(workers, 10)
+        psutil.wait_procs(workers, 60)
+        self.kills.append((began, time.monotonic()))
         self.start_gateway()
         return True
 

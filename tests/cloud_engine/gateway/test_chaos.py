@@ -12,6 +12,7 @@ from gateway_cluster import CONCURRENT, Cluster, cluster
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 WHOLE_SHARE = 0.99
+COMMIT_S = 10.0  # within which an answer's row is settled, also by a worker that is stopped behind it
 
 
 @pytest.mark.slow
@@ -42,7 +43,7 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path, kills: int) -> None
 
 def was_hit(attempt: Attempt, target: Cluster, after_s: float = 0.0) -> bool:
     """Whether a worker was killed while the request ran, or shortly after."""
-    return any(attempt.began - 0.1 <= kill <= attempt.ended + after_s for kill in target.kills)
+    return any(attempt.began <= end and begin <= attempt.ended + after_s for begin, end in target.kills)
 
 
 def check_answers(attempts: list[Attempt], target: Cluster) -> None:
@@ -50,7 +51,7 @@ def check_answers(attempts: list[Attempt], target: Cluster) -> None:
     for each in attempts:
         assert each.broke != "timeout", each
         if each.broke and each.broke != "ConnectError":
-            assert was_hit(each, target, after_s=1.0), (each, target.kills)
+            assert was_hit(each, target), (each, target.kills)
         if each.is_whole:
             assert each.text == each.expected
     spared = [each for each in attempts if not each.broke]
@@ -72,7 +73,7 @@ def check_ledger(attempts: list[Attempt], target: Cluster) -> None:
             continue
         row = by_id[each.id]
         if row["state"] == "abandoned":  # its worker died before the commit
-            assert was_hit(each, target, after_s=1.0), (each, row)
+            assert was_hit(each, target, after_s=COMMIT_S), (each, row)
             continue
         assert row["status"] == 200
         told = each.usage["prompt_tokens"], each.usage["completion_tokens"]
