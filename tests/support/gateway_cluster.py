@@ -61,6 +61,12 @@ class Cluster:
     def db(self) -> Path:
         return self.folder / "usage.sqlite3"
 
+    @property
+    def lacks_a_node(self) -> bool:
+        """Whether one is killed or stopped: the two others are to be left alone."""
+        stubs, stopped = {node.popen.pid for node in self.nodes}, {process for _, process in self.stopped}
+        return bool(stubs & stopped) or (self.returning is not None and self.returning.is_alive())
+
     def start_gateway(self) -> None:
         nodes = [word for node in (*self.nodes, self.real) for word in ("--node", node.url)]
         files = ("--db", str(self.db), "--keys", str(self.folder / "keys"))
@@ -101,7 +107,7 @@ class Cluster:
 
     def kill_node(self, chance: random.Random) -> bool:
         """Two others are left: the next one may be killed once this one is in again."""
-        if self.returning is not None and self.returning.is_alive():
+        if self.lacks_a_node:
             return False
         number = chance.randrange(_STUBS)
         node = self.nodes[number]
@@ -119,7 +125,11 @@ class Cluster:
     def stop(self, chance: random.Random) -> bool:
         """Stop a worker or a stub, and go on: `resume` lets it run again."""
         workers = [each.pid for each in self.workers()]
-        process = chance.choice([*workers, *(node.popen.pid for node in self.nodes)])
+        process = chance.choice(
+            [*workers, *(() if self.lacks_a_node else (node.popen.pid for node in self.nodes))] or [0]
+        )
+        if not process:
+            return False
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGSTOP)
             self.stopped.append((time.monotonic() + _STOPPED_S, process))
