@@ -21,11 +21,6 @@ class IncrementalDetokenizer:
         """The text that these tokens complete; may be empty."""
         return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
 
-    @property
-    def num_held(self) -> int:
-        """Bytes of a character that is not complete."""
-        return len(self._decoder.getstate()[0])
-
     def flush(self) -> str:
         """The rest at the end: U+FFFD for an incomplete character, usually nothing."""
         return self._decoder.decode(b"", final=True)
@@ -55,11 +50,6 @@ class StopMatcher:
         held = self._possible_start(text)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
-
-    @property
-    def held(self) -> str:
-        """The text that may still become a stop string."""
-        return self._held
 
     def flush(self) -> str:
         """The held-back text, at the end of generation: no stop string came of it."""

@@ -23,9 +23,9 @@ ENDPOINTS = {
         ("GET", "/v1/models", None),
         ("GET", "/v1/models/echo", None),
         ("GET", "/health", None),
-        ("GET", "/metrics", None),
     ],
     "admin": [
+        ("GET", "/metrics", None),
         ("GET", "/admin/nodes", None),
         ("GET", "/admin/usage", None),
         ("GET", "/admin/keys", None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -59,8 +59,19 @@ class Piece:
     prompt: int = 0
     # Of this answer so far, also those whose text is still held back.
     num_tokens: int = 0
-    # If asked for: the tokens, not yet reported, that the text so far is made of. None while one is cut in its middle.
+    # If asked for: the tokens since the last piece. A server that is given all of them goes on behind this one.
     token_ids: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenExchange:
+    """The tokens of answers that a client gives and gets."""
+
+    # Whether each piece has its tokens.
+    reported: bool = False
+    # The first tokens of each answer, at the end of its prompt. Their text is out, but for a character or stop string
+    # that they only begin.
+    given: Sequence[int] = ()
 
 
 async def pieces(
@@ -68,21 +79,22 @@ async def pieces(
     tokenizer: Tokenizer,
     request: GenerationRequest,
     tools: OfferedTools | None = None,
-    *,
-    token_ids: bool = False,
+    tokens: TokenExchange | None = None,
 ) -> AsyncGenerator[Piece]:
     """The answers to `request`. Closing the iterator aborts the engine's work on them, as does in each a stop string.
 
     `tools`: those that the answers may call. Where they may make one call, and no constraint holds them to that, an
     answer ends behind its first. Raises InvalidRequestError for a constraint that no answer could keep to.
     """
+    tokens = tokens or TokenExchange()
     shown = {} if tools is None else {token_id: text.encode() for token_id, text in tools.format.marks.items()}
 
     def token_bytes(token_id: int) -> bytes:
         return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)
 
-    open_answers = {index: _Answer(token_bytes, request, tools) for index in range(request.n)}
-    reports = {index: TokenReport(token_bytes) for index in range(request.n if token_ids and tools is None else 0)}
+    open_answers = {index: _Answer(token_bytes, request, tools, tokens.given) for index in range(request.n)}
+    reports = tokens.reported and tools is None
+    unreported: dict[int, list[int]] = {index: [] for index in range(request.n)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
@@ -94,9 +106,11 @@ async def pieces(
             piece = answer.push(output)
             piece.index, piece.num_tokens = output.index, answer.num_tokens
             piece.prompt_scores = list(output.prompt_logprobs)
-            if output.index in reports and not piece.finish_reason:
-                piece.token_ids = reports[output.index].take(output.token_ids, answer.held_bytes)
+            if reports:
+                unreported[output.index] += output.token_ids
             if piece.text or piece.scores or piece.finish_reason or piece.prompt_scores:
+                if not piece.finish_reason:
+                    piece.token_ids, unreported[output.index] = unreported[output.index], []
                 yield piece
             if piece.finish_reason:
                 del open_answers[output.index]
@@ -123,35 +137,21 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
     return total
 
 
-class TokenReport:
-    """Which tokens the text of an answer is made of that is out: another server can go on behind them."""
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._token_bytes = token_bytes
-        self._waiting: list[int] = []
-
-    def take(self, token_ids: Iterable[int], held_bytes: int) -> list[int]:
-        """The tokens before the last `held_bytes`; none if one of them is out in part. `token_ids` are new."""
-        self._waiting += token_ids
-        end = len(self._waiting)
-        while held_bytes > 0 and end:
-            end -= 1
-            held_bytes -= len(self._token_bytes(self._waiting[end]))
-        if held_bytes:
-            return []
-        taken, self._waiting = self._waiting[:end], self._waiting[end:]
-        return taken
-
-
 class _Answer:
     """`num_tokens`: those that came, up to one whose text ended the answer."""
 
     def __init__(
-        self, token_bytes: Callable[[int], bytes], request: GenerationRequest, tools: OfferedTools | None
+        self,
+        token_bytes: Callable[[int], bytes],
+        request: GenerationRequest,
+        tools: OfferedTools | None,
+        given: Sequence[int],
     ) -> None:
         self._request = request
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
+        if self._stop.push(self._detokenizer.push(*given))[1]:  # within `min_tokens`, where none counted
+            self._stop = StopMatcher(request.params.stop)
         self._call_limit = tools and tools.call_limit(
             request.constraint, detects_repetition=request.params.detects_repetition
         )
@@ -162,11 +162,6 @@ class _Answer:
         self._cached_tokens = 0
         self._decoded = 0  # characters
         self._emitted = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Of the text that is not out yet."""
-        return self._detokenizer.num_held + len(self._stop.held.encode())
 
     def push(self, output: TokenOutput) -> Piece:
         piece = Piece()

@@ -200,7 +200,7 @@ class _Node:
         started = time.perf_counter()  # whatever it takes until each has a place
 
         def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
-            return pieces(self._engine, self._tokenizer, generation, job.tools, token_ids=job.token_ids)
+            return pieces(self._engine, self._tokenizer, generation, job.tools, job.tokens)
 
         def of(generation: GenerationRequest) -> AsyncGenerator[Piece]:
             return self._latencies.watch(answer(generation), started)

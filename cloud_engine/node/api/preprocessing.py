@@ -18,6 +18,7 @@ from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ....text.tool_stream import OfferedTools
 from ...engine.types.request import BeamParams, GenerationRequest
+from ..answers.answer_stream import TokenExchange
 from ..answers.best_of import BestOf
 from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
 from ..answers.prompt_report import PromptReport, ReportedPrompt
@@ -38,8 +39,8 @@ class PreparedRequest:
     prompt_field: str
     # Those that the answers may call.
     tools: OfferedTools | None = None
-    # Whether each chunk of a stream has its tokens.
-    token_ids: bool = False
+    # Those that its client gives and gets.
+    tokens: TokenExchange | None = None
 
 
 class JobMaker:
@@ -154,7 +155,12 @@ class JobMaker:
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
         reports_tokens = bool(request.stream and request.return_token_ids)
         return PreparedRequest(
-            generations, shape, request.stream, _includes_usage(request), prompt_field, token_ids=reports_tokens
+            generations,
+            shape,
+            request.stream,
+            _includes_usage(request),
+            prompt_field,
+            tokens=TokenExchange(reports_tokens, request.answer_token_ids or ()),
         )
 
     def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:

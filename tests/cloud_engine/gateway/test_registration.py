@@ -160,7 +160,7 @@ def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path:
     directory.register("http://a", 16)
     directory.register("http://a", 8)
     directory.register("http://b", None)
-    assert sorted((node.url, node.concurrency) for node in directory.addresses()) == [("http://a", 2), ("http://b", 2)]
+    assert sorted((node.url, node.concurrency) for node in directory.addresses()) == [("http://a", 2), ("http://b", 3)]
     with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
         file.executemany("INSERT INTO nodes VALUES (?, 1, 1e12)", [(f"http://{number}",) for number in range(1022)])
     with pytest.raises(OverloadedError):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.node.answers.answer_stream import Piece, pieces
+from updraft.cloud_engine.node.answers.answer_stream import Piece, TokenExchange, pieces
 from updraft.cloud_engine.node.answers.latency import Latencies
 from updraft.protocol.responses import Usage
 from updraft.protocol.sampling import SamplingParams
@@ -85,6 +85,29 @@ def read(source: Any, tokenizer: Any, request: GenerationRequest) -> list[Piece]
         return [piece async for piece in pieces(source, tokenizer, request)]
 
     return asyncio.run(all_of_it())
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+def test_another_node_goes_on_behind_the_reported_tokens(text: bytes, data: st.DataObject) -> None:
+    """Wherever a stream breaks off: within a character, in bytes that are none, or within a stop string."""
+    tokens = list(text)
+    request = GenerationRequest("r", [0], SamplingParams(stop=("ab", "\xe9x")))
+
+    def run(tokens: list[int], given: list[int]) -> list[Piece]:
+        async def all_of_it() -> list[Piece]:
+            source: Any = Once(*([token] for token in tokens))
+            exchange = TokenExchange(reported=True, given=given)
+            return [piece async for piece in pieces(source, Bytes(), request, None, exchange)]  # type: ignore[arg-type]
+
+        return asyncio.run(all_of_it())
+
+    whole = run(tokens, [])
+    cut = data.draw(st.integers(0, len(whole)))
+    if any(piece.finish_reason for piece in whole[:cut]):
+        return
+    begun = [token for piece in whole[:cut] for token in piece.token_ids]
+    rest = run(tokens[len(begun) :], begun)
+    assert "".join(piece.text for piece in [*whole[:cut], *rest]) == "".join(piece.text for piece in whole)
 
 
 def test_a_stop_string_does_not_change_how_a_prediction_is_counted() -> None:
