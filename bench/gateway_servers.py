@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from ..cloud_engine.gateway.access.database import KeyDatabase, NewKey
+from ..protocol.safety.python_process import python_command
 
 _READY_S = 180.0
 _NGINX = """
@@ -67,7 +67,7 @@ class Server:
 
 @contextmanager
 def stub(core: int, *options: str) -> Generator[Server]:
-    command = [sys.executable, "-m", "updraft.bench.gateway_stub", *options]
+    command = python_command("-m", "updraft.bench.gateway_stub", *options)
     with _started("stub", command, core) as process:
         yield Server("direct", _announced_url(process), "", psutil.Process(process.pid))
 
@@ -76,7 +76,7 @@ def stub(core: int, *options: str) -> Generator[Server]:
 def updraft(node: str, core: int, folder: Path) -> Generator[Server]:
     keys = folder / "keys.sqlite3"
     _, key = KeyDatabase(keys).create(NewKey("bench"), "bench")
-    command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent"]
+    command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
     command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3")]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))

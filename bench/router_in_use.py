@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from ..classifier.policy.exported_gates import ExportedGates, Graphs
 from ..classifier.training.export import gate_to_onnx, topics_to_onnx
 from ..classifier.training.router_model import RouterModel
 from ..protocol.requests import Message
+from ..protocol.safety.python_process import python_command
 from .paraphrases import paraphrases
 from .statistics import percentile
 
@@ -186,6 +186,6 @@ def busy_processes(count: int) -> Iterator[None]:
     """So many others that want a core each, while the block runs."""
     with ExitStack() as stack:
         for _ in range(count):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            process = stack.enter_context(subprocess.Popen(python_command("-c", "while True: pass")))
             stack.callback(process.kill)
         yield

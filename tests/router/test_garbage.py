@@ -74,11 +74,11 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
     async def test() -> None:
         cloud.says = (200, STREAMS[kind])
         async with bench(ScriptedGates(after=True)) as b:
-            _, events, done = await b.stream()
-            assert (text_of(events), updraft_of(events)["route"], done) == (LOCAL_TEXT, "fallback", True)
+            _, got, done = await b.stream()
+            assert (text_of(got), updraft_of(got)["route"], done) == (LOCAL_TEXT, "fallback", True)
             cloud.says = (200, events(piece({"content": "The "})), STREAMS[kind])
-            _, events, done = await b.stream("cloud")
-            assert (events[-1]["error"]["type"], done) == ("upstream_error", False), "it had begun: a typed end"
+            _, got, done = await b.stream("cloud")
+            assert (got[-1]["error"]["type"], done) == ("upstream_error", False), "it had begun: a typed end"
         assert [(row.route, row.status) for row in b.rows()] == [("cloud", 502), ("fallback", 200)]
 
     run(test())

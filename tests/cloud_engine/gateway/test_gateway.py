@@ -272,7 +272,9 @@ def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any,
         with pytest.raises(openai.APIError, match="the cache caught fire"):
             list(client.chat.completions.create(model="echo", messages=say("break-middle"), stream=True))
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
-    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(502, 1), (200, 0)]
+    broken, following = gateway.rows()
+    assert (broken["status"], broken["retries"]) == (502, 1)
+    assert following["status"] == 200  # by the third node, or one whose engine is back
 
 
 def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
