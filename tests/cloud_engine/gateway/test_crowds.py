@@ -65,7 +65,7 @@ def start(spawn: Any, tmp_path: Path, node: str) -> str:
     return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, "--node", node, "--exit-with-parent").url
 
 
-@pytest.mark.parametrize("crowd", [500, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("crowd", [1000])
 def test_a_crowd_waits_together(spawn: Any, tmp_path: Path, crowd: int) -> None:
     """The node answers nobody before all are there: none waits for another. `/health` answers meanwhile."""
     resource = pytest.importorskip("resource")
