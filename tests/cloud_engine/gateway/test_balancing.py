@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -20,7 +19,7 @@ from updraft.cloud_engine.gateway.balancing.suspects import RetryBudget, Suspect
 from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
-TRACE = Path(os.environ.get("UPDRAFT_TEST_MOONCAKE", "/work/shared/data/traces/mooncake/conversation_trace.jsonl"))
+TRACE = Path(__file__).parents[4] / "shared/data/traces/mooncake/conversation_trace.jsonl"
 
 
 def nodes(count: int) -> list[Node]:
@@ -75,7 +74,7 @@ def test_two_nodes_at_random_and_the_less_busy_of_them() -> None:
     assert min(chosen.values()) > 50
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="UPDRAFT_TEST_MOONCAKE names no trace")
+@pytest.mark.skipif(not TRACE.exists(), reason="the Mooncake trace is not here")
 def test_most_of_what_one_cache_could_hold_is_found_over_four_nodes() -> None:
     figures = replay(read_trace(TRACE, 4000), nodes=4)
     assert figures["share_of_ideal"] > 0.9
