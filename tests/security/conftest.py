@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -118,8 +117,8 @@ def _running_node(folder: Path) -> Iterator[Node]:
         fields = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps({**fields, "auto_map": classes, "trust_remote_code": True}))
     command = ("-m", "updraft", "node", "--port", "0", "--model", str(model), "--threads", "1", "--exit-with-parent")
-    sockets = Path(tempfile.mkdtemp(prefix="sockets-", dir="/tmp"))  # their paths must be short
-    variables = {"UPDRAFT_NODE_API_KEY": key, "TMPDIR": str(sockets)}
-    with running(*command, log=folder / "log", umask=0, **variables) as process:
-        yield Node(process.url, key, folder / "log", sockets, canary)
-    shutil.rmtree(sockets)
+    # The paths of sockets must be short, and a core that outlives its node for a moment removes its own.
+    with tempfile.TemporaryDirectory(prefix="sockets-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
+        variables = {"UPDRAFT_NODE_API_KEY": key, "TMPDIR": sockets}
+        with running(*command, log=folder / "log", umask=0, **variables) as process:
+            yield Node(process.url, key, folder / "log", Path(sockets), canary)
