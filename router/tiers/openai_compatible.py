@@ -43,7 +43,7 @@ class HttpCloudTier:
         self.continues = endpoint.continues
         self._endpoint = endpoint
         self._url = endpoint.url
-        self._breaker = CircuitBreaker(endpoint.url)
+        self._breaker = CircuitBreaker(endpoint.url, endpoint.timeout_s)
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
@@ -66,7 +66,7 @@ class HttpCloudTier:
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded))
+            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
 
@@ -111,6 +111,7 @@ class HttpCloudTier:
         log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
 
     async def aclose(self) -> None:
+        await self._breaker.aclose()
         if self._client is not None:
             await self._client.aclose()
 
@@ -151,7 +152,7 @@ class HttpCloudTier:
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
-                raise invalid_answer(f"its answer is larger than {MAX_BODY_BYTES} bytes")
+                raise invalid_answer(self._url, f"its answer is larger than {MAX_BODY_BYTES} bytes")
             return raw
         finally:
             await response.aclose()
@@ -191,7 +192,7 @@ class HttpCloudTier:
             "%s begins answers anew that it is to go on with: no stream is handed to it from here on", self._url
         )
         if verdict == "differs":
-            raise invalid_answer("it began the answer anew instead of going on with it")
+            raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
