@@ -14,6 +14,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.safety.redaction import SHORTEST_KEY
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
@@ -50,6 +51,13 @@ class HttpCloudTier:
         self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
         self._client: httpx.AsyncClient | None = None
         self._client_error: ConfigurationError | None = None
+        if endpoint.api_key and len(endpoint.api_key) < SHORTEST_KEY:
+            log.warning(
+                "The API key for %s has fewer than %d characters: its errors 401 and 403, which may quote the key, are "
+                "told without its words",
+                endpoint.url,
+                SHORTEST_KEY,
+            )
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
@@ -181,7 +189,10 @@ class HttpCloudTier:
         finally:
             await response.aclose()
         if key := self._endpoint.api_key:  # some quote it
-            raw = raw.replace(key.encode(), b"[the API key]")
+            if len(key) >= SHORTEST_KEY:
+                raw = raw.replace(key.encode(), b"[the API key]")
+            elif response.status_code in (401, 403):
+                raw = b""
         raise refused(self._url, response.status_code, response.headers, raw)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
