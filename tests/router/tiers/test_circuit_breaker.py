@@ -82,7 +82,7 @@ def test_one_probe_closes_it_or_doubles_the_wait() -> None:
         assert circuit_open(breaker)
     clock.now += MAX_COOL_DOWN_S + 1
 
-    async def two_at_once() -> list[str | BaseException]:
+    async def two_at_once() -> tuple[str | BaseException, str | BaseException]:
         return await asyncio.gather(breaker.ask(answers), breaker.ask(answers), return_exceptions=True)
 
     first, second = asyncio.run(two_at_once())
