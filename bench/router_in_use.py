@@ -167,15 +167,13 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
     return [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
 
 
-def timed(prepared: Callable[[int], Callable[[], object]], wait_s: float = 0.0) -> dict[str, float | None]:
+def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
     """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
     done that need not wait for it. What is not the processor's time (`cpu_`) went by while others had the processor.
-    `wait_s`: asleep before each, as a server is; without it this process has used up its share of a busy processor.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):
         decide = prepared(i)
-        time.sleep(wait_s)
         started = time.perf_counter_ns(), time.thread_time_ns()
         decide()
         taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
