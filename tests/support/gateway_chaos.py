@@ -174,7 +174,7 @@ def make_trouble(target: Cluster, clients: Clients, kills: int) -> Counter[Actio
         done[action] += 1
         if done.total() % _TOLD_EVERY == 0:
             print(f"{time.strftime('%X')} {dict(done)}", flush=True)
-        clients.wait_for_answers(chance.randrange(10))
+        clients.wait_for_answers(chance.randrange(4))
     target.wait_for_return()
     return done
 
