@@ -1,4 +1,4 @@
-"""The router: OpenAI requests in, answers out, whatever carries them. The cascade decides, this one serves."""
+"""The router: a request in, an answer out, whatever carries them. The cascade decides; `server/` has the endpoints."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from ..protocol.errors import (
+    ConfigurationError,
     EngineError,
-    MethodNotAllowedError,
     ModelNotFoundError,
-    NotFoundError,
     OverloadedError,
     RequestTimeoutError,
-    UnsupportedFeatureError,
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ..protocol.responses import ModelCard, ModelList
+from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
@@ -35,8 +33,8 @@ from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
-from .config import RouterConfig
-from .factory import load_learner, load_tiers
+from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
+from .factory import check_startable, load_learner, load_learning_gates, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.rules import kept_by
@@ -64,6 +62,7 @@ class Router:
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
+        self._ledger: Ledger | None = None
         self._ledger_writer: LedgerWriter | None = None
         self._retention: LedgerRetention | None = None
         self._privacy = PrivacyRules(config.privacy)
@@ -93,15 +92,41 @@ class Router:
         try:
             if self._ledger_writer is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
-                self._ledger_writer, self._budget = LedgerWriter(ledger), _budget(self.config, ledger)
+                self._ledger, self._ledger_writer = ledger, LedgerWriter(ledger)
+                self._budget = _budget(self.config, ledger)
                 if self.config.ledger_days is not None:
-                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, self._budget)
+                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._learner = load_learner(self.config, self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
             raise
+
+    async def reconfigure(self, config: RouterConfig) -> list[str]:
+        """Use `config` for the requests that come from now on; the names of what changed.
+
+        Raises ConfigurationError, and changes nothing, where a setting differs that only a restart can change, or where
+        `config` cannot be used.
+        """
+        await self.start()
+        changed = [
+            item.name for item in fields(config) if getattr(config, item.name) != getattr(self.config, item.name)
+        ]
+        if fixed := [name for name in changed if name not in LIVE_SETTINGS]:
+            raise ConfigurationError(
+                f"{', '.join(fixed)} cannot change while the router runs: restart it.", param=fixed[0]
+            )
+        check_startable(config)
+        privacy = PrivacyRules(config.privacy)
+        tiers = self._running()
+        if tiers.local is not None and set(changed) & GATE_SETTINGS:
+            gates = await asyncio.to_thread(load_learning_gates, config, tiers.local.model_id)
+            self._tiers = replace(tiers, gates=gates)
+        self.config, self._privacy = config, privacy
+        if self._ledger is not None:
+            self._budget = _budget(config, self._ledger)
+        return changed
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
@@ -127,47 +152,16 @@ class Router:
             if tiers is not None and tiers.local is not None:
                 closing.push_async_callback(tiers.local.aclose)
 
-    async def handle(self, request: WireRequest) -> WireResponse:
-        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
-        try:
-            return await self._dispatch(request)
-        except UpdraftError as error:
-            return answer.failure(error)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(_internal_error())
-
-    async def _dispatch(self, request: WireRequest) -> WireResponse:
-        path = request.path.partition("?")[0].rstrip("/")
-        if path in ("/v1/chat/completions", "/v1/completions"):
-            _only(request, "POST")
-            if path == "/v1/completions":
-                raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
-            return await self._chat(request)
-        if path == "/v1/embeddings":
-            _only(request, "POST")
-            return await self._embed(request)
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            _only(request, "GET")
-            await self.start()
-            return self._models(path.removeprefix("/v1/models").removeprefix("/"))
-        if path == "/health":
-            _only(request, "GET")
-            await self.start()
-            return self._health()
-        if path == "/metrics":
-            _only(request, "GET")
-            return self._metrics()
-        raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
-
-    def _health(self) -> WireResponse:
-        """200 where some tier may answer."""
+    def health(self) -> UpdraftError | None:
+        """Why no tier may answer; None where one may. The router has started."""
         has = self._state().availability()
-        if has.local_missing is not None and (has.cloud_missing is not None or has.offline):
-            return WireResponse.json({"status": "no tier can answer", **has.local_missing.to_body()}, status=503)
-        return WireResponse.json({"status": "ok"})
+        return has.local_missing if has.cloud_missing is not None or has.offline else None
 
-    async def _chat(self, request: WireRequest) -> WireResponse:
+    async def chat(self, request: WireRequest) -> WireResponse:
+        """Answer a chat completion, whole or as a stream; it gets a row in the ledger.
+
+        Every failure becomes an OpenAI error body; only cancellation is raised.
+        """
         record = self._record(request)
         cascade: Cascade | None = None
         try:
@@ -200,7 +194,7 @@ class Router:
             failure = error
         except Exception:
             log.exception("request %s failed", record.request_id)
-            failure = _internal_error()
+            failure = answer.internal_error()
         record.route = None
         try:
             if cascade is not None:
@@ -214,7 +208,8 @@ class Router:
         caller = caller_of(request.headers, {})
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
-    async def _embed(self, request: WireRequest) -> WireResponse:
+    async def embeddings(self, request: WireRequest) -> WireResponse:
+        """Answer a request for embeddings, with a row in the ledger. Failures are as in `chat`."""
         record = self._record(request)
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -234,7 +229,7 @@ class Router:
             return self._refuse(record, error)
         except Exception:
             log.exception("request %s failed", record.request_id)
-            return self._refuse(record, _internal_error())
+            return self._refuse(record, answer.internal_error())
         self._write(record, 200)
         return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
@@ -284,10 +279,10 @@ class Router:
             if cascade is not None and status == 200:
                 self._learn(cascade, None)
 
-    def _metrics(self) -> WireResponse:
+    def metrics(self) -> str:
+        """Prometheus text."""
         counts = LearningCounts() if self._learner is None else self._learner.counts
-        text = prometheus.render(counts.metrics())
-        return WireResponse(200, {"content-type": prometheus.CONTENT_TYPE}, text.encode())
+        return prometheus.render(counts.metrics())
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
         """The request has its answer and its row by now: what fails here is logged, and harms neither."""
@@ -329,11 +324,12 @@ class Router:
     def _state(self) -> RouterState:
         return RouterState(self.config, self._running(), self._latency, self._budget)
 
-    def _models(self, requested_tier: str) -> WireResponse:
+    def models(self) -> list[ModelCard]:
+        """Every model name that a request may give. The router has started."""
         local = self._running().local
         room = UNSET if local is None else local.context_length  # what a cloud has room for, it says itself
         # The owner is no node, so that nobody sends a draft.
-        cards = [
+        return [
             ModelCard(
                 id=name,
                 owned_by="updraft-router",
@@ -342,12 +338,13 @@ class Router:
             )
             for name, tier in self._names().items()
         ]
-        if not requested_tier:
-            return WireResponse.json(ModelList(cards))
-        for card in cards:
-            if card.id == requested_tier:
-                return WireResponse.json(card)
-        raise self._unknown_model(requested_tier)
+
+    def model(self, name: str) -> ModelCard:
+        """One of `models()`. Raises ModelNotFoundError."""
+        for card in self.models():
+            if card.id == name:
+                return card
+        raise self._unknown_model(name)
 
     def _requested_tier(self, model: str) -> RequestedTier:
         names = self._names()
@@ -404,7 +401,7 @@ class StreamBody:
             if not isinstance(error, Exception):
                 raise
             log.exception("a stream failed")
-            return sse.event(_internal_error().to_body())
+            return sse.event(answer.internal_error().to_body())
         self._delivered = event.endswith(sse.DONE)
         return event
 
@@ -436,12 +433,3 @@ def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
     if isinstance(reply, LiveReply):
         return streams.live(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")
-
-
-def _only(request: WireRequest, method: str) -> None:
-    if request.method != method:
-        raise MethodNotAllowedError(f"{request.path} takes {method}, not {request.method}.")
-
-
-def _internal_error() -> UpdraftError:
-    return UpdraftError("The router failed on this request; its log says why.", code="internal_error")

@@ -1,7 +1,8 @@
-"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Router.handle`."""
+"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Endpoints`."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,12 +21,14 @@ from ...protocol.http.tls import TlsFiles, check_encrypted
 from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
+from .endpoints import Endpoints
+from .reload import Reload, follow_settings
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
 
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class DaemonOptions:
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
+    # How settings are read again. None: they stay as they are.
+    reload: Reload | None = None
 
     def __post_init__(self) -> None:
         if self.api_key is None:
@@ -51,16 +56,24 @@ class DaemonOptions:
         check_encrypted(self.host, self.tls, insecure=self.insecure)
 
 
-def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.1") -> FastAPI:
-    """The app that starts `router`, serves every path from it, and closes it in the end. `host`: where it listens."""
+def daemon_app(
+    router: Router, api_key: str | None = None, host: str = "127.0.0.1", reload: Reload | None = None
+) -> FastAPI:
+    """The app that starts `router`, serves its endpoints, and closes it in the end. `host`: where it listens."""
+    endpoints = Endpoints(router)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        following: asyncio.Task[None] | None = None
         try:
-            await router.start()
+            await endpoints.start()
+            if reload is not None:
+                following = asyncio.create_task(follow_settings(router, reload))
             yield
         finally:
-            await router.close()
+            if following is not None:
+                following.cancel()
+            await endpoints.close()
 
     config = router.config
     access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
@@ -70,7 +83,7 @@ def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
-            response = await router.handle(wire)
+            response = await endpoints.handle(wire)
         # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
         headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
         return send(replace(response, headers=headers), request)
@@ -106,5 +119,5 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
-    app = daemon_app(Router(options.config), options.api_key, options.host)
+    app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)
     serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)

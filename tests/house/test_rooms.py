@@ -101,11 +101,12 @@ ROOMS = {
         "privacy",
         "request",
     ],
+    "router.server": ["app", "endpoints reload", "routes"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",
         "main",
-        "bench demo",
+        "bench demo service",
         "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
         "models shared",
         "bootstrap",
