@@ -34,7 +34,7 @@ from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_startable, load_learner, load_learning_gates, load_tiers
+from .factory import check_startable, load_gates_of, load_learner, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.rules import kept_by
@@ -121,7 +121,7 @@ class Router:
         privacy = PrivacyRules(config.privacy)
         tiers = self._running()
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
-            gates = await asyncio.to_thread(load_learning_gates, config, tiers.local.model_id)
+            gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         if self._ledger is not None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, GateDecision, Gates
+from .gates import ConfidenceGates, GateDecision, Gates, NoSignalGates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
@@ -56,7 +57,12 @@ class ExplorationGates:
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """The same exploration around other gates."""
+        """The same exploration around other gates. Raises InvalidRequestError where there is nothing to go by."""
+        if isinstance(self._gates, NoSignalGates):
+            raise InvalidRequestError(
+                "updraft.confidence needs log-probabilities, and the local server gives none: leave it out.",
+                param="updraft.confidence",
+            )
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
     def stop_exploring(self) -> bool:

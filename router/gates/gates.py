@@ -276,6 +276,7 @@ class NoPolicyGates:
     tokens = 2**31
     quality: float | None = None
     usual: Floats | None = None
+    _why = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
 
     def check(self, quality: float | None) -> None:
         _refuse(quality)
@@ -299,8 +300,13 @@ class NoPolicyGates:
         return self._decision(3)
 
     def _decision(self, gate: int) -> GateDecision:
-        reason = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
-        return GateDecision(gate, escalate=True, reason=reason)
+        return GateDecision(gate, escalate=True, reason=self._why)
+
+
+class NoSignalGates(NoPolicyGates):
+    """The local model is behind a server that gives no log-probabilities, so that nothing tells how sure it is."""
+
+    _why = 'the local server gives no log-probabilities, so that it answers for model="local" only'
 
 
 def uncalibrated(target: str) -> ConfigurationError:

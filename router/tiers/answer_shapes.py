@@ -6,14 +6,16 @@ from typing import Any
 
 from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
-from .failures import invalid_answer, reported
+from .failures import invalid_answer
+from .providers.provider import Provider
 
 
-def completion_in(raw: bytes, url: str) -> dict[str, Any]:
-    """Raises CloudFailure if it is none, and for an error that came with status 200."""
+def completion_in(raw: bytes, url: str, provider: Provider) -> dict[str, Any]:
+    """As a chat completion. Raises CloudFailure if it is none, and for an error that came with status 200."""
     body = _table(raw, url)
     if body.get("error") and not body.get("choices"):
-        raise reported(url, body["error"])
+        raise provider.reported(url, body["error"])
+    body = provider.answer(body)
     choices = tables(body.get("choices"))
     if not choices or not all(_is_choice(choice) for choice in choices):
         raise invalid_answer(url, "its answer is not a completion")
