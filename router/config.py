@@ -131,17 +131,17 @@ class RouterConfig:
     # package). Or a server here: `ollama:MODEL`, or the URL of llama-server, LM Studio or another OpenAI-compatible
     # one. `none`: there is no local tier.
     local: str | None = None
-    # The model to ask for where `local` is a URL. `none`: the only one that the server has.
-    local_model: str | None = None
-    # Whether `local` may be a server outside this machine and its private networks. Privacy rules then send it what
-    # they keep on the device.
-    local_public: bool = False
     # How the local model writes tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` asks its chat
     # template. Set it for a model whose template knows no tools: they are then told in text.
     tool_parser: str = "auto"
     # The local model's chat template: `chatml`, or the path of a Jinja file. `none`: that of the model file, or ChatML
     # if it has none.
     chat_template: str | None = None
+    # The model to ask for where `local` is a URL. `none`: the only one that the server has.
+    local_model: str | None = None
+    # Whether `local` may be a server outside this machine and its private networks. Privacy rules then send it what
+    # they keep on the device.
+    local_public: bool = False
     # The base URL of the cloud. The path of the provider's API, such as `/v1`, is added to a bare host. `none`: there
     # is no cloud tier.
     cloud_url: str | None = None

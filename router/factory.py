@@ -63,7 +63,7 @@ def check_startable(config: RouterConfig) -> None:
 
 def has_policy(config: RouterConfig) -> bool:
     """Whether a policy of the configured pair lies where the router looks by itself."""
-    if config.local is None or local_server(config) is not None:
+    if not has_model_file(config):
         return False
     models = _pair(config, model_file(config).stem)
     folders = _own_policies(config, models)
@@ -152,6 +152,11 @@ async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | N
 def local_server(config: RouterConfig) -> ServerAddress | None:
     """The server that has the local model; None where this process runs it itself."""
     return server_address(config.local, config.local_model)
+
+
+def has_model_file(config: RouterConfig) -> bool:
+    """Whether the local model, if there is one, is a file that this process runs."""
+    return config.local is not None and local_server(config) is None
 
 
 async def _load_server(config: RouterConfig, address: ServerAddress) -> tuple[LocalTier, Gates, None]:

@@ -245,9 +245,9 @@ def check_local_server() -> Iterator[Check]:
     from ...router.factory import local_server
     from ...router.settings_sources import load_config
     from ...router.tiers.local_server.address import ServerAddress
-    from ...router.tiers.local_server.tier import ServedModel, find_model, open_client
+    from ...router.tiers.local_server.tier import LocalServerModel, find_model, open_client
 
-    async def ask(address: ServerAddress) -> ServedModel:
+    async def ask(address: ServerAddress) -> LocalServerModel:
         async with open_client() as client:
             return await find_model(client, address)
 

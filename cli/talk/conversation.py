@@ -88,4 +88,6 @@ def introduction(config: RouterConfig) -> list[str]:
 
 def _shown(local: str | None) -> str:
     """The file without its folder; a server as it was named."""
-    return "none" if local is None else Path(local).stem if "://" not in local else local
+    from ...router.tiers.local_server.address import server_address
+
+    return "none" if local is None else local if server_address(local) else Path(local).stem

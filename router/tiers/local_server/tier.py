@@ -38,7 +38,7 @@ _BEYOND = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class LocalServerModel:
     """A model on a server."""
 
     address: ServerAddress
@@ -48,7 +48,7 @@ class ServedModel:
     has_signals: bool
 
 
-async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> ServedModel:
+async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> LocalServerModel:
     """Ask the server for its models, and the one that is meant for a token. Raises ModelLoadError."""
     cards = await _cards(client, address)
     names = [str(card.get("id")) for card in cards]
@@ -65,7 +65,7 @@ async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> Serve
     }
     choices = tables((await _json(client, address, "POST", "chat/completions", body)).get("choices")) or [{}]
     known = [_context(card) for card in cards if card.get("id") == name] or [_CONTEXT]
-    return ServedModel(address, name, known[0], bool(reported_in(choices[0])))
+    return LocalServerModel(address, name, known[0], bool(reported_in(choices[0])))
 
 
 async def _cards(client: httpx.AsyncClient, address: ServerAddress) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class ServerLocalTier:
 
     tool_format: ToolFormat | None = None
 
-    def __init__(self, client: httpx.AsyncClient, model: ServedModel, max_tokens: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, model: LocalServerModel, max_tokens: int) -> None:
         self._client = client
         self._model = model
         self._max_tokens = max_tokens
@@ -158,8 +158,8 @@ class ServerLocalTier:
                 await response.aclose()
         except httpx.HTTPError as error:
             raise _failed(url, error) from error
-        told = error_in(raw, response.status_code, f"The local server at {url} answered {response.status_code}")
-        raise UpstreamError(str(told["message"]), code=told["code"])
+        told = error_in(raw, response.status_code, f"it answered {response.status_code}")
+        raise UpstreamError(f"The local server at {url} refuses: {told['message']}")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002 - it sends text only
         return self._vocabulary.bytes_of(token_id)
@@ -246,8 +246,8 @@ class ServerGeneration:
 
     def _take(self, event: dict[str, Any]) -> None:
         if event.get("error"):
-            told = error_in(msgspec.json.encode(event), 502, f"The local server at {self._url} failed")
-            raise UpstreamError(str(told["message"]))
+            told = error_in(msgspec.json.encode(event), 502, "no reason was given")
+            raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
         read = (table(event.get("usage")) or {}).get("prompt_tokens")
         if isinstance(read, int) and 0 <= read < 2**31:
             self.answer.prompt_tokens = read
