@@ -17,7 +17,8 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError, NotFoundError
 from ....protocol.http.ids import new_id
-from ....protocol.wal import SharedFile, transaction
+from ....protocol.safety.shared_file import SharedFile
+from ....protocol.wal import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0

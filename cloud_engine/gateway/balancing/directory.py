@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....protocol.errors import OverloadedError
-from ....protocol.wal import SharedFile, transaction
+from ....protocol.safety.shared_file import SharedFile
+from ....protocol.wal import transaction
 from .node import NodeAddress
 
 LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
