@@ -57,6 +57,10 @@ class NodeRegistry:
         """Requests that wait for a node."""
         return self._line.by_priority()
 
+    def check_line(self, priority: Priority) -> None:
+        """Raises OverloadedError where a request of this class finds no place to wait, whatever its model is."""
+        self._line.check(priority)
+
     def serves(self, model: str) -> bool:
         """Whether a node has the model."""
         return any(model in node.models for node in self.nodes)
