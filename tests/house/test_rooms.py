@@ -52,7 +52,8 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["gateway", "node", "engine", "models"],
+    "cloud_engine": ["deploy", "gateway", "node", "engine", "models"],
+    "cloud_engine.deploy": ["launch", "local ray_cluster", "ray_deployments", "servers", "config credentials", "autoscaling"],
     "cloud_engine.gateway": [
         "process",
         "workers",
@@ -106,7 +107,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
+        "calibrate cloud doctor evaluate init keys learn ledger policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],
