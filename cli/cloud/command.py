@@ -1,4 +1,4 @@
-"""`updraft cloud up|down`: a gateway and its nodes from one file."""
+"""`updraft cloud up|down|llm-config`: a gateway and its nodes from one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...protocol.errors import ConfigurationError
-from ..shared import output
+from ..shared import json_output, output
 from ..shared.command_line import CommandLine
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def up(
       updraft cloud up --ray cloud.yaml --address auto     from another terminal: the update
     """
     from ...cloud_engine.deploy import read_config
+    from ...cloud_engine.deploy.foreign import foreign_models
     from ...cloud_engine.deploy.local import run_local
     from ...cloud_engine.deploy.ray_cluster import run_on_ray
     from ..shared.processes import signals_as_interrupts
@@ -47,6 +48,12 @@ def up(
     if local == on_ray or (local and address is not None):
         raise ConfigurationError("Give --local, or --ray with or without --address.", param="local")
     config = _with_pocket(read_config(file))
+    for model in foreign_models(config):
+        output.echo(
+            f"{model.name} runs on {model.kind}: deploy it as `updraft cloud llm-config` says, and name its address in "
+            "gateway.nodes_file.",
+            err=True,
+        )
     with signals_as_interrupts():
         if local:
             run_local(config, _ready)
@@ -67,6 +74,22 @@ def down(
     from ...cloud_engine.deploy.ray_cluster import remove_from_ray
 
     remove_from_ray(address)
+
+
+@app.command("llm-config")
+def llm_config(
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="The cloud, with models of the kind vllm or sglang.")],
+) -> None:
+    """Write the configuration by which Ray's own `serve deploy` runs the models of vLLM and SGLang.
+
+    \b
+    Example
+      updraft cloud llm-config cloud.yaml > llm.json && serve deploy llm.json
+    """
+    from ...cloud_engine.deploy import read_config
+    from ...cloud_engine.deploy.foreign import serve_config
+
+    json_output.show(serve_config(read_config(file)))
 
 
 def _with_pocket(config: CloudConfig) -> CloudConfig:

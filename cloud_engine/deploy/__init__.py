@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .config import CloudConfig as CloudConfig
 from .config import read_config as read_config
 
-if TYPE_CHECKING:
-    from ray.serve import Application
 
+def app(config: CloudConfig) -> Any:
+    """The application for `ray.serve.run`, on a cluster of your own.
 
-def app(config: CloudConfig) -> Application:
-    """For `ray.serve.run`, on a cluster of your own. Raises ConfigurationError or MissingDependencyError."""
+    Raises ConfigurationError, or MissingDependencyError without Ray.
+    """
     from .ray_cluster import application
 
     return application(config)

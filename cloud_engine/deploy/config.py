@@ -22,11 +22,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Unknown settings are refused."""
-
-
-class GatewayConfig(_Section):
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The endpoint. Its replicas share keys, limits and ledger by files, so they run on one machine."""
 
     host: str = "127.0.0.1"
@@ -52,14 +48,14 @@ class GatewayConfig(_Section):
     labels: dict[str, str] = {}
 
 
-class Replicas(_Section):
+class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How many nodes serve a model. Plain processes are `min` in number."""
 
     min: Positive = 1
     max: Positive = 1
 
 
-class Autoscaling(_Section):
+class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What Ray aims at between `replicas.min` and `replicas.max`."""
 
     # Running and waiting requests of each node.
@@ -71,7 +67,7 @@ class Autoscaling(_Section):
     downscale_delay_s: Seconds = 120.0
 
 
-class ModelConfig(_Section):
+class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model, and the nodes that serve it."""
 
     # Of the deployment.
@@ -110,10 +106,10 @@ class ModelConfig(_Section):
             raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
 
 
-class CloudConfig(_Section):
+class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
-    models: Annotated[tuple[ModelConfig, ...], msgspec.Meta(min_length=1)]
+    models: Annotated[tuple[ModelDeployment, ...], msgspec.Meta(min_length=1)]
     gateway: GatewayConfig = GatewayConfig()
     # Plain HTTP beyond this machine, to callers and between machines, as in a private network.
     insecure: bool = False

@@ -12,15 +12,16 @@ from ...protocol.errors import UpdraftError
 
 
 def main() -> None:
-    if sys.argv[1] == "node":
-        from ..node.process import NodeOptions as Options
-        from ..node.process import run_node as run
-    else:
-        from ..gateway.process import GatewayOptions as Options
-        from ..gateway.process import run_gateway as run
-    options = msgspec.json.decode(sys.stdin.buffer.read(), type=Options, dec_hook=_path)
+    given = sys.stdin.buffer.read()
     try:
-        run(options)
+        if sys.argv[1] == "node":
+            from ..node.process import NodeOptions, run_node
+
+            run_node(msgspec.json.decode(given, type=NodeOptions, dec_hook=_path))
+        else:
+            from ..gateway.process import GatewayOptions, run_gateway
+
+            run_gateway(msgspec.json.decode(given, type=GatewayOptions, dec_hook=_path))
     except UpdraftError as error:
         sys.exit(f"error: {error.message}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import chain, repeat
 
 from ...protocol.errors import ConfigurationError
-from .config import CloudConfig, ModelConfig
+from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 from .servers import ServerProcess, gateway_options, node_options
 
@@ -23,18 +23,14 @@ def run_local(config: CloudConfig, on_ready: Callable[[str], None]) -> None:
 
     Raises ConfigurationError, or ServerStartError for what does not start.
     """
-    for model in config.models:
-        if model.kind != "updraft":
-            raise ConfigurationError(
-                f"models.{model.name}: {model.kind} runs on Ray only. Start it yourself, and name it in a nodes_file.",
-                param="kind",
-            )
     Credentials(config.keys).prepare()
     gateway = _Server(lambda: ServerProcess(gateway_options(config), config.gateway.drain_seconds))
     nodes: list[_Server] = []
     try:
         url = gateway.process.wait_ready()
-        wanted = chain.from_iterable(repeat(model, model.replicas.min) for model in config.models)
+        wanted = chain.from_iterable(
+            repeat(model, model.replicas.min) for model in config.models if model.kind == "updraft"
+        )
         nodes += [_Server(_starter(config, model)) for model in wanted]
         for node in nodes:
             node.process.wait_ready()
@@ -51,7 +47,7 @@ def run_local(config: CloudConfig, on_ready: Callable[[str], None]) -> None:
             node.process.stop()
 
 
-def _starter(config: CloudConfig, model: ModelConfig) -> Callable[[], ServerProcess]:
+def _starter(config: CloudConfig, model: ModelDeployment) -> Callable[[], ServerProcess]:
     return lambda: ServerProcess(node_options(config, model, restart=True), model.drain_seconds)
 
 

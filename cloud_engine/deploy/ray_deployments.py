@@ -3,6 +3,7 @@
 Requests go from the gateway to the nodes over HTTP, not through Ray: affinity, fail-over and metering are as ever.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +18,7 @@ from ray import serve
 
 from ...protocol.errors import ConfigurationError, EngineDownError
 from ..gateway.process import open_gateway
-from .config import CloudConfig, ModelConfig
+from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 from .servers import ServerProcess, gateway_options, node_options
 
@@ -34,10 +35,10 @@ _GAUGES = {
 
 @serve.ingress()
 class Gateway:
-    """One process of the gateway. `nodes` are the deployments behind it: named, they are deployed with it."""
+    """One process of the gateway. It is given the deployments behind it so that Ray deploys them too."""
 
-    def __init__(self, config: CloudConfig, servers: tuple[str, ...], *_nodes: Any) -> None:
-        self._options = gateway_options(config, nodes=servers)
+    def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
+        self._options = gateway_options(config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return open_gateway(self._options)
@@ -46,7 +47,7 @@ class Gateway:
 class EngineNode:
     """One node, in a process of its own. It is ready when the gateway knows of it."""
 
-    def __init__(self, config: CloudConfig, model: ModelConfig) -> None:
+    def __init__(self, config: CloudConfig, model: ModelDeployment) -> None:
         host = ray.util.get_node_ip_address() if config.insecure else "127.0.0.1"
         options = node_options(config, model, host)
         self._process = ServerProcess(options, model.drain_seconds)

@@ -15,7 +15,7 @@ from ..gateway.limits.accounting import AccountingOptions
 from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from ..node.registration import RegistrationOptions
-from .config import CloudConfig, ModelConfig
+from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 
 _LEAVE_S = 5.0  # from the end of the drain to that of the process
@@ -82,11 +82,11 @@ class ServerProcess:
             self._process.stdout.close()
 
 
-def gateway_options(config: CloudConfig, *, nodes: tuple[str, ...] = ()) -> GatewayOptions:
-    """`nodes`: beside those that register. Raises ConfigurationError."""
+def gateway_options(config: CloudConfig) -> GatewayOptions:
+    """Raises ConfigurationError."""
     gateway = config.gateway
     return GatewayOptions(
-        nodes=nodes,
+        nodes=(),
         nodes_file=_path(gateway.nodes_file),
         accounting=AccountingOptions(
             gateway.db or str(state_folder() / "gateway.sqlite3"), prices=gateway.prices, limits=_path(gateway.limits)
@@ -103,7 +103,7 @@ def gateway_options(config: CloudConfig, *, nodes: tuple[str, ...] = ()) -> Gate
     )
 
 
-def node_options(config: CloudConfig, model: ModelConfig, host: str = "127.0.0.1", **more: Any) -> NodeOptions:
+def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0.0.1", **more: Any) -> NodeOptions:
     """`more`: further fields of NodeOptions. Raises ConfigurationError."""
     credentials = Credentials(config.keys)
     return NodeOptions(

@@ -53,7 +53,14 @@ ROOMS = {
         "arrays optional",
     ],
     "cloud_engine": ["deploy", "gateway", "node", "engine", "models"],
-    "cloud_engine.deploy": ["launch", "local ray_cluster", "ray_deployments", "servers", "config credentials", "autoscaling"],
+    "cloud_engine.deploy": [
+        "launch",
+        "local ray_cluster",
+        "ray_deployments",
+        "foreign servers",
+        "config credentials",
+        "autoscaling",
+    ],
     "cloud_engine.gateway": [
         "process",
         "workers",
