@@ -109,6 +109,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
+    "router.server": ["app", "endpoints", "routes"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",
