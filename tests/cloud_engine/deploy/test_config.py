@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.deploy.autoscaling import LoadPolicy
-from updraft.cloud_engine.deploy.config import CloudConfig, ModelDeployment, Replicas, read_config
+from updraft.cloud_engine.deploy.config import CloudConfig, GatewayConfig, ModelDeployment, Replicas, read_config
 from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.foreign import serve_config
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
@@ -50,9 +51,17 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert words in caught.value.message
 
 
+def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/deploy.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "cloud.yaml"
+    file.write_text(block)
+    assert read_config(file).models[0].replicas == Replicas(min=1, max=3)
+
+
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
     model = ModelDeployment(name="small", model="folder", engine={"max_batch_size": 4}, devices=1)
-    config = CloudConfig(models=(model,), gateway=msgspec.convert({"keys": str(tmp_path / "keys")}, type_of_gateway()))
+    config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")))
     credentials = Credentials(config.keys)
     credentials.prepare()
     first = credentials.register_key()
@@ -72,10 +81,6 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
         assert credentials.node_key() not in repr(options)
     engine = node_options(config, model).engine
     assert (engine.max_batch_size, engine.device, engine.block_size) == (4, "cuda", 64)
-
-
-def type_of_gateway() -> Any:
-    return type(CloudConfig(models=()).gateway)
 
 
 def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
