@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class ServerProcess:
             process_group=0,
         )
         assert self._process.stdin is not None, "it is a pipe"
-        with self._process.stdin as pipe:
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # `wait_ready` tells of a child that is gone
             pipe.write(msgspec.json.encode(options, enc_hook=str))
 
     @property

@@ -65,7 +65,7 @@ class CloudUp:
 @contextmanager
 def cloud_up(config: Path, environment: dict[str, str], key: str, *options: str) -> Iterator[CloudUp]:
     """From its `ready` line until SIGTERM has ended it."""
-    with start(config, environment, *options) as popen:
+    with command(["up", str(config), *options], environment) as popen:
         try:
             yield CloudUp(ready_url(popen), key, popen, environment)
         finally:
@@ -73,12 +73,15 @@ def cloud_up(config: Path, environment: dict[str, str], key: str, *options: str)
             popen.communicate(timeout=_TIMEOUT_S)
 
 
-def start(config: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "updraft", "cloud", "up", str(config), *options]
+def command(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """`updraft cloud WORDS`, with no settings but these."""
     path = os.pathsep.join(filter(None, [str(TYPING), os.environ.get("PYTHONPATH")]))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("UPDRAFT_", "RAY_"))}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**inherited, "PYTHONPATH": path, **environment}
+        [sys.executable, "-m", "updraft", "cloud", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**inherited, "PYTHONPATH": path, **environment},
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cloud_up import MODEL, Clients, CloudUp, cloud_up, ready_url, start
+from cloud_up import MODEL, Clients, CloudUp, cloud_up, command, ready_url
 from gateway_keys import make_key
 from homes import home_in
 
@@ -81,7 +81,7 @@ def test_an_update_costs_no_request_and_nodes_follow_the_load(cloud: CloudUp, co
     write(config, int(cloud.url.rpartition(":")[2]), least=1, most=3, batch=4)
     with Clients(cloud) as clients:
         clients.wait_for_answers(20)
-        with start(config, cloud.environment, "--ray", "--address", "auto") as update:
+        with command(["up", str(config), "--ray", "--address", "auto"], cloud.environment) as update:
             ready_url(update)
         cloud.wait_for_nodes(lambda nodes: nodes == 3)
         clients.wait_for_answers(40)
@@ -90,3 +90,11 @@ def test_an_update_costs_no_request_and_nodes_follow_the_load(cloud: CloudUp, co
         cloud.wait_for_nodes(lambda nodes: nodes == 1)
     assert clients.failures() == []
     assert last.failures() == []
+
+
+def test_down_stops_the_gateway_and_its_nodes(cloud: CloudUp) -> None:
+    assert cloud.processes("deploy.launch node")
+    with command(["down"], cloud.environment) as stopping:
+        assert stopping.wait(120) == 0
+    assert cloud.processes("deploy.launch node") == []
+    assert cloud.healthy_nodes() == 0
