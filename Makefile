@@ -30,7 +30,7 @@ chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see
 	@$(SETUP) --extras edge
 	@$(BIN)/updraft chat $(ARGS)
 
-test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
+test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
 	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
