@@ -21,6 +21,9 @@ from updraft_oracle import QUESTIONS, oracle
 __all__ = ["oracle"]
 
 
+EARLIER = [{"role": "user", "content": "Please help me."}, {"role": "assistant", "content": "Gladly."}]
+
+
 def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     file = tmp_path / "home" / "experience.sqlite3"
@@ -28,8 +31,8 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
         local="pocket", cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True, experience_text=True
     )
     with package.OpenAI(config=config) as client:
-        for question in QUESTIONS[1:111]:
-            messages = [{"role": "user", "content": question.prompt}]
+        for i, question in enumerate(QUESTIONS[1:111]):
+            messages = [*(EARLIER if i % 2 else []), {"role": "user", "content": question.prompt}]
             completion = client.chat.completions.create(model="auto", messages=messages)
             assert completion.choices[0].message.content == question.answer
             info = completion.model_extra["updraft"]
@@ -49,6 +52,8 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     assert again.card.data[0].name == "experience.sqlite3"
     assert again.card.gain_rate == pytest.approx(policy.card.gain_rate), "the same grades"
     assert again.reads_answers
+    assert again.calibrated_on.turns == 3, "conversations were replayed as such"
+    assert "conversation" in again.card.blocks["cascade"]
     noted = updraft("feedback", info["request_id"], "down")
     assert (noted.returncode, noted.stdout) == (0, f"Noted: down for {info['request_id']}.\n")
     unknown = updraft("feedback", "chatcmpl-0", "up")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,10 +39,10 @@ def measured(population: SimulatedPopulation, procedure: Procedure | None = None
     return figures([run["gate 1", ALPHA] for run in found], ALPHA)
 
 
-def former(material: Material, seed: int, candidates: Mapping[str, tuple[str, ...]]) -> FittedGates:
+def former(material: Material, seed: int, members: Sequence[str]) -> FittedGates:
     """Thresholds from P(gain) by members that did not see the row, for gates that did."""
     labels, rows, n = material.labels, material.features["prompt"], len(material.labels.weak)
-    router = fit_router(rows, labels, None, seed, candidates)
+    router = fit_router(rows, labels, None, seed, members)
     x, folds, scores = router.topics.prepare(rows).x, np.random.default_rng(seed).permutation(n) % 5, np.zeros(n)
     for fold in range(5):
         held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)

@@ -112,7 +112,12 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     ],
 )
 def test_a_server_that_would_not_be_safe_does_not_start(arguments: list[str], said: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(TYPING), "UPDRAFT_HOME": str(tmp_path), "UPDRAFT_NODE_API_KEY": "k"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(TYPING),
+        "UPDRAFT_HOME": str(tmp_path),
+        "UPDRAFT_NODE_API_KEY": "node-key",
+    }
     command = [sys.executable, "-m", "updraft", *arguments, *([] if "--port" in arguments else ["--port", "0"])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (2, "")

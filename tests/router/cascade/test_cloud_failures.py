@@ -260,12 +260,28 @@ def test_a_network_in_no_proxy_keeps_the_cloud_within_reach(
 
 def test_a_key_that_the_cloud_quotes_is_not_told_on(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        for body in (b"Wrong key: sk-mine", b'{"error": {"message": "Wrong key: sk-mine", "code": "sk-mine"}}'):
+        for body in (b"Wrong key: sk-mine-1", b'{"error": {"message": "Wrong key: sk-mine-1", "code": "sk-mine-1"}}'):
             cloud.says = (401, body)
-            async with bench(cloud_api_key="sk-mine") as b:
+            async with bench(cloud_api_key="sk-mine-1") as b:
                 response = await b.ask("cloud")
                 assert response.status == 401
                 assert b"Wrong key" in response.body  # type: ignore[operator]
-                assert b"sk-mine" not in response.body  # type: ignore[operator]
+                assert b"sk-mine-1" not in response.body  # type: ignore[operator]
 
     run(test())
+
+
+def test_a_short_key_mangles_no_message_and_is_not_told_on(
+    bench: Any, cloud: FakeCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with bench(cloud_api_key="e") as b:
+            cloud.says = (400, b'{"error": {"message": "Set the temperature.", "type": "invalid_request_error"}}')
+            assert (await b.answer("cloud"))["error"]["message"] == "Set the temperature."
+            cloud.says = (401, b'{"error": {"message": "Wrong key: e"}}')
+            message = (await b.answer("cloud"))["error"]["message"]
+        assert message.startswith("The cloud at http://")
+        assert message.endswith(" answered 401.")
+
+    run(test())
+    assert "fewer than 8 characters" in caplog.text
