@@ -189,8 +189,8 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["eval", "--file", "missing.jsonl"], "Cannot read missing.jsonl"),
     ],
 )
-def test_a_failure_is_one_line(updraft, arguments: list[str], message: str) -> None:
-    done = updraft(*arguments)
+def test_a_failure_is_one_line(in_process, arguments: list[str], message: str) -> None:
+    done = in_process(*arguments)
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -263,8 +263,8 @@ def test_debug_shows_the_traceback(updraft) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_a_setting_nobody_knows_is_refused(updraft) -> None:
-    done = updraft("ask", "hi", "--tier", "local", env={"UPDRAFT_QUALTY": "0.9"})
+def test_a_setting_nobody_knows_is_refused(in_process) -> None:
+    done = in_process("ask", "hi", "--tier", "local", env={"UPDRAFT_QUALTY": "0.9"})
     assert done.returncode == 2
     assert "qualty" in done.stderr
 
