@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
-from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.safety.system import outlive_hangup
 from .access.keys import KeyStore
@@ -59,6 +59,8 @@ class GatewayOptions:
     response_cache_mb: int = 0
     # Processes behind the port.
     workers: int = 1
+    # The time that requests in flight get to finish on SIGTERM.
+    drain_seconds: float = DRAIN_S
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -82,15 +84,15 @@ def run_gateway(options: GatewayOptions) -> None:
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
-                exit_with_parent()
+                exit_with_parent(options.drain_seconds)
             _serve(options, sock, rows, 0)
             return
 
         def work(number: int) -> None:
-            exit_with_parent()
+            exit_with_parent(options.drain_seconds)
             _serve(options, sock.dup(), rows, number)
 
-        Supervisor(options.workers, work, exit_with_parent=options.exit_with_parent).run()
+        Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:
@@ -136,7 +138,14 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
     app = create_gateway_app(relay, access)
     _collect_seldom()
-    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+    serve(
+        app,
+        sock=sock,
+        ready_file=options.ready_file,
+        drain_s=options.drain_seconds,
+        announces=worker == 0,
+        tls=options.tls,
+    )
 
 
 def _collect_seldom() -> None:
