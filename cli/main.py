@@ -18,6 +18,7 @@ from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
+from .plan import command as plan
 from .shared import json_output, output
 from .shared.command_line import CommandLine
 from .shared.failures import exit_code, message_of
@@ -78,6 +79,7 @@ app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
+app.command()(plan.plan)
 app.command()(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command()(store.pull)

@@ -52,7 +52,7 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["gateway", "node", "engine", "models"],
+    "cloud_engine": ["planning", "gateway", "node", "engine", "models"],
     "cloud_engine.gateway": [
         "process",
         "workers",
@@ -76,6 +76,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
+    "cloud_engine.planning": ["plan", "simulation", "step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
@@ -106,7 +107,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
+        "calibrate doctor evaluate init keys learn ledger plan policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],
