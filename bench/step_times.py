@@ -15,9 +15,9 @@ from ..cloud_engine.engine.execution.served_model import ServedModel
 from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.engine.types.request_state import ScheduledRequest
 from ..cloud_engine.models.decoder import Decoder
-from ..cloud_engine.planning.simulation import NodeShape, Served, simulate
+from ..cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
 from ..cloud_engine.planning.step_time import StepContent, StepTimeModel, fit
-from ..cloud_engine.planning.trace import TraceRequest
+from ..cloud_engine.planning.trace import PlannedRequest
 from .driving import GREEDY, add, engine_config
 from .workload import Workload, WorkloadRequest, draw
 
@@ -80,14 +80,14 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     config = engine_config(len(requests), running)
     num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     shape = NodeShape(replace(config, prefix_caching=False, num_blocks=num_blocks), costs, num_blocks)
-    at_once, _ = simulate([TraceRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
+    at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
     fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
     random = np.random.default_rng(workload.seed)
     found: dict[str, float] = {}
     for load in LOADS:
         gaps = random.exponential(1 / (load * fastest), len(requests))
         trace = [
-            TraceRequest(float(arrived), len(work.prompt), work.output)
+            PlannedRequest(float(arrived), len(work.prompt), work.output)
             for arrived, work in zip(np.cumsum(gaps) - gaps[0], requests, strict=True)
         ]
         real = _really(_Recording(model, shape.config, clock), trace, requests)
@@ -98,9 +98,11 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     return found
 
 
-def _really(engine: _Recording, trace: Sequence[TraceRequest], requests: Sequence[WorkloadRequest]) -> list[Served]:
+def _really(
+    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest]
+) -> list[SimulatedAnswer]:
     """The same requests through a real engine, at the same times by its clock, which idle times are added to."""
-    served = [Served(request) for request in trace]
+    served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0
     while added < len(trace) or engine.has_work:
         now = engine.clock() - started
@@ -118,7 +120,7 @@ def _really(engine: _Recording, trace: Sequence[TraceRequest], requests: Sequenc
     return served
 
 
-def _figures(served: Sequence[Served]) -> dict[str, float]:
+def _figures(served: Sequence[SimulatedAnswer]) -> dict[str, float]:
     end_s = max(each.last_s or 0.0 for each in served)
     figures = {"throughput": sum(each.request.output for each in served) / end_s}
     for name, values in (("ttft", [each.ttft_s for each in served]), ("tpot", [each.tpot_s for each in served])):

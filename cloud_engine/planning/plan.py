@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ...protocol.errors import ConfigurationError
-from .simulation import NodeShape, Served, simulate
+from .simulation import NodeShape, SimulatedAnswer, simulate
 from .step_time import StepContent
-from .trace import TraceRequest, faster, sample
+from .trace import PlannedRequest, faster, sample
 
 _RATES = (0.5, 0.8, 1.25, 2.0)  # of the trace, for the sensitivity
 
@@ -26,7 +26,7 @@ class PlanObjective:
     # Of the requests, those for which both hold.
     share: float = 0.99
 
-    def met_by(self, served: Served) -> bool:
+    def met_by(self, served: SimulatedAnswer) -> bool:
         return served.ttft_s <= self.ttft_s and served.tpot_s <= self.tpot_s
 
 
@@ -57,7 +57,7 @@ class FleetFigures:
 class Planner:
     """A load, the nodes that there are to buy, and the objective."""
 
-    trace: Sequence[TraceRequest]
+    trace: Sequence[PlannedRequest]
     shape: NodeShape
     objective: PlanObjective
     usd_per_hour: float | None = None
@@ -155,7 +155,7 @@ class Planner:
             seconds += costs.context_tokens * count * looked_back
         return sum(row.output for row in rows) / seconds
 
-    def _servable(self) -> list[TraceRequest]:
+    def _servable(self) -> list[PlannedRequest]:
         longest = self.shape.num_blocks * self.shape.config.block_size
         longest = min(longest, self.shape.config.context_length or longest)
         return [row for row in self.trace if row.prompt + row.output <= longest]

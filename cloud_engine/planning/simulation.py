@@ -17,16 +17,16 @@ from ..engine.types.prediction import PredictionCursor
 from ..engine.types.request import GenerationRequest
 from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
-from .trace import TraceRequest
+from .trace import PlannedRequest
 
 _ANSWER_TOKEN = 2**32 - 1  # of no prompt, and ends nothing
 
 
 @dataclass(slots=True)
-class Served:
+class SimulatedAnswer:
     """How one request was served. Times are seconds behind the first arrival."""
 
-    request: TraceRequest
+    request: PlannedRequest
     first_s: float | None = None
     last_s: float | None = None
     # It could never be served: longer than the context, or the queue was full.
@@ -53,7 +53,7 @@ class SimulatedNode:
         self._speculator = Speculator([], config)
         self._scheduler = Scheduler(config, self._cache, self._speculator)
         self._outputs = OutputProcessor(self._scheduler, self._cache, self._speculator)
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, SimulatedAnswer] = {}
         self._now_s = 0.0
         self._wasted = self._allocated = 0
         self.contents: list[StepContent] = []
@@ -70,8 +70,8 @@ class SimulatedNode:
     def busy_s(self) -> float:
         return sum(self._costs.seconds(content) for content in self.contents)
 
-    def add(self, request: TraceRequest, number: int) -> Served:
-        served, name = Served(request), str(number)
+    def add(self, request: PlannedRequest, number: int) -> SimulatedAnswer:
+        served, name = SimulatedAnswer(request), str(number)
         tokens = request.prompt + request.output
         context = self._config.context_length
         in_queue = len(self._scheduler.waiting)
@@ -132,11 +132,13 @@ class NodeShape:
     num_blocks: int
 
 
-def simulate(trace: Sequence[TraceRequest], shape: NodeShape, nodes: int) -> tuple[list[Served], list[SimulatedNode]]:
+def simulate(
+    trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
+) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
     """Each request goes to the node with the fewest tokens in flight, as a gateway without a cached prefix does it."""
     caching = shape.config.prefix_caching and any(request.blocks for request in trace)
     fleet = [SimulatedNode(shape.config, shape.costs, shape.num_blocks, caching=caching) for _ in range(nodes)]
-    served: list[Served] = []
+    served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):
         for node in fleet:
             node.run_until(request.arrived_s)

@@ -13,7 +13,8 @@ from ...protocol.errors import ConfigurationError
 from ..engine.types.request_state import ScheduledRequest
 
 _PREFIX = "step_time_"
-_FAR = 4.0  # times the median error, for a step that was held up
+_HELD_UP = 8.0  # times what a step should take
+_ROUNDS = 4
 
 
 class _Report(msgspec.Struct):
@@ -90,20 +91,25 @@ def read_costs(path: Path) -> StepTimeModel:
 
 
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
-    """Least squares of relative errors, none of the costs negative, without the steps that something held up."""
+    """Least squares of relative errors, none of the costs negative, without the steps that something held up.
+
+    Errors are relative to the estimate: relative to what was measured, short steps would count for more than long ones.
+    """
     contents = np.array([astuple(content) for content, _ in steps], float)
     seconds = np.array([taken for _, taken in steps])
-    costs = _non_negative(contents, seconds)
-    errors = np.abs(contents @ costs / seconds - 1)
-    near = errors <= _FAR * np.median(errors)
-    return StepTimeModel(*map(float, _non_negative(contents[near], seconds[near])))
+    costs = _non_negative(contents, seconds, seconds)
+    near = seconds <= _HELD_UP * (contents @ costs)
+    contents, seconds = contents[near], seconds[near]
+    for _ in range(_ROUNDS):
+        costs = _non_negative(contents, seconds, contents @ costs)
+    return StepTimeModel(*map(float, costs))
 
 
-def _non_negative(contents: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
     kept = [column for column in range(contents.shape[1]) if contents[:, column].any()]
     costs = np.zeros(contents.shape[1])
     while kept:
-        solved, *_ = np.linalg.lstsq(contents[:, kept] / seconds[:, None], np.ones(len(seconds)), rcond=None)
+        solved, *_ = np.linalg.lstsq(contents[:, kept] / scale[:, None], seconds / scale, rcond=None)
         if (solved >= 0).all():
             costs[kept] = solved
             break

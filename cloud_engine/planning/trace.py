@@ -22,7 +22,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRequest:
+class PlannedRequest:
     """One request of a trace."""
 
     # Seconds behind the first one.
@@ -50,7 +50,7 @@ class _MooncakeRow(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def read_trace(source: str, most: int) -> list[TraceRequest]:
+def read_trace(source: str, most: int) -> list[PlannedRequest]:
     """The first `most` requests of Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger (a file or a URL).
 
     Requests without an answer are left out. Raises ConfigurationError.
@@ -71,34 +71,34 @@ def read_trace(source: str, most: int) -> list[TraceRequest]:
     return [replace(row, arrived_s=row.arrived_s - found[0].arrived_s) for row in found]
 
 
-def faster(trace: list[TraceRequest], factor: float) -> list[TraceRequest]:
+def faster(trace: list[PlannedRequest], factor: float) -> list[PlannedRequest]:
     """The same requests, `factor` times as many in the same time."""
     return [replace(row, arrived_s=row.arrived_s / factor) for row in trace]
 
 
-def sample(trace: list[TraceRequest], share: float, seed: int = 0) -> list[TraceRequest]:
+def sample(trace: list[PlannedRequest], share: float, seed: int = 0) -> list[PlannedRequest]:
     """Each request with a probability of `share`: those that are left to the cloud."""
     random = Random(seed)
     return [row for row in trace if random.random() < share]
 
 
-def _azure(source: str) -> Iterator[TraceRequest]:
+def _azure(source: str) -> Iterator[PlannedRequest]:
     path = Path(source)
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
             # Seven decimals of a second, of which Python reads six.
             arrived = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            yield TraceRequest(arrived, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            yield PlannedRequest(arrived, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _mooncake(source: str) -> Iterator[TraceRequest]:
+def _mooncake(source: str) -> Iterator[PlannedRequest]:
     decode = msgspec.json.Decoder(_MooncakeRow).decode
     with Path(source).open("rb") as file:
         for row in map(decode, file):
-            yield TraceRequest(row.timestamp / 1e3, row.input_length, row.output_length, row.hash_ids)
+            yield PlannedRequest(row.timestamp / 1e3, row.input_length, row.output_length, row.hash_ids)
 
 
-def _ledger(source: str) -> Iterator[TraceRequest]:
+def _ledger(source: str) -> Iterator[PlannedRequest]:
     with open_reader(source).rows() as rows:
         for row in rows:
-            yield TraceRequest(row["started_at"], row["prompt_tokens"], row["completion_tokens"])
+            yield PlannedRequest(row["started_at"], row["prompt_tokens"], row["completion_tokens"])

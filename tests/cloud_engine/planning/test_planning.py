@@ -24,7 +24,7 @@ from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.planning.plan import Planner, PlanObjective
 from updraft.cloud_engine.planning.simulation import NodeShape, SimulatedNode, simulate
 from updraft.cloud_engine.planning.step_time import StepContent, StepTimeModel, fit, read_costs
-from updraft.cloud_engine.planning.trace import TraceRequest, faster, read_trace, sample
+from updraft.cloud_engine.planning.trace import PlannedRequest, faster, read_trace, sample
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
@@ -34,7 +34,7 @@ CONFIG = EngineConfig(max_batch_size=4, token_budget=64, context_length=256, num
 SHAPE = NodeShape(CONFIG, COSTS, 40)
 LOOSE = PlanObjective(10.0, 1.0)
 requests_of = st.lists(
-    st.builds(TraceRequest, st.floats(0, 5), st.integers(1, 120), st.integers(1, 40)), min_size=1, max_size=25
+    st.builds(PlannedRequest, st.floats(0, 5), st.integers(1, 120), st.integers(1, 40)), min_size=1, max_size=25
 ).map(lambda rows: sorted(rows, key=lambda row: row.arrived_s))
 
 
@@ -52,7 +52,7 @@ def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
     """With queues, chunks of prompts and preemptions: the blocks do not hold all that run."""
     config = replace(CONFIG, num_blocks=14, context_length=224, prefix_caching=False)
     drawn = random.Random(5)
-    trace = [TraceRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
+    trace = [PlannedRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
     engine = _Watched(ServedModel(load_model(pocket.pocket_large_folder())), config)
     engine.contents = []
     for number, row in enumerate(trace):
@@ -70,7 +70,7 @@ def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(requests_of, st.integers(1, 3))
-def test_every_request_is_served_once_and_in_time_s_order(trace: list[TraceRequest], nodes: int) -> None:
+def test_every_request_is_served_once_and_in_time_s_order(trace: list[PlannedRequest], nodes: int) -> None:
     served, fleet = simulate(trace, SHAPE, nodes)
     assert [each.request for each in served] == trace
     for each in served:
@@ -78,7 +78,7 @@ def test_every_request_is_served_once_and_in_time_s_order(trace: list[TraceReque
         assert each.first_s is not None
         assert each.last_s is not None
         alone = COSTS.steps + COSTS.sequences
-        assert each.ttft_s >= alone
+        assert each.ttft_s >= alone * 0.999
         assert each.last_s - each.first_s >= (each.request.output - 1) * alone * 0.999
     tokens = sum(content.sequences + content.prompt_tokens for node in fleet for content in node.contents)
     assert tokens >= sum(row.prompt + row.output - 1 for row in trace)
@@ -86,7 +86,7 @@ def test_every_request_is_served_once_and_in_time_s_order(trace: list[TraceReque
 
 def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
     drawn = random.Random(1)
-    trace = [TraceRequest(number * 0.05, drawn.randint(10, 100), drawn.randint(10, 60)) for number in range(120)]
+    trace = [PlannedRequest(number * 0.05, drawn.randint(10, 100), drawn.randint(10, 60)) for number in range(120)]
     planner = Planner(trace, SHAPE, PlanObjective(0.5, 0.05, 0.95), usd_per_hour=1.0)
     enough = planner.enough()
     assert enough.nodes > 1
@@ -101,25 +101,25 @@ def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
 def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() -> None:
     """Where lengths vary: several times the tokens of static batches; most of preallocated memory stays empty."""
     drawn = random.Random(2)
-    trace = [TraceRequest(0.0, drawn.randint(5, 40), 1 + int(drawn.paretovariate(1.1)) % 200) for _ in range(80)]
+    trace = [PlannedRequest(0.0, drawn.randint(5, 40), 1 + int(drawn.paretovariate(1.1)) % 200) for _ in range(80)]
     planner = Planner(trace, SHAPE, LOOSE)
     continuous, static = planner.static_tokens_per_s()
     assert 2 <= continuous / static <= 23
-    same = replace(planner, trace=[TraceRequest(0.0, 1, 40)] * 80)
+    same = replace(planner, trace=[PlannedRequest(0.0, 1, 40)] * 80)
     continuous, static = same.static_tokens_per_s()
     assert continuous / static == pytest.approx(1.0, abs=0.05), "nothing is won where all are alike"
     assert planner.figures(1).kv_waste < 0.5 < 0.6 < planner.preallocated(1).kv_waste
 
 
 def test_what_fits_no_node_is_counted_and_nothing_else() -> None:
-    trace = [TraceRequest(0.0, 300, 5), TraceRequest(0.1, 10, 5)]
+    trace = [PlannedRequest(0.0, 300, 5), PlannedRequest(0.1, 10, 5)]
     assert Planner(trace, SHAPE, LOOSE).figures(1).refused == 1
     with pytest.raises(ConfigurationError, match="No request"):
         Planner(trace[:1], SHAPE, LOOSE).figures(1)
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    trace = [TraceRequest(float(number), 1100, 2, (1, 2, 3 + number)) for number in range(3)]
+    trace = [PlannedRequest(float(number), 1100, 2, (1, 2, 3 + number)) for number in range(3)]
     shape = NodeShape(replace(CONFIG, context_length=None, token_budget=2048), COSTS, 400)
     served, _ = simulate(trace, shape, 1)
     assert served[1].ttft_s < served[0].ttft_s / 5
@@ -156,12 +156,12 @@ def test_traces(tmp_path: Path) -> None:
     ]
     store.write([], [values_of(row) for row in rows])
     store.close()
-    assert read_trace(str(azure), 10) == [TraceRequest(0.0, 374, 44), TraceRequest(4.0, 396, 109)]
-    assert read_trace(str(ledger), 10) == [TraceRequest(0.0, 5, 2)]
+    assert read_trace(str(azure), 10) == [PlannedRequest(0.0, 374, 44), PlannedRequest(4.0, 396, 109)]
+    assert read_trace(str(ledger), 10) == [PlannedRequest(0.0, 5, 2)]
     (row,) = read_trace(str(mooncake), 10)
     assert row.prompt_ids(0)[510:514] == [7 * 512 + 510, 7 * 512 + 511, 9 * 512, 9 * 512 + 1]
     assert len(row.prompt_ids(0)) == 600
-    assert faster([TraceRequest(4.0, 1, 1)], 2.0) == [TraceRequest(2.0, 1, 1)]
+    assert faster([PlannedRequest(4.0, 1, 1)], 2.0) == [PlannedRequest(2.0, 1, 1)]
     assert 250 < len(sample([row] * 1000, 0.3)) < 350
     with closing(sqlite3.connect(tmp_path / "other.sqlite3")) as other:
         other.execute("CREATE TABLE t (x)")
