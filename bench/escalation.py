@@ -157,6 +157,6 @@ def _in_arm(arm: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def _ask(router: Router, question: Question) -> None:
     body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
-    response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body)))
+    response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body)))
     if response.status != 200:
         raise EngineError(f"A question got no answer: {response.body!r}")

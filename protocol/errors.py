@@ -113,10 +113,20 @@ class ModelNotFoundError(NotFoundError):
 
 
 class MethodNotAllowedError(InvalidRequestError):
-    """The route knows another method."""
+    """The route knows another method.
+
+    `allowed`: the methods it knows, for the `Allow` header.
+    """
 
     status = 405
     default_code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | ({"allow": self.allowed} if self.allowed else {})
 
 
 class RateLimitError(UpdraftError):

@@ -1,4 +1,4 @@
-"""The router: OpenAI requests in, answers out, whatever carries them. The cascade decides, this one serves."""
+"""The router: a request in, an answer out, whatever carries them. The cascade decides; `server/` has the endpoints."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from msgspec import UNSET
 
 from ..protocol.errors import (
     EngineError,
-    MethodNotAllowedError,
     ModelNotFoundError,
-    NotFoundError,
     OverloadedError,
     RequestTimeoutError,
-    UnsupportedFeatureError,
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ..protocol.responses import ModelCard, ModelList
+from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
@@ -127,47 +124,16 @@ class Router:
             if tiers is not None and tiers.local is not None:
                 closing.push_async_callback(tiers.local.aclose)
 
-    async def handle(self, request: WireRequest) -> WireResponse:
-        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
-        try:
-            return await self._dispatch(request)
-        except UpdraftError as error:
-            return answer.failure(error)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(_internal_error())
-
-    async def _dispatch(self, request: WireRequest) -> WireResponse:
-        path = request.path.partition("?")[0].rstrip("/")
-        if path in ("/v1/chat/completions", "/v1/completions"):
-            _only(request, "POST")
-            if path == "/v1/completions":
-                raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
-            return await self._chat(request)
-        if path == "/v1/embeddings":
-            _only(request, "POST")
-            return await self._embed(request)
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            _only(request, "GET")
-            await self.start()
-            return self._models(path.removeprefix("/v1/models").removeprefix("/"))
-        if path == "/health":
-            _only(request, "GET")
-            await self.start()
-            return self._health()
-        if path == "/metrics":
-            _only(request, "GET")
-            return self._metrics()
-        raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
-
-    def _health(self) -> WireResponse:
-        """200 where some tier may answer."""
+    def health(self) -> UpdraftError | None:
+        """Why no tier may answer; None where one may. The router has started."""
         has = self._state().availability()
-        if has.local_missing is not None and (has.cloud_missing is not None or has.offline):
-            return WireResponse.json({"status": "no tier can answer", **has.local_missing.to_body()}, status=503)
-        return WireResponse.json({"status": "ok"})
+        return has.local_missing if has.cloud_missing is not None or has.offline else None
 
-    async def _chat(self, request: WireRequest) -> WireResponse:
+    async def chat(self, request: WireRequest) -> WireResponse:
+        """Answer a chat completion, whole or as a stream; it gets a row in the ledger.
+
+        Every failure becomes an OpenAI error body; only cancellation is raised.
+        """
         record = self._record(request)
         cascade: Cascade | None = None
         try:
@@ -200,7 +166,7 @@ class Router:
             failure = error
         except Exception:
             log.exception("request %s failed", record.request_id)
-            failure = _internal_error()
+            failure = answer.internal_error()
         record.route = None
         try:
             if cascade is not None:
@@ -214,7 +180,8 @@ class Router:
         caller = caller_of(request.headers, {})
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
-    async def _embed(self, request: WireRequest) -> WireResponse:
+    async def embeddings(self, request: WireRequest) -> WireResponse:
+        """Answer a request for embeddings, with a row in the ledger. Failures are as in `chat`."""
         record = self._record(request)
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -234,7 +201,7 @@ class Router:
             return self._refuse(record, error)
         except Exception:
             log.exception("request %s failed", record.request_id)
-            return self._refuse(record, _internal_error())
+            return self._refuse(record, answer.internal_error())
         self._write(record, 200)
         return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
@@ -284,10 +251,10 @@ class Router:
             if cascade is not None and status == 200:
                 self._learn(cascade, None)
 
-    def _metrics(self) -> WireResponse:
+    def metrics(self) -> str:
+        """Prometheus text."""
         counts = LearningCounts() if self._learner is None else self._learner.counts
-        text = prometheus.render(counts.metrics())
-        return WireResponse(200, {"content-type": prometheus.CONTENT_TYPE}, text.encode())
+        return prometheus.render(counts.metrics())
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
         """The request has its answer and its row by now: what fails here is logged, and harms neither."""
@@ -329,11 +296,12 @@ class Router:
     def _state(self) -> RouterState:
         return RouterState(self.config, self._running(), self._latency, self._budget)
 
-    def _models(self, requested_tier: str) -> WireResponse:
+    def models(self) -> list[ModelCard]:
+        """Every model name that a request may give. The router has started."""
         local = self._running().local
         room = UNSET if local is None else local.context_length  # what a cloud has room for, it says itself
         # The owner is no node, so that nobody sends a draft.
-        cards = [
+        return [
             ModelCard(
                 id=name,
                 owned_by="updraft-router",
@@ -342,12 +310,13 @@ class Router:
             )
             for name, tier in self._names().items()
         ]
-        if not requested_tier:
-            return WireResponse.json(ModelList(cards))
-        for card in cards:
-            if card.id == requested_tier:
-                return WireResponse.json(card)
-        raise self._unknown_model(requested_tier)
+
+    def model(self, name: str) -> ModelCard:
+        """One of `models()`. Raises ModelNotFoundError."""
+        for card in self.models():
+            if card.id == name:
+                return card
+        raise self._unknown_model(name)
 
     def _requested_tier(self, model: str) -> RequestedTier:
         names = self._names()
@@ -404,7 +373,7 @@ class StreamBody:
             if not isinstance(error, Exception):
                 raise
             log.exception("a stream failed")
-            return sse.event(_internal_error().to_body())
+            return sse.event(answer.internal_error().to_body())
         self._delivered = event.endswith(sse.DONE)
         return event
 
@@ -436,12 +405,3 @@ def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
     if isinstance(reply, LiveReply):
         return streams.live(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")
-
-
-def _only(request: WireRequest, method: str) -> None:
-    if request.method != method:
-        raise MethodNotAllowedError(f"{request.path} takes {method}, not {request.method}.")
-
-
-def _internal_error() -> UpdraftError:
-    return UpdraftError("The router failed on this request; its log says why.", code="internal_error")

@@ -13,6 +13,7 @@ from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
 from ..router.router import Router
+from ..router.server.endpoints import Endpoints
 
 T = TypeVar("T")
 
@@ -32,13 +33,12 @@ class Runtime:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._router: Router | None = None
+        self._endpoints: Endpoints | None = None
         self._closed = False
         self._pid: int | None = None  # of the process that started it
 
     def handle(self, request: WireRequest) -> Future[WireResponse]:
-        router = self._started()
-        return self._submit(router.handle(request))
+        return self._submit(self._started().handle(request))
 
     def next_chunk(self, body: AsyncIterator[bytes]) -> Future[bytes | None]:
         """The next piece of a streamed body; None at its end."""
@@ -56,28 +56,28 @@ class Runtime:
             return
         with self._lock:
             self._closed = True
-            loop, thread, router = self._loop, self._thread, self._router
-            self._loop = self._thread = self._router = None
-        if loop is None or thread is None or router is None:
+            loop, thread, endpoints = self._loop, self._thread, self._endpoints
+            self._loop = self._thread = self._endpoints = None
+        if loop is None or thread is None or endpoints is None:
             return
-        end = asyncio.run_coroutine_threadsafe(_shut_down(router), loop)
+        end = asyncio.run_coroutine_threadsafe(_shut_down(endpoints), loop)
         end.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         if thread is not threading.current_thread():  # a finalizer may run on any thread, also on the loop's
             end.result(CLOSE_TIMEOUT_S)
             thread.join(CLOSE_TIMEOUT_S)
 
-    def _started(self) -> Router:
+    def _started(self) -> Endpoints:
         self._check_process()
         with self._lock:
             if self._closed:
                 raise OverloadedError("This client is closed.")
-            if self._router is None:
+            if self._endpoints is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
                 self._thread.start()
-                self._router = self._make_router(self.config)
+                self._endpoints = Endpoints(self._make_router(self.config))
                 self._pid = os.getpid()
-            return self._router
+            return self._endpoints
 
     @property
     def _is_of_the_parent(self) -> bool:
@@ -128,12 +128,12 @@ async def _release(body: AsyncIterator[bytes]) -> None:
         await close()
 
 
-async def _shut_down(router: Router) -> None:
+async def _shut_down(endpoints: Endpoints) -> None:
     pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
-    await router.close()
+    await endpoints.close()
 
 
 __all__ = ["CancelledError", "Runtime", "wait"]

@@ -154,7 +154,7 @@ async def _asked(router: Router, questions: Sequence[Question], quality: float) 
     for question in questions:
         body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}]}
         request = msgspec.json.encode(body | {"updraft": {"quality": quality}})
-        response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=request))
+        response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=request))
         assert isinstance(response.body, bytes)
         answer = msgspec.json.decode(response.body)
         if response.status != 200:

@@ -54,7 +54,7 @@ class CloudModel:
         reserved = self.spending.reserve(self.name, body)
         usd = 0.0
         try:
-            response = await self.router.handle(
+            response = await self.router.chat(
                 WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body))
             )
             answer = msgspec.json.decode(response.body if isinstance(response.body, bytes) else b"{}")

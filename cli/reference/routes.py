@@ -24,6 +24,7 @@ from ...cloud_engine.gateway.upstream.client import Upstream
 from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
 from ...protocol import errors
+from ...router.server.endpoints import ROUTES
 from ...text.tokenizer import Tokenizer
 from .markdown import code, page, table
 
@@ -63,15 +64,6 @@ _GATEWAY = {
     "/admin/keys/{key_id}/rotate": "a new secret; the old one works for `overlap_s` more seconds; scope `admin`",
     "/admin/audit": "who changed which key when, the last 1,000 changes; scope `admin`",
 }
-#: The router dispatches by itself: (path, method, meaning).
-ROUTER = (
-    ("/v1/chat/completions", "POST", "routed"),
-    ("/v1/embeddings", "POST", "answered by the cloud; refused for `local` and private requests"),
-    ("/v1/models", "GET", "`auto`, `local`, `cloud`, and the models behind them; the device's with `max_model_len`"),
-    ("/v1/models/{model}", "GET", "one of them"),
-    ("/health", "GET", "200 while the router serves; wants no key"),
-    ("/metrics", "GET", "see [metrics](metrics.md)"),
-)
 #: Codes that are given where an error is raised, with what they mean.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
@@ -114,8 +106,11 @@ def routes_page() -> str:
         "Routes under `/v1` want a key with the scope `inference`. `/health` and `/metrics` want none.",
         _described(_gateway_app(), _GATEWAY),
         "## Router",
-        "`updraft serve` and the SDK answer these. `/v1/completions` is refused.",
-        table(("route", "method", "meaning"), [(code(path), method, text) for path, method, text in ROUTER]),
+        "`updraft serve` and the SDK answer these.",
+        table(
+            ("route", "method", "meaning"),
+            [(code(route.path.replace(":path", "")), route.method, route.summary) for route in ROUTES],
+        ),
         "## Errors",
         _ERRORS,
         table(("status", "code", "retry", "meaning"), sorted(_error_rows())),

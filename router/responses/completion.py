@@ -72,6 +72,11 @@ def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:
     return found
 
 
+def internal_error() -> UpdraftError:
+    """What the caller is told of an exception that nobody expected."""
+    return UpdraftError("The router failed on this request; its log says why.", code="internal_error")
+
+
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
     """An OpenAI-shaped error; of a cloud that refused, its own words.
 

@@ -1,4 +1,4 @@
-"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Router.handle`."""
+"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Endpoints`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from ...protocol.http.tls import TlsFiles, check_encrypted
 from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
+from .endpoints import Endpoints
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
 
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,16 @@ class DaemonOptions:
 
 
 def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.1") -> FastAPI:
-    """The app that starts `router`, serves every path from it, and closes it in the end. `host`: where it listens."""
+    """The app that starts `router`, serves its endpoints, and closes it in the end. `host`: where it listens."""
+    endpoints = Endpoints(router)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         try:
-            await router.start()
+            await endpoints.start()
             yield
         finally:
-            await router.close()
+            await endpoints.close()
 
     config = router.config
     access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
@@ -70,7 +72,7 @@ def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
-            response = await router.handle(wire)
+            response = await endpoints.handle(wire)
         # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
         headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
         return send(replace(response, headers=headers), request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import re
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 from updraft.cli.reference.fields import entries
 from updraft.cli.reference.pages import pages
-from updraft.cli.reference.routes import GIVEN_CODES, ROUTER
+from updraft.cli.reference.routes import GIVEN_CODES
 from updraft.protocol import errors
-from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.config import RouterConfig
-from updraft.router.router import Router
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -34,20 +31,6 @@ def test_these_are_the_pages() -> None:
 def test_a_page_is_what_the_code_says(name: str) -> None:
     written = (FOLDER / name).read_text(encoding="utf-8")
     assert written == PAGES[name], f"docs/reference/{name} is not what the code says: run `make reference`"
-
-
-@pytest.mark.parametrize(("path", "method", "_text"), ROUTER)
-def test_the_router_knows_its_routes(path: str, method: str, _text: str) -> None:
-    """It dispatches by itself, so each route is asked: an unknown one is `not_found`, a wrong method is a 405."""
-    router = Router(RouterConfig(local=None))
-
-    async def ask(method: str, path: str) -> int:
-        return (await router.handle(WireRequest(method, path, {}, b"{}"))).status
-
-    there = path.replace("{model}", "auto")
-    assert asyncio.run(ask(method, there)) not in (404, 405)
-    assert asyncio.run(ask(method, there.replace("/v1", "/v2") if "/v1" in there else there + "x")) == 404
-    asyncio.run(router.close())
 
 
 def test_every_code_that_is_given_is_described() -> None:

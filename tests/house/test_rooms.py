@@ -102,6 +102,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
+    "router.server": ["app", "endpoints", "routes"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",

@@ -87,7 +87,7 @@ def test_a_missing_or_damaged_model_file_is_a_clear_error(tiny: Path, tmp_path: 
         with pytest.raises(ModelLoadError):
             await router.start()
         body = json.dumps({"model": "auto", "messages": USER}).encode()
-        response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))
+        response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=body))
         await router.close()
         assert isinstance(response.body, bytes)
         return response.status, json.loads(response.body)
@@ -125,7 +125,7 @@ def test_a_race_that_the_cloud_wins_leaves_a_working_engine(tiny: Path, cloud: F
 
         async def ask(model: str) -> dict[str, Any]:
             body = json.dumps({"model": model, "messages": USER, "max_tokens": 200, "ignore_eos": True}).encode()
-            response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))
+            response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=body))
             assert isinstance(response.body, bytes)
             return json.loads(response.body)
 

@@ -48,7 +48,7 @@ def test_who_gives_up_leaves_the_loading_to_the_next(cold: Any) -> None:
     async def test() -> None:
         b = cold(load, local)
         assert (await b.ask(timeout_s=0.2)).status == 504
-        embeds = await b.router.handle(WireRequest("POST", "/v1/embeddings", {}, b"{}", 0.1))
+        embeds = await b.handle(WireRequest("POST", "/v1/embeddings", {}, b"{}", 0.1))
         assert embeds.status == 504
         leaves = asyncio.create_task(b.ask())
         await asyncio.sleep(0.2)

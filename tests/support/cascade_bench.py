@@ -13,6 +13,7 @@ from router_fakes import ScriptedLocal
 from updraft.protocol.http.wire import WireRequest, WireResponse
 from updraft.router.accounting.ledger import Ledger, LedgerRow
 from updraft.router.router import Router
+from updraft.router.server.endpoints import Endpoints
 
 
 @dataclass
@@ -21,12 +22,15 @@ class Bench:
     local: ScriptedLocal
     ledger: Path
 
+    async def handle(self, request: WireRequest) -> WireResponse:
+        return await Endpoints(self.router).handle(request)
+
     async def ask(
         self, model: str = "auto", *, timeout_s: float | None = None, key: str | None = None, **fields: Any
     ) -> WireResponse:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
-        return await self.router.handle(
+        return await self.handle(
             WireRequest("POST", "/v1/chat/completions", headers, json.dumps(body).encode(), timeout_s)
         )
 

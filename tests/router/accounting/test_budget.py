@@ -65,7 +65,7 @@ def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: Fa
             assert 0 < int(response.headers["retry-after"]) <= 86_400
             assert response.headers["x-should-retry"] == "false"
             body = json.dumps({"model": "auto", "input": ["hi"]}).encode()
-            embeddings = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            embeddings = await b.handle(WireRequest("POST", "/v1/embeddings", body=body))
             assert embeddings.status == 429, "embeddings are the cloud's, so they cost too"
         async with bench(has_local=False, budget=BudgetLimits(usd=0.0)) as b:
             assert (await b.ask()).status == 429

@@ -1,4 +1,4 @@
-"""Every transition of the cascade, through `Router.handle`, against a scripted local model and a real HTTP server."""
+"""Every transition of the cascade, through its endpoints, against a scripted local model and a real HTTP server."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_health_is_bad_where_no_tier_can_answer(bench: Any) -> None:
             ({"offline": True}, 200),
         ):
             async with bench(**settings) as b:
-                response = await b.router.handle(WireRequest("GET", "/health"))
+                response = await b.handle(WireRequest("GET", "/health"))
                 assert response.status == status, settings
 
     run(test())
@@ -405,7 +405,7 @@ def test_the_ledger_knows_keys_by_their_digest_only(bench: Any) -> None:
             body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
             for key in ("sk-one", "sk-one", "sk-two"):
                 headers = {"authorization": f"Bearer {key}"}
-                await b.router.handle(WireRequest("POST", "/v1/chat/completions", headers, body))
+                await b.handle(WireRequest("POST", "/v1/chat/completions", headers, body))
         third, second, first = b.rows()
         assert first.key == second.key != third.key
         assert len(first.key) == 32
@@ -631,7 +631,7 @@ def test_paths_and_methods(bench: Any) -> None:
         async with bench() as b:
 
             async def status(method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
-                response = await b.router.handle(WireRequest(method, path, body=body))
+                response = await b.handle(WireRequest(method, path, body=body))
                 return response.status, json.loads(response.body)
 
             assert (await status("POST", "/v1/chat/completions", b"{nonsense"))[1]["error"]["code"] == "invalid_json"

@@ -171,7 +171,7 @@ def test_a_router_is_no_node(bench: Any) -> None:
 
     async def test() -> None:
         async with bench() as b:
-            response = await b.router.handle(WireRequest("GET", "/v1/models"))
+            response = await b.handle(WireRequest("GET", "/v1/models"))
         assert {card["owned_by"] for card in json.loads(response.body)["data"]} == {"updraft-router"}
 
     run(test())

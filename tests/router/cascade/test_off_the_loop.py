@@ -63,7 +63,7 @@ def test_long_bodies_are_not_read_on_the_loop(
     async def test() -> None:
         async with bench() as b:
             body = {"model": "auto", "input": LONG * 20, "messages": [{"role": "user", "content": LONG * 20}]}
-            await b.router.handle(router.WireRequest("POST", path, {}, router.msgspec.json.encode(body)))
+            await b.handle(router.WireRequest("POST", path, {}, router.msgspec.json.encode(body)))
         assert threads
         assert threading.get_ident() not in threads
 

@@ -64,7 +64,7 @@ def routed(
             for index in range(n):
                 question = {"role": "user", "content": f"Question {index}: 2 + 2?"}
                 body = {"model": "auto", "messages": [question], **(asks or {})}
-                response = await router.handle(
+                response = await router.chat(
                     WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode())
                 )
                 if isinstance(response.body, bytes):
@@ -251,11 +251,9 @@ def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
         await router.start()
         try:
             body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "2 + 2?"}]}).encode()
-            assert (await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))).status == 200
+            assert (await router.chat(WireRequest("POST", "/v1/chat/completions", body=body))).status == 200
             while True:
-                response = await router.handle(WireRequest("GET", "/metrics"))
-                assert isinstance(response.body, bytes)
-                families = parse(response.body.decode())
+                families = parse(router.metrics())
                 found = {name: family.samples[name, ""] for name, family in families.items()}
                 if found["updraft_learning_waiting"] == 0:
                     return found
@@ -520,7 +518,7 @@ def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: Fak
         router = Router(config, tiers(ScriptedLocal(), config, gates))
         body = {"model": "auto", "stream": True, "messages": [{"role": "user", "content": "2 + 2?"}]}
         try:
-            response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode()))
+            response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode()))
             assert not isinstance(response.body, bytes)
             return b"".join([chunk async for chunk in response.body])
         finally:

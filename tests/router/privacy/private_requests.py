@@ -33,6 +33,7 @@ async def main() -> int:
     from updraft.router.factory import load_tiers
     from updraft.router.privacy.rules import Privacy
     from updraft.router.router import Router
+    from updraft.router.server.endpoints import Endpoints
 
     sys.addaudithook(_watch)
     common: dict[str, Any] = {"local": "pocket", "cloud_url": "http://127.0.0.1:9", "ledger": None, "confidence": 0.999}
@@ -43,7 +44,7 @@ async def main() -> int:
         key = "input" if path.endswith("embeddings") else "messages"
         value = content if key == "input" else [{"role": "user", "content": content}]
         body = json.dumps({"model": "auto", key: value, **({} if key == "input" else {"max_tokens": 4}), **fields})
-        response = await router.handle(WireRequest("POST", path, {}, body.encode()))
+        response = await Endpoints(router).handle(WireRequest("POST", path, {}, body.encode()))
         if not isinstance(response.body, bytes):
             async for _ in response.body:
                 pass

@@ -243,7 +243,7 @@ def test_token_ids_are_no_text_that_rules_could_read(bench: Any, cloud: FakeClou
     async def test() -> None:
         async with bench(privacy=Privacy(patterns={"mine": "secret"})) as b:
             body = json.dumps({"model": "auto", "input": ids}).encode()
-            refused = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            refused = await b.handle(WireRequest("POST", "/v1/embeddings", body=body))
             error = json.loads(refused.body)["error"]
             assert (refused.status, error["code"], error["param"]) == (400, "private", None)
             assert "token ids" in error["message"]
@@ -281,7 +281,7 @@ def test_a_match_keeps_the_request_here_and_names_the_rule_only(
             assert (await b.answer(**fields))["error"]["code"] == "context_length_exceeded"
             b.local.too_long = False
             body = json.dumps({"model": "auto", "input": [SECRET]}).encode()
-            embeddings = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            embeddings = await b.handle(WireRequest("POST", "/v1/embeddings", body=body))
             assert json.loads(embeddings.body)["error"]["code"] == "private"
             assert not cloud.requests
             assert (await b.answer())["updraft"]["tier"] == "cloud", "others go where they went"
@@ -374,7 +374,7 @@ def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) 
 
         async def ask(text: str, **options: Any) -> dict[str, Any]:
             fields = {"model": "auto", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **options}
-            response = await router.handle(WireRequest("POST", "/v1/chat/completions", {}, json.dumps(fields).encode()))
+            response = await router.chat(WireRequest("POST", "/v1/chat/completions", {}, json.dumps(fields).encode()))
             assert isinstance(response.body, bytes)
             return json.loads(response.body)["updraft"]
 

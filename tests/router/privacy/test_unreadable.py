@@ -99,7 +99,7 @@ def test_a_picture_is_refused_as_private_where_the_device_cannot_see_it(bench: A
                 error = (await b.answer(model, **picture))["error"]
                 assert (error["code"], IMAGE in error["message"]) == ("private", True)
             body = json.dumps({"model": "auto", "input": [1, 2]}).encode()
-            refused = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            refused = await b.handle(WireRequest("POST", "/v1/embeddings", body=body))
             assert json.loads(refused.body)["error"]["code"] == "private"
             assert not cloud.requests
             metadata = {"metadata": {"scan": PICTURE}}

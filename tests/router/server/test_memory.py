@@ -21,17 +21,17 @@ from updraft.router.tiers.openai_compatible import CloudEndpoint, HttpCloudTier
 CODE = """
 import ctypes, gc, sys
 from updraft.router.config import RouterConfig
-from updraft.router.router import Router
 from updraft.router.server.app import DaemonOptions, run_daemon
+from updraft.router.server.endpoints import Endpoints
 
-handle = Router.handle
+handle = Endpoints.handle
 async def weighed(self, request):
     if request.path == "/health":
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
     return await handle(self, request)
-Router.handle = weighed
+Endpoints.handle = weighed
 settings = dict(cloud_url=sys.argv[1], local=sys.argv[2] if sys.argv[2] != "none" else None, cloud_connect_timeout_s=60)
 run_daemon(DaemonOptions(RouterConfig(**settings, cloud_model="big", confidence=0.6), port=0))
 """

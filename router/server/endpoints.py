@@ -1,0 +1,65 @@
+"""All endpoints of the router as one table: what the SDK's transports and the daemon answer from."""
+
+from __future__ import annotations
+
+import logging
+
+from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
+from ...protocol.http.wire import WireRequest, WireResponse
+from ..responses import completion as answer
+from ..router import Router
+from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .routes.route import RequestContext, Route
+
+log = logging.getLogger("updraft.router")
+
+#: The first one that fits is taken: a plain path stands before a template that fits it too.
+ROUTES: tuple[Route, ...] = (
+    *chat_completions.ROUTES,
+    *completions.ROUTES,
+    *embeddings.ROUTES,
+    *models.ROUTES,
+    *health.ROUTES,
+    *metrics.ROUTES,
+)
+
+
+class Endpoints:
+    """A router behind its endpoints. It starts with the first request that needs it; `close()` closes the router."""
+
+    def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
+        self.router = router
+        self._routes = routes
+
+    async def start(self) -> None:
+        """Load everything now. Idempotent. Raises as `Router.start`."""
+        await self.router.start()
+
+    async def close(self) -> None:
+        """End what is still streaming, and let go of everything. Idempotent."""
+        await self.router.close()
+
+    async def handle(self, request: WireRequest) -> WireResponse:
+        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        try:
+            return await self._dispatch(request)
+        except UpdraftError as error:
+            return answer.failure(error)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return answer.failure(answer.internal_error())
+
+    async def _dispatch(self, request: WireRequest) -> WireResponse:
+        path = request.path.partition("?")[0].rstrip("/") or "/"
+        others: list[str] = []
+        for route in self._routes:
+            parameters = route.match(path)
+            if parameters is not None and route.method == request.method:
+                return await route.handler(RequestContext(self.router, request, parameters))
+            if parameters is not None:
+                others.append(route.method)
+        if others:
+            allowed = ", ".join(sorted(set(others)))
+            raise MethodNotAllowedError(f"{path} takes {allowed}, not {request.method}.", allowed)
+        known = ", ".join(dict.fromkeys(route.path.replace(":path", "") for route in self._routes))
+        raise NotFoundError(f"There is no {request.method} {path} here. There are: {known}.")

@@ -1,0 +1,1 @@
+"""The endpoints of the router, one file each."""

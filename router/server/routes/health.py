@@ -1,0 +1,17 @@
+"""`/health`: 200 where some tier may answer."""
+
+from __future__ import annotations
+
+from ....protocol.http.wire import WireResponse
+from .route import RequestContext, Route
+
+
+async def health(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    missing = context.router.health()
+    if missing is not None:
+        return WireResponse.json({"status": "no tier can answer", **missing.to_body()}, status=503)
+    return WireResponse.json({"status": "ok"})
+
+
+ROUTES = (Route("GET", "/health", health, "200 while the router serves; wants no key"),)

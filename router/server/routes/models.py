@@ -1,0 +1,29 @@
+"""`/v1/models`: the names that a request may give."""
+
+from __future__ import annotations
+
+from ....protocol.http.wire import WireResponse
+from ....protocol.responses import ModelCard, ModelList
+from .route import RequestContext, Route
+
+
+async def list_models(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    return WireResponse.json(ModelList(context.router.models()))
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    return WireResponse.json(context.router.model(context.parameters["model"]))
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/models",
+        list_models,
+        "`auto`, `local`, `cloud`, and the models behind them; the device's with `max_model_len`",
+        response_type=ModelList,
+    ),
+    Route("GET", "/v1/models/{model:path}", retrieve, "one of them", response_type=ModelCard),
+)

@@ -1,0 +1,89 @@
+"""The table of endpoints: which route a path finds, and what is answered where there is none or it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+from updraft.protocol.http.wire import WireRequest, WireResponse
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
+from updraft.router.server.endpoints import ROUTES, Endpoints
+from updraft.router.server.routes.route import RequestContext, Route
+
+
+async def echo(context: RequestContext) -> WireResponse:
+    return WireResponse.json(dict(context.parameters))
+
+
+async def fail(_: RequestContext) -> WireResponse:
+    raise ValueError("a secret")
+
+
+TABLE = (
+    Route("GET", "/things", echo, "list"),
+    Route("POST", "/things", echo, "create"),
+    Route("POST", "/things/count", echo, "count"),
+    Route("GET", "/things/{thing}", echo, "retrieve"),
+    Route("GET", "/things/{thing}/parts/{part:path}", echo, "a part"),
+    Route("GET", "/v1.0", fail, "fails"),
+)
+
+
+def ask(method: str, path: str) -> tuple[int, Any, str | None]:
+    """Status, body, and the `Allow` header."""
+    endpoints = Endpoints(Router(RouterConfig(local=None)), TABLE)
+    response = asyncio.run(endpoints.handle(WireRequest(method, path)))
+    assert isinstance(response.body, bytes)
+    return response.status, json.loads(response.body), response.headers.get("allow")
+
+
+def test_the_method_chooses_among_routes_of_one_path() -> None:
+    assert ask("GET", "/things/7/?limit=1") == (200, {"thing": "7"}, None)
+    assert ask("GET", "/things/count")[:2] == (200, {"thing": "count"})
+    assert ask("POST", "/things/count")[:2] == (200, {})
+    assert ask("GET", "/things/a/parts/b/c")[:2] == (200, {"thing": "a", "part": "b/c"})
+
+
+def test_a_wrong_method_is_told_the_right_ones_and_a_wrong_path_what_there_is() -> None:
+    status, body, allowed = ask("DELETE", "/things")
+    assert (status, body["error"]["code"], allowed) == (405, "method_not_allowed", "GET, POST")
+    for path in ("/", "/thing", "/things/a/b", "/things/a/parts", "/v1x0", "/x/things"):
+        status, body, allowed = ask("GET", path)
+        assert (status, body["error"]["code"], allowed) == (404, "not_found", None), path
+        assert "/things/{thing}/parts/{part}" in body["error"]["message"]
+
+
+def test_an_exception_that_nobody_expected_tells_nothing() -> None:
+    status, body, _ = ask("GET", "/v1.0")
+    assert (status, body["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in str(body)
+
+
+@given(st.text(min_size=1).filter(lambda text: "/" not in text), st.text(min_size=1))
+def test_placeholders_give_back_what_was_put_in(thing: str, part: str) -> None:
+    route = TABLE[4]
+    assert route.match(f"/things/{thing}/parts/{part}") == {"thing": thing, "part": part}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_no_route_stands_in_the_way_of_another(route: Route) -> None:
+    path = re.sub(r"\{.*?\}", "some", route.path)
+    found = [other for other in ROUTES if other.method == route.method and other.match(path) is not None]
+    assert found[0] is route
+    assert route.summary
+
+
+def test_the_daemon_allows_what_the_table_allows() -> None:
+    router = Router(RouterConfig(local=None, ledger=None, cloud_url="http://127.0.0.1:9", cloud_model="big"))
+    with TestClient(daemon_app(router)) as client:
+        for method in ("HEAD", "OPTIONS", "DELETE"):
+            response = client.request(method, "/v1/models")
+            assert (response.status_code, response.headers["allow"]) == (405, "GET")
