@@ -12,7 +12,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/cloud_engine/gateway/test_real_engine.py tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ demo:  ## watch the pocket pair share real work: quality, cost and latency, in a
 chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see which tier answers
 	@$(SETUP) --extras edge
 	@$(BIN)/updraft chat $(ARGS)
+
+service:  ## run the router in the background from now on, with SmolLM2 as the local model
+	@$(SETUP) --extras edge
+	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
 test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)

@@ -19,6 +19,7 @@ from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
 from .plan import command as plan
+from .service import command as service
 from .shared import json_output, output
 from .shared.command_line import CommandLine
 from .shared.failures import exit_code, message_of
@@ -91,6 +92,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(service.app, name="service")
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")
 app.add_typer(bench.app, name="bench")

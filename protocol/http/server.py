@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
 from ..safety.private_files import write_private
-from ..safety.system import KILL
+from ..safety.system import KILL, listener_on
 from ..telemetry.logs import log_to_stderr
 from .connection import Connection
 from .connection_limits import usual_limits
@@ -225,6 +225,9 @@ def url_of(sock: socket.socket, scheme: str) -> str:
 
 
 def _port_in_use(host: str, port: int) -> PortInUseError:
+    holder = listener_on(port)
     return PortInUseError(
-        f"Port {port} on {host} is in use: choose another with --port, or --port 0 for any free one.", param="port"
+        f"Port {port} on {host} is in use{f' by {holder}' if holder else ''}: choose another with --port, or --port 0 "
+        "for any free one.",
+        param="port",
     )

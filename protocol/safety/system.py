@@ -5,13 +5,15 @@ No other module names these. Where something is missing, what it protects from i
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,23 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 END_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+
+_LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+
+
+@contextmanager
+def on_hangup(act: Callable[[], None]) -> Generator[None]:
+    """Run `act` on the running event loop at every SIGHUP, where there is one and this is the main thread."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
 
 
 def outlive_hangup() -> None:
@@ -148,3 +167,27 @@ def socket_address(path: Path) -> str:
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("A node needs Unix sockets, which this system lacks: run it on Linux, macOS or WSL.")
     return f"ipc://{path}"
+
+
+def listener_on(port: int) -> str | None:
+    """Name and id of the process that listens on a TCP port, as far as the system tells this user."""
+    inodes = {
+        fields[9]
+        for table in ("tcp", "tcp6")
+        for line in _lines(Path("/proc/net") / table)[1:]
+        if (fields := line.split())[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port
+    }
+    for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
+        with suppress(OSError):  # it has ended, or is somebody else's
+            kind, _, inode = str(link.readlink()).partition(":[")
+            if kind == "socket" and inode.rstrip("]") in inodes:
+                process = link.parents[1]
+                return f"{_lines(process / 'comm')[0]} (process {process.name})"
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
