@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
+_SHORT_FOLDER = "/tmp"
+_MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
 _LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
@@ -160,6 +163,22 @@ def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
         faulthandler.dump_traceback_later(wall_seconds, exit=True)
     else:
         faulthandler.cancel_dump_traceback_later()
+
+
+def socket_folder(prefix: str, name: str) -> Path:
+    """A new folder that only this user can enter, where a Unix socket of this name can be: their paths are short.
+
+    It is with other temporary files, or else in /tmp. Raises ConfigurationError.
+    """
+    for parent in (tempfile.gettempdir(), _SHORT_FOLDER):
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            if len(os.fsencode(folder / name)) <= _MAX_SOCKET_PATH:
+                return folder
+            folder.rmdir()
+    raise ConfigurationError(
+        f"{tempfile.gettempdir()} has too long a path for a Unix socket: set TMPDIR to a folder with a shorter one."
+    )
 
 
 def socket_address(path: Path) -> str:
