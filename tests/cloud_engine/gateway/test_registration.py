@@ -163,7 +163,7 @@ def test_every_gateway_behind_a_name_is_told(monkeypatch: pytest.MonkeyPatch) ->
     async def live(url: str) -> None:
         registration = Registration(RegistrationOptions(url, "key"), "http://10.0.0.9:4116", 4)
         registration.start()
-        await asyncio.to_thread(until, lambda: len(told) == 2)
+        await asyncio.to_thread(wait_for, lambda: len(told) == 2)
         await registration.leave()
 
     first = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
