@@ -40,6 +40,8 @@ class NodeOptions:
     chat_template: str | None = None
     # The key that requests must send; needed beyond loopback. This and the next two: see `Access`.
     api_key: str | None = field(default=None, repr=False)
+    # `/metrics` needs no key.
+    public_metrics: bool = False
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
@@ -62,7 +64,12 @@ def run_node(options: NodeOptions) -> None:
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     if options.registration is not None:
         options.registration.check(options.host, insecure=options.insecure)
-    access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
+    access = Access(
+        (options.host, *options.allowed_hosts),
+        tuple(options.allowed_origins),
+        options.api_key,
+        ("/health", "/metrics") if options.public_metrics else ("/health",),
+    )
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer
