@@ -28,6 +28,16 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
     return [_full(item, f"input[{index}]") for index, item in enumerate(given)]
 
 
+def with_own_ids(items: Sequence[Item]) -> list[Item]:
+    """The same items. One that is there again has a new id, so that lists of them can be cut behind any id."""
+    known: set[str] = set()
+    own: list[Item] = []
+    for item in items:
+        own.append({**item, "id": item_id(item["type"])} if item["id"] in known else item)
+        known.add(own[-1]["id"])
+    return own
+
+
 def _full(item: Item, param: str) -> Item:
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     if kind == "item_reference":
@@ -38,7 +48,7 @@ def _full(item: Item, param: str) -> Item:
         raise UnsupportedFeatureError(
             f"{param}: items of the type {str(kind)[:100]!r} belong to tools of OpenAI's servers.", param=param
         )
-    full = {**item, "type": kind, "id": item.get("id") or item_id(kind), "status": item.get("status") or "completed"}
+    full = {**item, "type": kind, "id": str(item.get("id") or item_id(kind)), "status": item.get("status") or "completed"}
     if kind == "message":
         if item.get("role") not in _ROLES:
             raise _invalid(f"{param}.role", f"it is one of {', '.join(_ROLES)}")

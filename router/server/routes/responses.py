@@ -17,7 +17,7 @@ from ....protocol.dialects.responses_events import (
     streamed_response,
     whole_response,
 )
-from ....protocol.dialects.responses_items import Item, items_of
+from ....protocol.dialects.responses_items import Item, items_of, with_own_ids
 from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, read_responses_request
 from ....protocol.errors import InvalidRequestError, NotFoundError
 from ....protocol.http import sse
@@ -97,7 +97,7 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
     except NotFoundError as error:
         param = "previous_response_id" if previous is not None and not items else "input"
         raise NotFoundError(error.message, param=param, code=error.code) from error
-    return items
+    return with_own_ids(items)
 
 
 async def _referred(context: RequestContext, owner: str, item_id: str) -> Item:
