@@ -48,7 +48,7 @@ def _full(item: Item, param: str) -> Item:
         raise UnsupportedFeatureError(
             f"{param}: items of the type {str(kind)[:100]!r} belong to tools of OpenAI's servers.", param=param
         )
-    full = {**item, "type": kind, "id": str(item.get("id") or item_id(kind)), "status": item.get("status") or "completed"}
+    full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
         if item.get("role") not in _ROLES:
             raise _invalid(f"{param}.role", f"it is one of {', '.join(_ROLES)}")

@@ -64,7 +64,7 @@ class BackgroundResponse:
                 await changed.wait()
 
 
-class Answers:
+class AnswerService:
     """The store opens with the first call that needs it. `close()` ends what runs in the background."""
 
     def __init__(self, config: RouterConfig) -> None:

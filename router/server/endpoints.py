@@ -8,7 +8,7 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .answers import Answers
+from .answers import AnswerService
 from .routes import chat_completions, completions, embeddings, health, metrics, models, responses
 from .routes.route import RequestContext, Route
 
@@ -31,7 +31,7 @@ class Endpoints:
 
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
-        self._answers = Answers(router.config)
+        self._answers = AnswerService(router.config)
         self._routes = routes
 
     async def start(self) -> None:

@@ -145,7 +145,11 @@ def test_a_round_trip_of_tools_and_reasoning(client: openai.OpenAI, cloud: FakeC
     ]
     cloud_says(cloud, {"content": None, "reasoning_content": "Hm.", "tool_calls": calls}, "tool_calls")
     asked: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Rain?"}]}]
-    options: dict[str, Any] = {"model": "cloud", "tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}
+    options: dict[str, Any] = {
+        "model": "cloud",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "weather"},
+    }
     response = checked(client.responses.create(input=asked, store=False, **options))
     assert [item.type for item in response.output] == ["reasoning", "function_call", "function_call"]
     assert cloud.requests[-1]["tool_choice"]["function"] == {"name": "weather"}
@@ -209,7 +213,7 @@ def test_without_a_store_nothing_can_be_found(
         for attempt in (
             lambda: client.responses.create(model="local", input="hello", previous_response_id=response.id),
             lambda: client.responses.retrieve(response.id),
-            lambda: client.chat.completions.list(),
+            client.chat.completions.list,
         ):
             with pytest.raises(openai.NotFoundError, match="store = true"):
                 attempt()
