@@ -65,7 +65,7 @@ class BackgroundResponse:
 
 
 class AnswerService:
-    """The store opens with the first call that needs it. `close()` ends what runs in the background."""
+    """The store opens with `start`, or the first call that needs it. `close()` ends what runs in the background."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -85,6 +85,11 @@ class AnswerService:
                 param=param,
             )
 
+    async def start(self) -> None:
+        """Open the store now, where there is one. Idempotent. Raises ConfigurationError."""
+        if self.enabled:
+            await self.use(lambda _: None)
+
     async def use(self, work: Callable[[AnswerStore], T]) -> T:
         """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
         return await asyncio.to_thread(self._use, work)
@@ -96,7 +101,7 @@ class AnswerService:
         except sqlite3.Error:
             log.exception("the answer %s cannot be stored", answer.id)
 
-    def start(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background. Raises OverloadedError."""
         if len(self._running) >= MAX_BACKGROUND:
             work.close()

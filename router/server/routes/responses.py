@@ -85,6 +85,8 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
     owner, previous = _owner(context), asked.previous_response_id
     if asked.input is None and previous is None:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
+    if previous is not None and context.answers.running(owner, previous) is not None:
+        raise InvalidRequestError(f"{previous} is still being made: wait for it.", param="previous_response_id")
     items: list[Item] = []
     try:
         if previous is not None:
@@ -123,7 +125,7 @@ def _begin(creation: _Creation) -> WireResponse:
     running = BackgroundResponse(creation.owner, response, creation.items, streamed)
     response["status"] = "queued"
     queued = WireResponse.json(response)
-    creation.context.answers.start(running, _run(creation, running))
+    creation.context.answers.begin(running, _run(creation, running))
     return WireResponse(200, sse.HEADERS, running.follow(-1)) if streamed else queued
 
 
