@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+# A third worker works while the others wait for servers. Files keep their order: those with long tests come first.
+XDIST  := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
@@ -12,7 +14,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/cloud_engine/gateway/test_real_engine.py tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,16 +30,20 @@ chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see
 	@$(SETUP) --extras edge
 	@$(BIN)/updraft chat $(ARGS)
 
-test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+service:  ## run the router in the background from now on, with SmolLM2 as the local model
+	@$(SETUP) --extras edge
+	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
+
+test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
+	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
-	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/sdk
+	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
+	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
 
 security: install  ## every known hole of servers like ours, tried on ours; a part of `make test`
 	@$(BIN)/python -m pytest tests/security $(ELSEWHERE) $(ARGS)

@@ -8,7 +8,7 @@ risk of any thresholds is a plain mean over the set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
@@ -48,7 +48,6 @@ _KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_0
 
 # The names of the gates, and alpha.
 Setup = tuple[str, float]
-RIDGE = {"ridge": ("ridge",)}
 # The gates of each arrangement, by name.
 GATES: dict[str, tuple[Mode, ...]] = {
     "gate 1": ("prompt",),
@@ -70,7 +69,7 @@ class SimulatedPopulation:
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
         features: dict[Mode, FeatureRows] = {mode: found.take(rows) for mode, found in self.features.items()}
-        labels = Labels(np.where(gain, 0.0, 1.0), np.ones(n))
+        labels = Labels.of(np.where(gain, 0.0, 1.0), np.ones(n))
         return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 
@@ -136,8 +135,8 @@ def promised(rows: CalibrationRows, alpha: float) -> Thresholds:
 class Procedure:
     """How gates and thresholds are found: as they ship, unless a test puts something else in their place."""
 
-    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: RIDGE)
-    fit: Callable[[Material, int, Mapping[str, tuple[str, ...]]], FittedGates] = fit_gates
+    members: Sequence[str] = ("ridge",)
+    fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates
     rule: Callable[[CalibrationRows, float], Thresholds] = promised
 
 
@@ -149,7 +148,7 @@ def simulate(
     rng = np.random.default_rng(rows)
     arrangements = {name: modes for name, modes in GATES.items() if population.features.keys() >= set(modes)}
     for run in range(runs):
-        gates = procedure.fit(population.draw(rng, rows), run, procedure.candidates)
+        gates = procedure.fit(population.draw(rng, rows), run, procedure.members)
         judged = {mode: router.probability(population.features[mode]) for mode, router in gates.routers.items()}
         whole = graded(population.rates > 0, judged["prompt"], judged.get("opening"), judged.get("cascade"))
         found: dict[Setup, SimulatedRun] = {}

@@ -1,7 +1,7 @@
 """`updraft bench router`: how well a router learned from graded prompts does, by the protocol of RouteLLM and more.
 
-Without a test file every row is scored by five-fold cross-validation: the fold that is scored has no part in anything,
-the choice of the model included. With one, the router is trained on the first file and scored on the second. Each seed
+Without a test file every row is scored by five-fold cross-validation: the fold that is scored has no part in anything.
+With one, the router is trained on the first file and scored on the second. Each seed
 draws other folds, or other labels.
 """
 
@@ -82,14 +82,14 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
     """Raises InvalidRequestError if the files cannot be used or are too small."""
     train, test, left_out = _rows(setting)
     say(f"reading {len(train) + len(test)} prompts")
-    pool = _Pool(featurise(train, setting.mode), Labels(*scores(train)), setting.labels)
+    pool = _Pool(featurise(train, setting.mode), Labels.of(*scores(train)), setting.labels)
     test_features = featurise(test, setting.mode) if test else None
     runs: list[Scored] = []
     for seed in range(setting.seeds):
         runs.append(
             _cross_validated(train, pool, seed) if test_features is None else _held_out(pool, test_features, seed)
         )
-        say(f"seed {seed}: {', '.join(sorted({router.chosen for router in runs[-1].routers}))}")
+        say(f"seed {seed} of {setting.seeds} is done")
     scored = test or train
     weak, strong = scores(scored)
     metrics = {
@@ -101,7 +101,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
         **_routing(runs, scored),
         **_probability(runs, scored),
         **_promise(runs, scored),
-        **_chosen(runs),
         **in_use(runs[0].routers[0], scored, setting.mode),
     }
     oracle = curve.fine_curve(curve.oracle_scores(weak, strong), weak, strong)
@@ -286,13 +285,3 @@ def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
         rows = folds == fold
         out[rows] = (curve.ranks(scores[rows]) + 0.5) / rows.sum()
     return out
-
-
-def _chosen(runs: Sequence[Scored]) -> dict[str, Any]:
-    """Which candidates won, as shares, and each one's mean APGR in the inner cross-validations."""
-    routers = [router for run in runs for router in run.routers]
-    names = sorted({router.chosen for router in routers})
-    return {
-        "chosen": {name: sum(router.chosen == name for router in routers) / len(routers) for name in names},
-        "inner_apgr": {name: float(np.mean([r.inner_apgr[name] for r in routers])) for name in routers[0].inner_apgr},
-    }

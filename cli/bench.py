@@ -186,9 +186,9 @@ def guarantee(
       updraft bench guarantee --blend --runs 20
     """
     from ..bench.guarantee import Procedure, measure
-    from ..classifier.training.router_model import CANDIDATES
+    from ..classifier.training.router_model import MEMBERS
 
-    procedure = Procedure(candidates=CANDIDATES) if blend else Procedure()
+    procedure = Procedure(members=MEMBERS) if blend else Procedure()
     figures = measure(runs, _say, procedure)
     _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
+
+if TYPE_CHECKING:
+    from ..router.config import RouterConfig
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 LogFormat = Annotated[
@@ -55,6 +58,9 @@ def serve(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
     log_format: LogFormat = "text",
+    log_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Log into this file, which is put aside when it grows large.")
+    ] = None,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -83,25 +89,35 @@ def serve(
           -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
     """
     from ..protocol.http.server import bind_socket
+    from ..protocol.settings import config_file
+    from ..protocol.telemetry.logs import log_to_file
     from ..router.server.app import DaemonOptions, run_daemon
+    from ..router.server.reload import Reload
     from .talk.conversation import introduction
 
     os.environ[FORMAT_VARIABLE] = log_format
+    if log_file is not None:
+        log_to_file(log_file)
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     pair = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
     )
-    config = replace(pair, tool_parser=tool_parser, chat_template=chat_template).config()
-    if allowed_hosts or allowed_origins:
-        given = {"allowed_hosts": tuple(allowed_hosts or ()), "allowed_origins": tuple(allowed_origins or ())}
-        config = replace(config, **{name: value for name, value in given.items() if value})
+    pair = replace(pair, tool_parser=tool_parser, chat_template=chat_template)
+    access = {"allowed_hosts": allowed_hosts, "allowed_origins": allowed_origins}
+
+    def load() -> RouterConfig:
+        return replace(pair.config(), **{name: tuple(value) for name, value in access.items() if value})
+
+    config = load()
     tls = options.tls_files(tls_cert, tls_key)
     daemon = DaemonOptions(config, host, port, ready_file, key, tls, insecure)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)
     with options.with_cloud(config, _note) as running:
-        run_daemon(replace(daemon, config=running))
+        # The packaged cloud's address is in no settings file.
+        reload = Reload(config_file(), load) if running == config else None
+        run_daemon(replace(daemon, config=running, reload=reload))
 
 
 def node(

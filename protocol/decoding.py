@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
-from .errors import InvalidRequestError, UnknownFieldError, UnsupportedFeatureError, WrongTypeError
+from .errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnknownFieldError,
+    UnsupportedFeatureError,
+    WrongTypeError,
+)
 
 #: Fields of OpenAI's that no server of ours implements. Errors name them; what else is unknown is a stranger's text.
 UNSUPPORTED = frozenset(
@@ -16,6 +23,9 @@ UNSUPPORTED = frozenset(
      "verbosity", "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
+MAX_ENTRIES = 200_000  # objects, lists and fields of one request: each takes longer to read than text does
+_MARKS = (b"{", b"[", b":")  # one for each entry
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MAX_NESTED = 8  # tool calls of messages, and no deeper
 _MAX_NAME = 100  # characters of a field's name that an error repeats
 _MAX_WORDS = 500  # characters of what msgspec says
@@ -26,6 +36,7 @@ R = TypeVar("R")
 
 def read_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises InvalidRequestError."""
+    check_entries(body)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
@@ -35,6 +46,17 @@ def read_object(body: bytes) -> dict[str, Any]:
         ) from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def check_entries(body: bytes) -> None:
+    """Raises RequestTooLargeError for JSON of more entries than anybody sends."""
+    if sum(map(body.count, _MARKS)) <= MAX_ENTRIES:  # those in texts too
+        return
+    quotes = body.count(b'"') - body.count(b'\\"')  # those in texts left out, or nearly so
+    if quotes > 8 * MAX_ENTRIES or sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES:
+        raise RequestTooLargeError(
+            f"The request body holds more than {MAX_ENTRIES} objects, lists and fields: send fewer."
+        )
 
 
 def decode(body: bytes, kind: type[R]) -> R:
@@ -86,8 +108,7 @@ def integral(value: Any) -> Any:
     """8 for 8.0, also in lists; anything else as it is."""
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        numbers = any(isinstance(item, float | list) for item in items)
-        return [integral(item) for item in items] if numbers else items
+        return items if {float, list}.isdisjoint(map(type, items)) else [integral(item) for item in items]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -105,6 +126,8 @@ def _without_nulls(value: Any, depth: int) -> object:
         return _present(cast("dict[str, Any]", value), depth)
     if isinstance(value, list) and depth <= _MAX_NESTED:
         items = cast("list[Any]", value)
+        if {dict, list}.isdisjoint(map(type, items)):  # token ids, by the million
+            return items
         return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
     return cast("object", value)
 

@@ -32,6 +32,7 @@ from .structured import (
 )
 
 MAX_PROMPTS = 128  # of one completion request
+MAX_MESSAGES = 10_000  # of one conversation
 MAX_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
 _MAX_ID_DIGITS = 10  # of a token id
 #: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
@@ -316,10 +317,21 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     request.constraint()
 
 
+def check_message_count(count: int) -> None:
+    """Raises InvalidRequestError for more messages than one request may hold."""
+    if count > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages holds {count} messages, and may hold {MAX_MESSAGES} at most: send fewer.",
+            param="messages",
+            code="invalid_value",
+        )
+
+
 def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:
     """Raises InvalidRequestError for turns that cannot be, or that cannot go on as is asked."""
     if not messages:
         raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
+    check_message_count(len(messages))
     if continue_final_message:
         if messages[-1].role != "assistant":
             raise InvalidRequestError(

@@ -22,6 +22,18 @@ from .tiers.interfaces import Fallback
 
 #: The settings that state a target. One of them at most.
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
+#: The settings that choose the gates.
+GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
+#: The settings that may change while a router runs.
+LIVE_SETTINGS = GATE_SETTINGS | {
+    "fallback",
+    "hold_tokens",
+    "race_above",
+    "budget",
+    "budget_per_key",
+    "budget_per_user",
+    "privacy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,8 @@ class RouterConfig:
     hold_tokens: int | None = None
     # Most tokens of a local answer whose request sets no `max_tokens`.
     local_max_tokens: int = 1024
+    # Seconds without a local answer after which the local model leaves memory, until it is asked again. `none`: never.
+    local_idle_s: float | None = None
     # Start the cloud beside the device where P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
@@ -175,6 +189,7 @@ class RouterConfig:
         _check(self.store_days >= 1, "store_days", "at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
+        _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
         signals = get_args(ConfidenceSignal)
         _check(self.confidence_signal in signals, "confidence_signal", "probability, entropy or margin")

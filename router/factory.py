@@ -21,6 +21,8 @@ from .gates.gates import Gates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.connection import CloudEndpoint
+from .tiers.idle import IdleLocalTier
+from .tiers.interfaces import LocalTier
 from .tiers.local import EngineLocalTier
 from .tiers.openai_compatible import HttpCloudTier
 
@@ -112,7 +114,7 @@ def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
     return replace(_endpoint(config, middle.url), api_key=middle.api_key, continues=middle.continues)
 
 
-async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gates | None, UpdraftError | None]:
+async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | None, UpdraftError | None]:
     if config.local is None:
         return None, None, None
     try:
@@ -124,7 +126,10 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
     except BaseException:
         engine.close()
         raise
-    return EngineLocalTier(engine), gates, None
+    tier = EngineLocalTier(engine)
+    if config.local_idle_s is None:
+        return tier, gates, None
+    return IdleLocalTier(tier, lambda: EngineLocalTier(open_local(config)), config.local_idle_s), gates, None
 
 
 def model_file(config: RouterConfig) -> Path:

@@ -8,13 +8,14 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from ..protocol.errors import (
+    ConfigurationError,
     EngineError,
     ModelNotFoundError,
     OverloadedError,
@@ -32,8 +33,8 @@ from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
-from .config import RouterConfig
-from .factory import load_learner, load_tiers
+from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
+from .factory import check_startable, load_learner, load_learning_gates, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.rules import kept_by
@@ -61,6 +62,7 @@ class Router:
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
+        self._ledger: Ledger | None = None
         self._ledger_writer: LedgerWriter | None = None
         self._retention: LedgerRetention | None = None
         self._privacy = PrivacyRules(config.privacy)
@@ -90,15 +92,41 @@ class Router:
         try:
             if self._ledger_writer is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
-                self._ledger_writer, self._budget = LedgerWriter(ledger), _budget(self.config, ledger)
+                self._ledger, self._ledger_writer = ledger, LedgerWriter(ledger)
+                self._budget = _budget(self.config, ledger)
                 if self.config.ledger_days is not None:
-                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, self._budget)
+                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._learner = load_learner(self.config, self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
             raise
+
+    async def reconfigure(self, config: RouterConfig) -> list[str]:
+        """Use `config` for the requests that come from now on; the names of what changed.
+
+        Raises ConfigurationError, and changes nothing, where a setting differs that only a restart can change, or where
+        `config` cannot be used.
+        """
+        await self.start()
+        changed = [
+            item.name for item in fields(config) if getattr(config, item.name) != getattr(self.config, item.name)
+        ]
+        if fixed := [name for name in changed if name not in LIVE_SETTINGS]:
+            raise ConfigurationError(
+                f"{', '.join(fixed)} cannot change while the router runs: restart it.", param=fixed[0]
+            )
+        check_startable(config)
+        privacy = PrivacyRules(config.privacy)
+        tiers = self._running()
+        if tiers.local is not None and set(changed) & GATE_SETTINGS:
+            gates = await asyncio.to_thread(load_learning_gates, config, tiers.local.model_id)
+            self._tiers = replace(tiers, gates=gates)
+        self.config, self._privacy = config, privacy
+        if self._ledger is not None:
+            self._budget = _budget(config, self._ledger)
+        return changed
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""

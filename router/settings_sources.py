@@ -38,6 +38,7 @@ _OPTIONAL = frozenset(
         "cloud_api_key",
         "cloud_api_key_file",
         "hold_tokens",
+        "local_idle_s",
         "race_above",
         "ledger",
         "ledger_days",

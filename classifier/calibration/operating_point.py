@@ -25,7 +25,6 @@ __all__ = [
     "OperatingPoint",
     "RowsNeeded",
     "floor_of_risk",
-    "floor_of_share",
     "operating_point",
     "rows_needed",
 ]
@@ -112,11 +111,6 @@ def floor_of_risk(mu: float, alpha: float) -> float:
     `alpha` of all may be lost: an oracle sends up gains only.
     """
     return max(0.0, mu - alpha)
-
-
-def floor_of_share(mu: float, alpha: float) -> float:
-    """The same where at most `alpha` of those that *stay* may be lost: (mu - alpha) / (1 - alpha)."""
-    return max(0.0, (mu - alpha) / (1.0 - alpha)) if alpha < 1 else 0.0
 
 
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:

@@ -19,16 +19,11 @@ from .answers.parts import words_of
 from .gate_inputs import EarlierTurn
 from .normalized_prompt import normalized_prompt
 from .question import question_of
-from .wording import MEASURE_NAMES, wording
+from .wording import COUNTS, MEASURE_NAMES, wording
 
 __all__ = ["CONVERSATION_NAMES", "EarlierConversation", "conversation_measures"]
 
 _QUESTION, _ANSWER = 0.5, 0.25  # weight of the wording, where the question's own is one
-_RELATION_NAMES = (
-    *("turns", "question_words", "earlier_words", "answer_words"),
-    *("words_from_questions", "words_from_answers", "similarity"),
-)
-CONVERSATION_NAMES = (*_RELATION_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
 
 
 @dataclass(frozen=True)
@@ -59,20 +54,28 @@ def conversation_measures(question: str, counts: Array, before: EarlierConversat
     """(len(CONVERSATION_NAMES),) float32 of a normalised question, the counts of its wording, and what it follows."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)
+    relation = np.array([*_relation(question, counts, before).values()], np.float32)
+    return np.concatenate((relation, before.measures))
+
+
+def _relation(question: str, counts: Array, before: EarlierConversation) -> dict[str, float]:
     words = words_of(question)
     questions, answers = (words_of("\n".join(texts)) for texts in (before.questions, before.answers))
     length = float(np.linalg.norm(counts) * np.linalg.norm(before.counts))
-    relation = (
-        log1p(len(before.questions)),
-        log1p(len(words)),
-        log1p(len(questions)),
-        log1p(len(answers)),
-        _share(words, questions),
-        _share(words, answers),
-        float(counts @ before.counts) / max(length, 1e-9),
-    )
-    return np.concatenate((np.array(relation, np.float32), before.measures))
+    return {
+        "turns": log1p(len(before.questions)),
+        "question_words": log1p(len(words)),
+        "earlier_words": log1p(len(questions)),
+        "answer_words": log1p(len(answers)),
+        "words_from_questions": _share(words, questions),
+        "words_from_answers": _share(words, answers),
+        "similarity": float(counts @ before.counts) / max(length, 1e-9),
+    }
 
 
 def _share(words: Sequence[str], known: Sequence[str]) -> float:
     return sum(map(frozenset(known).__contains__, words)) / max(len(words), 1)
+
+
+_NAMES = _relation("", np.zeros(COUNTS, np.float32), EarlierConversation.of(()))
+CONVERSATION_NAMES = (*_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))

@@ -18,23 +18,26 @@ _LARGEST = 300.0  # digits: a float holds hardly more
 
 def quantities(text: str) -> Array:
     """(len(QUANTITY_NAMES),) float32 of a normalised text."""
+    return np.array([*_measures(text).values()], np.float32)
+
+
+def _measures(text: str) -> dict[str, float]:
     numbers = _NUMBER.findall(text)
     values = np.array(list(map(float, numbers)) or [0.0])
     magnitudes = np.minimum(np.log10(1.0 + values), _LARGEST)
     commas = text.count(",")
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
-    found = (
-        float(magnitudes.max()),
-        float(magnitudes.min()),
-        float(magnitudes.sum()),
-        len(set(numbers)) / max(len(numbers), 1),
-        float("." in ",".join(numbers)),
-        (len(text) - commas) / (commas + 1),
-        log1p(len(quoted)),
-        log1p(max(quoted, default=0)),
-        log1p(_longest_repeat(text)),
-    )
-    return np.array(found, np.float32)
+    return {
+        "largest_number": float(magnitudes.max()),
+        "smallest_number": float(magnitudes.min()),
+        "sum_of_magnitudes": float(magnitudes.sum()),
+        "distinct_numbers": len(set(numbers)) / max(len(numbers), 1),
+        "decimals": float("." in ",".join(numbers)),
+        "mean_item": (len(text) - commas) / (commas + 1),
+        "quotes": log1p(len(quoted)),
+        "longest_quote": log1p(max(quoted, default=0)),
+        "longest_repeat": log1p(_longest_repeat(text)),
+    }
 
 
 def _longest_repeat(text: str) -> int:
@@ -46,7 +49,4 @@ def _longest_repeat(text: str) -> int:
     return int(max(ends[0] + 1, len(codes) - 1 - ends[-1], (ends[1:] - ends[:-1]).max(initial=0)))
 
 
-QUANTITY_NAMES = (
-    *("largest_number", "smallest_number", "sum_of_magnitudes", "distinct_numbers", "decimals"),
-    *("mean_item", "quotes", "longest_quote", "longest_repeat"),
-)
+QUANTITY_NAMES = (*_measures(""),)

@@ -32,35 +32,6 @@ _ALL_PROMPT_CUTOFFS = np.array([[cut] for cut in _PROMPT_CUTOFFS])
 for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_PROMPT_CUTOFFS):
     _table.setflags(write=False)
 
-_STATISTICS = (
-    "mean",
-    "std",
-    "min",
-    "max",
-    "first",
-    "second",
-    "last",
-    "head",
-    "tail",
-    "worst_window",
-    "worst_at",
-    "slope",
-    *(f"q{int(100 * level):02d}" for level in _LEVELS),
-)
-SIGNAL_NAMES = (
-    "tokens",
-    *(f"{series}_{name}" for series in _SERIES for name in _STATISTICS),
-    "logprob_sum",
-    *(f"{series}_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
-    *(f"{series}_share_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
-)
-PROMPT_SIGNAL_NAMES = (
-    "prompt_tokens",
-    *(f"prompt_{name}" for name in _STATISTICS),
-    *(f"prompt_below_{-cut:g}" for cut in _PROMPT_CUTOFFS),
-    *(f"prompt_last_{i}" for i in range(1, _PROMPT_TAIL + 1)),
-)
-
 
 def signals(view: RunView, first: int | None = None) -> Array:
     """(len(SIGNAL_NAMES),) float32 over the generated tokens, or over the `first` of them only.
@@ -74,7 +45,7 @@ def signals(view: RunView, first: int | None = None) -> Array:
     series[1] = -series[1]
     n = series.shape[1]
     below = (series[_ROW_OF_CUTOFF] < _ALL_CUTOFFS).sum(axis=1)
-    parts = (_log1p(n), _statistics(series).ravel(), (series[0].sum(),), np.log1p(below), below / max(n, 1))
+    parts = ((np.log1p(n),), _statistics(series).ravel(), (series[0].sum(),), np.log1p(below), below / max(n, 1))
     return np.concatenate(parts).astype(np.float32)
 
 
@@ -88,12 +59,8 @@ def prompt_signals(logprobs: Array) -> Array:
     tail = np.zeros(_PROMPT_TAIL)
     last = series[0, ::-1][:_PROMPT_TAIL]
     tail[: len(last)] = last
-    parts = (_log1p(series.shape[1]), _statistics(series)[0], np.log1p(below), tail)
+    parts = ((np.log1p(series.shape[1]),), _statistics(series)[0], np.log1p(below), tail)
     return np.concatenate(parts).astype(np.float32)
-
-
-def _log1p(n: int) -> tuple[float]:
-    return (float(np.log1p(n)),)
 
 
 def _clean(values: Series, lowest: Series, highest: Series, unknown: Series) -> Series:
@@ -106,33 +73,52 @@ def _statistics(series: Series) -> Series:
     rows, n = series.shape
     if n == 0:
         return np.zeros((rows, len(_STATISTICS)))
+    return np.stack([*_summaries(series).values()], axis=1)
+
+
+def _summaries(series: Series) -> dict[str, Series]:
+    """(rows,) of each name."""
+    rows, n = series.shape
     window = min(_WINDOW, n)
     ordered = np.sort(series, axis=1)
     exact = np.array(_LEVELS) * (n - 1)
     below = exact.astype(np.intp)
     low = ordered[:, below]
+    quantiles = low + (exact - below) * (ordered[:, np.minimum(below + 1, n - 1)] - low)
     time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
     sums = np.zeros((rows, n + 1))
     series.cumsum(axis=1, out=sums[:, 1:])
     windows = (sums[:, window:] - sums[:, :-window]) / window
     mean = series.sum(axis=1) / n
     centred = series - mean[:, None]
-    found = np.empty((rows, len(_STATISTICS)))
-    columns = (
-        mean,
-        np.sqrt((centred * centred).sum(axis=1) / n),
-        ordered[:, 0],
-        ordered[:, -1],
-        series[:, 0],
-        series[:, min(1, n - 1)],
-        series[:, -1],
-        series[:, :window].sum(axis=1) / window,
-        series[:, -window:].sum(axis=1) / window,
-        windows.min(axis=1),
-        series.argmin(axis=1) / n,
-        centred @ time / max(float(time @ time), 1e-9),
-    )
-    for i, column in enumerate(columns):
-        found[:, i] = column
-    found[:, len(columns) :] = low + (exact - below) * (ordered[:, np.minimum(below + 1, n - 1)] - low)
-    return found
+    return {
+        "mean": mean,
+        "std": np.sqrt((centred * centred).sum(axis=1) / n),
+        "min": ordered[:, 0],
+        "max": ordered[:, -1],
+        "first": series[:, 0],
+        "second": series[:, min(1, n - 1)],
+        "last": series[:, -1],
+        "head": series[:, :window].sum(axis=1) / window,
+        "tail": series[:, -window:].sum(axis=1) / window,
+        "worst_window": windows.min(axis=1),
+        "worst_at": series.argmin(axis=1) / n,
+        "slope": centred @ time / max(float(time @ time), 1e-9),
+        **{f"q{int(100 * level):02d}": quantiles[:, i] for i, level in enumerate(_LEVELS)},
+    }
+
+
+_STATISTICS = (*_summaries(np.zeros((1, 1))),)
+SIGNAL_NAMES = (
+    "tokens",
+    *(f"{series}_{name}" for series in _SERIES for name in _STATISTICS),
+    "logprob_sum",
+    *(f"{series}_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
+    *(f"{series}_share_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
+)
+PROMPT_SIGNAL_NAMES = (
+    "prompt_tokens",
+    *(f"prompt_{name}" for name in _STATISTICS),
+    *(f"prompt_below_{-cut:g}" for cut in _PROMPT_CUTOFFS),
+    *(f"prompt_last_{i}" for i in range(1, _PROMPT_TAIL + 1)),
+)

@@ -19,6 +19,7 @@ __all__ = ["COUNTS", "MEASURE_NAMES", "wording"]
 _OPTION = re.compile(r"\(?(?:[a-j]|\d\d?)[.):] (.*)")
 _QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
 _MOST_OPTIONS = 12
+_END_MARKS = (".", "?", ":")
 _MARKS = "+-*/=<>%()[]{}:;,.?!\n`_#$^\\|'\""
 _MARK_CODES = np.array([ord(mark) for mark in _MARKS])
 _MARK_CODES.setflags(write=False)
@@ -42,25 +43,28 @@ def wording(text: str) -> tuple[Array, Array]:
 
 def _sizes(text: str, counts: TextCounts) -> Array:
     """Lengths, numbers, marks and cue words."""
+    logged = np.log1p(np.concatenate((counts.characters[_MARK_CODES], counts.cues)))
+    return np.concatenate(([*_lengths(text, counts).values()], logged)).astype(np.float32)
+
+
+def _lengths(text: str, counts: TextCounts) -> dict[str, float]:
     longest_line = max(map(len, text.split("\n")))
     n_chars, n_words = max(len(text), 1), max(counts.words, 1)
-    sizes = (
-        log1p(len(text)),
-        log1p(counts.words),
-        counts.word_letters / n_words,
-        counts.longest_word,
-        counts.long_words / n_words,
-        counts.distinct_words / n_words,
-        log1p(counts.numbers),
-        counts.digits / n_chars,
-        counts.longest_number,
-        int(counts.characters[-1]) / n_chars,
-        log1p(longest_line),
-        longest_line / n_chars,
-        *(float(text.endswith(mark)) for mark in (".", "?", ":")),
-    )
-    logged = np.log1p(np.concatenate((counts.characters[_MARK_CODES], counts.cues)))
-    return np.concatenate((sizes, logged)).astype(np.float32)
+    return {
+        "chars": log1p(len(text)),
+        "words": log1p(counts.words),
+        "mean_word": counts.word_letters / n_words,
+        "longest_word": counts.longest_word,
+        "long_words": counts.long_words / n_words,
+        "distinct_words": counts.distinct_words / n_words,
+        "numbers": log1p(counts.numbers),
+        "digit_share": counts.digits / n_chars,
+        "longest_number": counts.longest_number,
+        "non_ascii": int(counts.characters[-1]) / n_chars,
+        "longest_line": log1p(longest_line),
+        "longest_line_share": longest_line / n_chars,
+        **{f"ends_{ord(mark):02x}": float(text.endswith(mark)) for mark in _END_MARKS},
+    }
 
 
 def _options(text: str) -> Array:
@@ -69,47 +73,33 @@ def _options(text: str) -> Array:
     found = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
     if len(found) < 2:
         return np.zeros(len(_OPTION_NAMES), np.float32)
-    options = list(found.values())[:_MOST_OPTIONS]
     stem = "\n".join(lines[: next(iter(found))]).rstrip()
+    return np.array([*_choice(stem, list(found.values())[:_MOST_OPTIONS]).values()], np.float32)
+
+
+def _choice(stem: str, options: list[str]) -> dict[str, float]:
     lengths = np.array([len(option) for option in options], np.float64)
     bags = [set(option.split()) for option in options]
     every = set[str]().union(*bags)
-    values = (
-        len(options),
-        np.log1p(lengths.mean()),
-        np.log1p(lengths.max()),
-        np.log1p(lengths.min()),
-        lengths.std() / (lengths.mean() + 1.0),
-        sum(_QUANTITY.fullmatch(option) is not None for option in options) / len(options),
-        len(every) / max(sum(map(len, bags)), 1),
-        len(every & set(stem.split())) / max(len(every), 1),
-        np.log1p(len(stem)),
-        *(float(stem.endswith(mark)) for mark in (".", "?", ":")),
-        float("__" in stem),
-        float(any("of the above" in option for option in options)),
-    )
-    return np.array(values, np.float32)
+    return {
+        "options": len(options),
+        "mean_option": np.log1p(lengths.mean()),
+        "longest_option": np.log1p(lengths.max()),
+        "shortest_option": np.log1p(lengths.min()),
+        "option_spread": lengths.std() / (lengths.mean() + 1.0),
+        "quantities": sum(_QUANTITY.fullmatch(option) is not None for option in options) / len(options),
+        "distinct_option_words": len(every) / max(sum(map(len, bags)), 1),
+        "options_in_stem": len(every & set(stem.split())) / max(len(every), 1),
+        "stem": np.log1p(len(stem)),
+        **{f"stem_ends_{ord(mark):02x}": float(stem.endswith(mark)) for mark in _END_MARKS},
+        "stem_blank": float("__" in stem),
+        "of_the_above": float(any("of the above" in option for option in options)),
+    }
 
 
-_SIZE_NAMES = (
-    *("chars", "words", "mean_word", "longest_word", "long_words", "distinct_words", "numbers", "digit_share"),
-    *("longest_number", "non_ascii", "longest_line", "longest_line_share"),
-    *("ends_2e", "ends_3f", "ends_3a"),
-)
-_OPTION_NAMES = (
-    *(
-        "options",
-        "mean_option",
-        "longest_option",
-        "shortest_option",
-        "option_spread",
-        "quantities",
-        "distinct_option_words",
-    ),
-    *("options_in_stem", "stem", "stem_ends_2e", "stem_ends_3f", "stem_ends_3a", "stem_blank", "of_the_above"),
-)
+_OPTION_NAMES = (*_choice("", [""]),)
 MEASURE_NAMES = (
-    *_SIZE_NAMES,
+    *_lengths("", count_text("", _CUE_HASHES)),
     *(f"mark_{ord(mark):02x}" for mark in _MARKS),
     *(f"cue_{cue}" for cue in _CUES),
     *_OPTION_NAMES,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from io import BufferedReader
 from itertools import compress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -52,8 +52,7 @@ class Columns:
     strong: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     prompt: str
     weak: str
     strong: str
@@ -78,9 +77,8 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
     if any(row.messages for row in rows):
         rows = [replace(row, messages=row.messages or (Message(role="user", content=row.prompt),)) for row in rows]
-    _check_whole(path, lines, [row.answer is not None for row in rows], _ANSWERS[0])
-    _check_whole(path, lines, [row.signals is not None for row in rows], ", ".join(_SIGNALS))
-    _check_whole(path, lines, [row.states is not None for row in rows], ", ".join(_STATES))
+    for name, columns_of in (("answer", _ANSWERS[:1]), ("signals", _SIGNALS), ("states", _STATES)):
+        _check_whole(path, lines, [getattr(row, name) is not None for row in rows], ", ".join(columns_of))
     return rows
 
 
@@ -218,27 +216,22 @@ def _text(where: str, record: Mapping[str, Any], column: str) -> str:
 
 
 def _score(where: str, record: Mapping[str, Any], column: str) -> float:
-    value = record.get(column)
-    try:
-        score = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
-    except (TypeError, ValueError, OverflowError):
-        score = float("nan")
-    if not 0 <= score <= 1:
-        raise InvalidRequestError(f"{where}: {column} must be a score from 0 to 1, not {value!r}.")
-    return score
+    return _number(where, column, record.get(column), 1, "a score from 0 to 1")
 
 
 def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
     value = record.get(column)
-    if value in (None, ""):
-        return None
+    return None if value in (None, "") else _number(where, column, value, MAX_TOKENS, "a number of tokens")
+
+
+def _number(where: str, column: str, value: Any, most: int, what: str) -> float:
     try:
-        count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
-        count = -1.0
-    if not 0 <= count <= MAX_TOKENS:
-        raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
-    return count
+        number = -1.0
+    if not 0 <= number <= most:
+        raise InvalidRequestError(f"{where}: {column} must be {what}, not {value!r}.")
+    return number
 
 
 def _signals(where: str, record: Mapping[str, Any]) -> AnswerSignals | None:

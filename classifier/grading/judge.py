@@ -7,6 +7,7 @@ not judged at all. A reply without a verdict is asked for again, and then is an 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sqlite3
@@ -14,8 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import msgspec
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.safety.private_files import private_file
@@ -183,9 +182,4 @@ class VerdictCache:
         self._connection.close()
 
     def _hash(self, *parts: str) -> bytes:
-        return hashlib.blake2b(msgspec.json.encode(_encodable(parts)), key=self._key, digest_size=16).digest()
-
-
-def _encodable(parts: tuple[str, ...]) -> list[str]:
-    """Lone surrogates are no UTF-8."""
-    return [part.encode("utf-8", "backslashreplace").decode() for part in parts]
+        return hashlib.blake2b(json.dumps(parts).encode(), key=self._key, digest_size=16).digest()

@@ -158,19 +158,6 @@ def _folded(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(".")
 
 
-def _exact(text: str, answer: str) -> bool:
-    return _folded(text) == _folded(answer)
-
-
-def _contains(text: str, answer: str) -> bool:
-    return _folded(answer) in _folded(text)
-
-
-def _number(text: str, answer: str) -> bool:
-    """The last number of the reply counts: worked steps come before the result."""
-    return _last_number(text) == _last_number(answer)
-
-
 def _last_number(text: str) -> float | None:
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
@@ -178,7 +165,8 @@ def _last_number(text: str) -> float | None:
 
 MATCHES: dict[str, Callable[[str, str], bool]] = {
     "agree": agree,
-    "exact": _exact,
-    "contains": _contains,
-    "number": _number,
+    "exact": lambda text, answer: _folded(text) == _folded(answer),
+    "contains": lambda text, answer: _folded(answer) in _folded(text),
+    # Worked steps come before the result.
+    "number": lambda text, answer: _last_number(text) == _last_number(answer),
 }

@@ -2,8 +2,9 @@
 
 A row holds features (blocks by their names, and hashed counts of wording), numbers, and a digest by which a question
 that is asked again is known: in features all numbers are alike. The texts themselves are kept only where the user asked
-for it. Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. The
-digest's key is the file's own, so that two files do not tell that they were asked the same.
+for it. Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. Both
+are keyed by the file's own random key, so that no table made elsewhere reads them, and two files do not tell that they
+were asked the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
+from ...protocol.requests import Message
 from ...protocol.safety.private_files import private_file
 from ...protocol.wal import tables, transaction, use_wal
 from ..arrays import Array
@@ -31,13 +33,15 @@ from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features
 from ..features.gate_inputs import PromptView
 from ..features.parsed_question import repeated_question
+from ..features.wording import COUNTS
 
-__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
+__all__ = ["MOST_ROWS", "Experience", "Observation", "kept_messages", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
-_VERSION = 5
+_VERSION = 6
 _PRUNE_EVERY = 200
 _KEY_BYTES, _DIGEST_BYTES = 32, 16
+_MOST_MESSAGES, _MOST_CHARS = 40, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Observation:
     features: bytes
     # 1 up, -1 down, on the answer that the user got.
     thumb: int | None = None
-    prompt: str | None = None
+    # The conversation, where texts are kept: see `kept_messages`.
+    messages: str | None = None
     answer: str | None = None
     feature_version: int = FEATURE_VERSION
     # 1 if this request was sampled for exploration, whatever the gates thought of it.
@@ -123,6 +128,7 @@ class Experience:
             self._create()
             use_wal(self._connection)
             self._key = self._digest_key()
+            self._places = _keyed_places(self._key)
         except sqlite3.Error as error:
             self._connection.close()
             raise _unusable(path, error) from error
@@ -168,7 +174,7 @@ class Experience:
         ValueError or OverflowError where one holds what SQLite cannot.
         """
         with self._writing(busy_s) as connection:
-            connection.executemany(_INSERT, [astuple(each) for each in observations])
+            connection.executemany(_INSERT, [astuple(self._keyed(each)) for each in observations])
             if self._until_pruned <= 0:
                 connection.execute(
                     "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
@@ -197,7 +203,16 @@ class Experience:
                 f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
                 (pair, FEATURE_VERSION, limit),
             ).fetchall()
-        return [Observation(*row) for row in found]
+        return [self._keyed(Observation(*row)) for row in found]
+
+    def _keyed(self, row: Observation) -> Observation:
+        """The same with its buckets exchanged by the file's key; twice gives them back. Damaged features stay."""
+        if not _is_packed(row.features):
+            return row
+        blocks, buckets, counts = unpack(row.features)
+        exchanged = np.zeros(COUNTS, np.float32)
+        exchanged[self._places[buckets]] = counts
+        return replace(row, features=pack((blocks, exchanged)))
 
     def pairs(self) -> dict[str, int]:
         """Each pair and how many rows it has."""
@@ -207,6 +222,27 @@ class Experience:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _keyed_places(key: bytes) -> NDArray[np.intp]:
+    """(COUNTS,) the partner of each bucket: `key` puts them into pairs."""
+    stream = hashlib.shake_256(key + b"buckets").digest(8 * COUNTS)
+    one, other = np.argsort(np.frombuffer(stream, "<u8"), kind="stable").reshape(2, -1)
+    places = np.empty(COUNTS, np.intp)
+    places[one], places[other] = other, one
+    return places
+
+
+def kept_messages(messages: Sequence[Message]) -> str:
+    """The texts of the latest messages as JSON, the last whole, of the others as many as there is room for."""
+    kept: list[Message] = []
+    room = _MOST_CHARS
+    for message in reversed(messages[-_MOST_MESSAGES:]):
+        room -= len(message.text)
+        if kept and room < 0:
+            break
+        kept.insert(0, Message(role=message.role, content=message.text))
+    return msgspec.json.encode(kept).decode()
 
 
 def _unusable(path: Path, error: Exception) -> ConfigurationError:
@@ -255,4 +291,7 @@ def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Arr
     """
     packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
     blocks: dict[BlockName, Array] = {name: np.frombuffer(block, np.float32) for name, block in packed.blocks.items()}
-    return blocks, np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)
+    buckets, counts = np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)
+    if len(buckets) != len(counts) or buckets.max(initial=0) >= COUNTS:
+        raise ValueError("counts of no wording")
+    return blocks, buckets, counts

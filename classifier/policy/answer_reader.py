@@ -7,9 +7,10 @@ lines, and the complete ones can be read while the local model writes the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Iterator
 
+from ..features.blocks import Answered
+from ..features.gate_inputs import QUESTIONS_AT_ONCE
 from .bounded_cache import BoundedCache
 
 __all__ = ["AnswerReader"]
@@ -20,25 +21,15 @@ _TRIED = 8  # line breaks at most, from the end, when what was read ahead is loo
 _WORTH_READING = 20  # characters of new text
 
 
-class Addable(Protocol):
-    """Findings in two texts that meet at a line break, together as of one text."""
-
-    def __add__(self, other: Self, /) -> Self: ...
-
-
-Found = TypeVar("Found", bound=Addable)
-
-
-class AnswerReader(Generic[Found]):
-    """Remembers what `find` found in the complete lines of answers that are being written. Thread-safe.
+class AnswerReader:
+    """Remembers what was found in the complete lines of answers that are being written. Thread-safe.
 
     Answers are told apart by their text alone, so that nobody has to say when one begins or ends; the oldest are
     forgotten.
     """
 
-    def __init__(self, find: Callable[[str], Found], most: int) -> None:
-        self._find = find
-        self._known: BoundedCache[str, Found] = BoundedCache(most)  # complete lines -> what is in them
+    def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:
+        self._known: BoundedCache[Answered] = BoundedCache(most)  # complete lines -> what is in them
 
     def read_ahead(self, text: str) -> None:
         """`text` is how far an answer has come."""
@@ -49,16 +40,16 @@ class AnswerReader(Generic[Found]):
         before, known = self._longest_known(lines)
         if end - len(before) < _WORTH_READING:
             return
-        found = self._find(lines[len(before) :])
+        found = Answered.of(lines[len(before) :])
         self._known.drop(before)
         self._known.put(lines, found if known is None else known + found)
 
-    def read(self, text: str) -> Found:
+    def read(self, text: str) -> Answered:
         """The findings in the whole answer."""
         before, known = self._longest_known(text)
-        return self._find(text) if known is None else known + self._find(text[len(before) :])
+        return Answered.of(text) if known is None else known + Answered.of(text[len(before) :])
 
-    def _longest_known(self, text: str) -> tuple[str, Found | None]:
+    def _longest_known(self, text: str) -> tuple[str, Answered | None]:
         for end in _settled_ends(text + "\n#"):
             known = self._known.get(text[:end])
             if known is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from ...protocol.errors import ConfigurationError
 from ..arrays import Array
 from ..features.blocks import BLOCKS, OPENING_TOKENS, Answered, BlockName, Mode, ReadRun
-from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
+from ..features.gate_inputs import PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from .answer_reader import AnswerReader
 from .bounded_cache import BoundedCache
@@ -57,10 +57,9 @@ class ExportedGates:
         self._graphs = graphs
         self._blocks = blocks
         self._follows = any("conversation" in declared for declared in blocks.values())
-        # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
-        self._topics: BoundedCache[str, Array] = BoundedCache()
-        self._answers = AnswerReader(Answered.of, QUESTIONS_AT_ONCE)
+        # With its topics. Gate 3 asks about a question that gate 1 has read a moment ago.
+        self._questions: BoundedCache[tuple[ParsedQuestion, Array]] = BoundedCache()
+        self._answers = AnswerReader()
 
     def warm_up(self) -> None:
         """The first run allocates, and shows whether the graphs take the features that this version makes."""
@@ -91,9 +90,8 @@ class ExportedGates:
     def read_ahead(self, prompt: PromptView) -> None:
         """Read the question for gate 3, while the local model is busy."""
         if self.reads_answers:
-            question = self._question(prompt)
+            question, _ = self._question(prompt)
             _ = question.mentioned, question.given
-            self._topics_of(question, prompt)
 
     def read_lines(self, answer: str) -> None:
         """Read the complete lines of an unfinished answer for gate 3."""
@@ -107,7 +105,8 @@ class ExportedGates:
         return self._decide("cascade", view, self._answers.read(view.answer))
 
     def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
-        declared, run = self._blocks[mode], ReadRun(view, self._question(view.prompt), answered)
+        question, topics = self._question(view.prompt)
+        declared, run = self._blocks[mode], ReadRun(view, question, answered)
         blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
         other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:
@@ -115,14 +114,13 @@ class ExportedGates:
                 f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "
                 f"{len(blocks[other[0]])}: it was made for another model. Use a policy of this one."
             )
-        topics = self._topics_of(run.question, view.prompt)
         return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
 
-    def _question(self, prompt: PromptView) -> ParsedQuestion:
+    def _question(self, prompt: PromptView) -> tuple[ParsedQuestion, Array]:
         read = prompt if self._follows else PromptView(prompt.text)
-        return self._parsed.find(read.key, lambda _: ParsedQuestion.of(read))
 
-    def _topics_of(self, question: ParsedQuestion, prompt: PromptView) -> Array:
-        return self._topics.find(
-            prompt.key if self._follows else prompt.text, lambda _: self._graphs.read(question.counts)
-        )
+        def parsed(_: str) -> tuple[ParsedQuestion, Array]:
+            question = ParsedQuestion.of(read)
+            return question, self._graphs.read(question.counts)
+
+        return self._questions.find(read.key, parsed)

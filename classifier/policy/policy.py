@@ -21,7 +21,7 @@ from ...protocol.errors import ConfigurationError
 from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
-from ..calibration.threshold_path import NEVER, Path, Thresholds
+from ..calibration.threshold_path import Path, Thresholds
 from ..features.blocks import FEATURE_VERSION, BlockName, Mode
 from ..target import Target
 from .calibrated_on import CalibratedOn
@@ -29,7 +29,7 @@ from .exported_gates import ExportedGates, Graphs
 from .files import settled
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 
-__all__ = ["FORMAT_VERSION", "GATE_FILES", "TOPICS_FILE", "VERSIONS", "Point", "Policy", "PolicyCard", "Source"]
+__all__ = ["FORMAT_VERSION", "GATE_FILES", "TOPICS_FILE", "VERSIONS", "Policy", "PolicyCard", "Source"]
 
 FORMAT_VERSION = 4
 VERSIONS: dict[str, Any] = {
@@ -51,22 +51,6 @@ class Source:
     sha256: str
     # Read from it.
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A target's outcome on the calibration rows, for people; routers compute theirs from `calibration.npz`."""
-
-    target: str
-    before: float  # threshold of gate 1
-    after: float  # threshold of gate 3
-    alpha: float | None  # promised risk; None where the target is no quality
-    risk: float  # observed
-    quality: float
-    cloud_share: float
-    during: float = NEVER  # threshold of gate 2
-    # The cloud's score on the rows that escalate; None if none does.
-    escalated_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +77,6 @@ class PolicyCard:
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    # At confidence 1 - `delta`, or "on average" over calibrations where they say so.
-    points: list[Point]
     # SHA-256 of each file.
     files: dict[str, str]
     # Of the rows: those that the gates were fitted on, and the others, which thresholds come from.

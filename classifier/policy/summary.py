@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share, rows_needed
+from ..calibration.operating_point import OperatingPoint, floor_of_risk, rows_needed
 from ..target import Target
 from .policy import Policy, PolicyCard
 
@@ -37,12 +37,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
     if target.name != "cost" and target.promise == "confidence":
         found["delta"] = point.delta
     if point.alpha is not None:
-        mu = policy.card.gain_rate
-        found |= {
-            "alpha": point.alpha,
-            "floor_cloud_share": floor_of_risk(mu, point.alpha),
-            "floor_cloud_share_of_kept": floor_of_share(mu, point.alpha),
-        }
+        found |= {"alpha": point.alpha, "floor_cloud_share": floor_of_risk(policy.card.gain_rate, point.alpha)}
     return found
 
 
@@ -67,12 +62,8 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")
     if point.alpha is not None:
-        mu = card.gain_rate
-        lines.append(
-            f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up "
-            f"{floor_of_risk(mu, point.alpha):.1%}; to lose at most that share of those that stay, "
-            f"{floor_of_share(mu, point.alpha):.1%}."
-        )
+        floor = floor_of_risk(card.gain_rate, point.alpha)
+        lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up {floor:.1%}.")
         lines += _bolder(policy, point)
     return lines
 

@@ -7,6 +7,7 @@ next single-precision number, so that no row can take another branch than in Pyt
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -83,9 +84,6 @@ class Graph:
             "Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one
         )
 
-    def append(self, node: NodeProto) -> None:
-        self._nodes.append(node)
-
     def finish(self, result: str, inputs: Sequence[ValueInfoProto], output: ValueInfoProto) -> bytes:
         """The model from `inputs` to the one `output`, float32, which is the `result` of the shape that it has."""
         shape = [each.dim_value or -1 for each in output.type.tensor_type.shape.dim]
@@ -117,8 +115,7 @@ def _length(graph: Graph, squares: str) -> str:
 def _member(graph: Graph, name: str, member: Ridge | Forest, dense: str) -> str:
     if isinstance(member, Ridge):
         return _ridge(graph, name, member, dense)
-    graph.append(_forest(member, dense, f"{name}_gain"))
-    return graph.node("Cast", f"{name}_gain", to=TensorProto.DOUBLE)
+    return graph.node("Cast", _forest(graph, member, dense), to=TensorProto.DOUBLE)
 
 
 def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:
@@ -132,42 +129,25 @@ def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:
     return graph.node("Add", product, graph.constant(f"{name}_bias", np.array([[ridge.bias]])))
 
 
-def _forest(forest: Forest, dense: str, output: str) -> NodeProto:
+def _forest(graph: Graph, forest: Forest, dense: str) -> str:
     """The ensemble as one node whose leaves hold the strong minus the weak score, over the number of trees."""
-    nodes: dict[str, list[Any]] = {name: [] for name in ("tree", "id", "feature", "value", "mode", "yes", "no")}
-    leaves: dict[str, list[Any]] = {name: [] for name in ("tree", "node", "weight")}
+    nodes: dict[str, list[Any]] = defaultdict(list)  # its attributes
     trees = [estimator.tree_ for estimator in forest.model.estimators_]
     for i, tree in enumerate(trees):
         inner = tree.children_left >= 0
-        nodes["tree"] += [i] * tree.node_count
-        nodes["id"] += range(tree.node_count)
-        nodes["feature"] += np.where(inner, tree.feature, 0).tolist()
-        nodes["value"] += _rounded_down(np.where(inner, tree.threshold, 0.0))
-        nodes["mode"] += np.where(inner, "BRANCH_LEQ", "LEAF").tolist()
-        nodes["yes"] += np.where(inner, tree.children_left, 0).tolist()
-        nodes["no"] += np.where(inner, tree.children_right, 0).tolist()
+        nodes["nodes_treeids"] += [i] * tree.node_count
+        nodes["nodes_nodeids"] += range(tree.node_count)
+        nodes["nodes_featureids"] += np.where(inner, tree.feature, 0).tolist()
+        nodes["nodes_values"] += _rounded_down(np.where(inner, tree.threshold, 0.0))
+        nodes["nodes_modes"] += np.where(inner, "BRANCH_LEQ", "LEAF").tolist()
+        nodes["nodes_truenodeids"] += np.where(inner, tree.children_left, 0).tolist()
+        nodes["nodes_falsenodeids"] += np.where(inner, tree.children_right, 0).tolist()
         at = np.flatnonzero(~inner)
-        leaves["tree"] += [i] * len(at)
-        leaves["node"] += at.tolist()
-        leaves["weight"] += ((tree.value[at, 1, 0] - tree.value[at, 0, 0]) / len(trees)).tolist()
-    return helper.make_node(
-        "TreeEnsembleRegressor",
-        [dense],
-        [output],
-        domain="ai.onnx.ml",
-        n_targets=1,
-        nodes_treeids=nodes["tree"],
-        nodes_nodeids=nodes["id"],
-        nodes_featureids=nodes["feature"],
-        nodes_values=nodes["value"],
-        nodes_modes=nodes["mode"],
-        nodes_truenodeids=nodes["yes"],
-        nodes_falsenodeids=nodes["no"],
-        target_treeids=leaves["tree"],
-        target_nodeids=leaves["node"],
-        target_ids=[0] * len(leaves["tree"]),
-        target_weights=leaves["weight"],
-    )
+        nodes["target_treeids"] += [i] * len(at)
+        nodes["target_nodeids"] += at.tolist()
+        nodes["target_weights"] += ((tree.value[at, 1, 0] - tree.value[at, 0, 0]) / len(trees)).tolist()
+        nodes["target_ids"] += [0] * len(at)
+    return graph.node("TreeEnsembleRegressor", dense, domain="ai.onnx.ml", n_targets=1, **nodes)
 
 
 def _rounded_down(thresholds: Any) -> list[float]:

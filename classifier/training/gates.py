@@ -7,9 +7,8 @@ Thresholds on rows that helped to fit a gate promise too much: the gate knows th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..arrays import Bools, Floats
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
-from .router_model import CANDIDATES, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
+from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
 __all__ = ["HELD_OUT", "FittedGates", "Material", "calibrated", "fit_gates", "split_rows"]
 
@@ -53,9 +52,7 @@ class FittedGates:
     calibration: CalibrationRows
 
 
-def fit_gates(
-    material: Material, seed: int = 0, candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES)
-) -> FittedGates:
+def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
     """Gates fitted on one part of the rows, and the other part for thresholds. The gates share their topics.
 
     Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows, or 10 different ones, to promise on.
@@ -70,10 +67,11 @@ def fit_gates(
             "things: give more."
         )
     fitting, calibrating = split_rows(material.labels, seed)
-    has_gate_2 = material.opened is not None and _is_frequent(material.opened[fitting])
+    opened = 0 if material.opened is None else int(material.opened[fitting].sum())
+    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # else its threshold would mean little
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
-        mode: fit_router(rows.take(fitting), labels, topics, seed, candidates)
+        mode: fit_router(rows.take(fitting), labels, topics, seed, members)
         for mode, rows in material.features.items()
         if mode != "opening" or has_gate_2
     }
@@ -88,10 +86,8 @@ def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
     Rows that ask the same as a held-out one and are not representative are in neither.
     """
-    same = np.arange(len(labels.weak))
-    if labels.same is not None:  # the first row that asks it
-        _, first, inverse = np.unique(labels.same, return_index=True, return_inverse=True)
-        same = first[inverse]
+    _, first, inverse = np.unique(labels.same, return_index=True, return_inverse=True)
+    same = first[inverse]  # the first row that asks it
     groups = np.unique(same[labels.representative_rows])
     held = np.random.default_rng(seed).permutation(groups)[: round(HELD_OUT * len(groups))]
     kept_out = np.isin(same, held)
@@ -114,8 +110,3 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[
         written=written[rows],
         prompts=labels.evidence,
     )
-
-
-def _is_frequent(opened: Bools) -> bool:
-    """Whether gate 2 would be asked often enough for its threshold to mean something."""
-    return int(opened.sum()) >= max(MIN_FITTED, _OFTEN_OPENED * len(opened))

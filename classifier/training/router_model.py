@@ -1,18 +1,15 @@
-"""Learns P(gain) from graded rows: a few plain models, one of them chosen by cross-validation, then calibrated.
+"""Learns P(gain) from graded rows: the mean of two plain models, calibrated by cross-validation.
 
 Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
-002). The default is the mean of two models that err differently: a ridge, and a forest that predicts both tiers'
-scores at once, so that its splits are found with twice the evidence. Both read topics, the main directions of the
-wording, which prompts without labels help to find, and blocks of measures. Other candidates have to be better by more
-than one standard error (decision 023). The choice looks at training rows only: where `updraft bench router` judges it
-on others, the whole is nested.
+002). The two models err differently (decision 023): a ridge, and a forest that predicts both tiers' scores at once, so
+that its splits are found with twice the evidence. Both read topics, the main directions of the wording, which prompts
+without labels help to find, and blocks of measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,7 @@ from ..features.wording import COUNTS
 from ..optional import load_module
 
 __all__ = [
-    "CANDIDATES",
+    "MEMBERS",
     "MIN_DIFFERENT",
     "MIN_FITTED",
     "MIN_LABELS",
@@ -52,12 +49,8 @@ _WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03, "conver
 _WEIGHT_OF_OTHERS = 0.2
 _PENALTY = 10.0
 
-# In order of preference; each names the members whose standardised scores it averages.
-CANDIDATES: dict[str, tuple[str, ...]] = {
-    "blend": ("ridge", "forest"),
-    "ridge": ("ridge",),
-    "forest": ("forest",),
-}
+# A router averages their standardised scores.
+MEMBERS = ("ridge", "forest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +61,18 @@ class Labels:
     weak: Floats
     # (n,) score of the strong tier.
     strong: Floats
-    # (n,) equal for rows that ask the same; None if no two do.
-    same: NDArray[Any] | None = None
-    # (n,) one over the chance that a row was sampled; None where all had the same.
-    weight: Floats | None = None
-    # (n,) rows that together are sampled as requests come; None: all of them.
-    representative: Bools | None = None
+    # (n,) equal for rows that ask the same.
+    same: NDArray[Any]
+    # (n,) one over the chance that a row was sampled; only ratios matter.
+    weight: Floats
+    # (n,) rows that together are sampled as requests come.
+    representative: Bools
+
+    @classmethod
+    def of(cls, weak: Floats, strong: Floats, same: NDArray[Any] | None = None) -> Labels:
+        """Of rows that were sampled alike. `same`: None if no two ask the same."""
+        n = len(weak)
+        return cls(weak, strong, np.arange(n) if same is None else same, np.ones(n), np.ones(n, np.bool_))
 
     @property
     def gain(self) -> Floats:
@@ -84,33 +83,23 @@ class Labels:
         return self.strong > self.weak
 
     def take(self, rows: NDArray[Any]) -> Labels:
-        return Labels(
-            self.weak[rows],
-            self.strong[rows],
-            None if self.same is None else self.same[rows],
-            None if self.weight is None else self.weight[rows],
-            None if self.representative is None else self.representative[rows],
-        )
+        return Labels(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @property
     def representative_rows(self) -> NDArray[Any]:
         """The rows to calibrate and compare on."""
-        return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
+        return np.flatnonzero(self.representative)
 
     @property
     def different(self) -> int:
         """How many different things those ask."""
-        rows = self.representative_rows
-        return len(rows) if self.same is None else len(np.unique(self.same[rows]))
+        return len(np.unique(self.same[self.representative]))
 
     @property
     def evidence(self) -> int:
         """The number of independent rows that those count as: Kish's effective size where some ask the same."""
-        rows = self.representative_rows
-        if self.same is None or not len(rows):
-            return len(rows)
-        repeats = np.unique(self.same[rows], return_counts=True)[1]
-        return int(len(rows) ** 2 / float((repeats**2).sum()) + 1e-9)
+        repeats = np.unique(self.same[self.representative], return_counts=True)[1]
+        return int(repeats.sum() ** 2 / float((repeats**2).sum()) + 1e-9) if len(repeats) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +179,6 @@ class RouterModel:
     weights: Mapping[str, float]
     bias: float
     curve: ProbabilityCurve
-    chosen: str
-    # Every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
-    inner_apgr: Mapping[str, float]
 
     def score(self, rows: FeatureRows) -> Floats:
         return self.blended(self.topics.prepare(rows).x)
@@ -216,7 +202,7 @@ def fit_router(
     labels: Labels,
     topics: Topics | None = None,
     seed: int = 0,
-    candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES),
+    members: Sequence[str] = MEMBERS,
 ) -> RouterModel:
     """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
 
@@ -233,65 +219,22 @@ def fit_router(
         )
     topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
-    crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
-    blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
-    gain = labels.gain[compared]
-    recovered = {name: _recovered(blend.score(crossed)[compared], gain) for name, blend in blends.items()}
-    chosen = _selected(recovered)
-    blend = blends[chosen]
-    return RouterModel(
-        topics=topics,
-        members={name: _fit(name, x, labels, seed) for name in blend.weights},
-        weights=blend.weights,
-        bias=blend.bias,
-        curve=fit_curve(blend.score(crossed)[compared], better),
-        chosen=chosen,
-        inner_apgr={name: float(each.sum() / gain.sum()) for name, each in recovered.items()},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Blend:
-    """`bias + sum(weight * score)`: the mean of the members' scores, each brought to zero mean and unit spread."""
-
-    weights: dict[str, float]
-    bias: float
-
-    @classmethod
-    def of(cls, members: Sequence[str], crossed: Mapping[str, Floats]) -> _Blend:
-        weights = {name: 1.0 / (len(members) * max(float(crossed[name].std()), 1e-9)) for name in members}
-        return cls(weights, -sum(weight * float(crossed[name].mean()) for name, weight in weights.items()))
-
-    def score(self, scores: Mapping[str, Floats]) -> Floats:
-        return self.bias + _sum(weight * scores[name] for name, weight in self.weights.items())
+    crossed = _cross_fitted(x, labels, seed, members)
+    weights = {name: 1.0 / (len(members) * max(float(scores.std()), 1e-9)) for name, scores in crossed.items()}
+    bias = -sum(weight * float(crossed[name].mean()) for name, weight in weights.items())
+    score = bias + _sum(weight * crossed[name] for name, weight in weights.items())
+    fitted = {name: _fit(name, x, labels, seed) for name in members}
+    return RouterModel(topics, fitted, weights, bias, fit_curve(score[compared], better))
 
 
 def _sum(terms: Iterable[Floats]) -> Floats:
     return np.sum(np.stack(list(terms)), axis=0)
 
 
-def _recovered(score: Floats, gain: Floats) -> Floats:
-    """(n,) what each row adds to the area under the fine cost-quality curve; over the sum of `gain` it is the APGR."""
-    ranks = np.empty(len(score))
-    ranks[np.argsort(score, kind="stable")] = (np.arange(len(score)) + 0.5) / len(score)
-    return gain * ranks
-
-
-def _selected(recovered: Mapping[str, Floats]) -> str:
-    """The first candidate that recovers less than the best by at most one standard error of their paired difference."""
-    best = max(recovered.values(), key=lambda rows: float(rows.mean()))
-    within = (
-        name
-        for name in recovered
-        if (best - recovered[name]).mean() <= (best - recovered[name]).std() / np.sqrt(len(best))
-    )
-    return next(within)
-
-
-def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
+def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Sequence[str]) -> dict[str, Floats]:
     """The scores of each row by members that did not see its fold."""
     folds = _folds(labels, seed)
-    crossed = {name: np.zeros(len(folds)) for name in sorted(names)}
+    crossed = {name: np.zeros(len(folds)) for name in names}
     for fold in range(_FOLDS):
         held, kept = folds == fold, folds != fold
         for name, scores in crossed.items():
@@ -301,13 +244,13 @@ def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Iterable[str
 
 def _folds(labels: Labels, seed: int) -> NDArray[Any]:
     """(n,) the fold of each row; those that ask the same share one."""
-    same = np.arange(len(labels.weak)) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    same = np.unique(labels.same, return_inverse=True)[1]
     return (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
 
 
 def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
-        return _fit_ridge(inputs, labels.gain, np.ones(len(inputs.x)) if labels.weight is None else labels.weight)
+        return _fit_ridge(inputs, labels.gain, labels.weight)
     ensemble = load_module("sklearn.ensemble", "train")
     # Small leaves of many rows follow single words: a typo then turns more decisions, and P(gain) is less honest.
     leaf = max(_LEAF, len(inputs.x) // _LEAVES)

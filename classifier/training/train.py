@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...model_files.identity import ModelIdentity
 from ..arrays import Floats
-from ..calibration.operating_point import DELTA, operating_point
+from ..calibration.operating_point import DELTA
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
@@ -29,8 +29,7 @@ from ..policy.calibrated_on import CalibratedOn
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
-from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, PolicyCard, Source
-from ..target import PROMISES, Target
+from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Policy, PolicyCard, Source
 from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
 from .router_model import Labels, RouterModel
@@ -45,7 +44,6 @@ __all__ = [
     "write_policy",
 ]
 
-_TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
@@ -94,7 +92,7 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
     return Material(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
-        labels=Labels(*scores(rows), same=_same([repeated_question(prompt_of(row)) for row in rows])),
+        labels=Labels.of(*scores(rows), _same([repeated_question(prompt_of(row)) for row in rows])),
         tokens=estimated_tokens(rows),
         opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
     )
@@ -115,8 +113,6 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
     """Put fitted gates into `folder`, and load the policy from there."""
     calibration, labels = found.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
-    # A row of no weight is one of the others once more, with the grades that it is promised on.
-    weighted = np.ones(len(labels.weak)) if labels.weight is None else labels.weight
     made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
     files = {stored_name(name, data): data for name, data in made.items()}
     card = PolicyCard(
@@ -125,8 +121,9 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        rows=int(np.count_nonzero(weighted)),
-        fitted=int(np.count_nonzero(weighted[found.fitting])),
+        # A row of no weight is one of the others once more, with the grades that it is promised on.
+        rows=int(np.count_nonzero(labels.weight)),
+        fitted=int(np.count_nonzero(labels.weight[found.fitting])),
         calibrated=len(calibration.local),
         local_score=float(labels.weak[labels.representative_rows].mean()),
         cloud_score=float(labels.strong[labels.representative_rows].mean()),
@@ -135,11 +132,6 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=material.tokens[2],
         delta=recipe.delta,
-        points=[
-            _point(calibration, Target("quality", target, promise=promise), recipe.delta)
-            for promise in PROMISES
-            for target in _TARGETS
-        ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,
@@ -155,13 +147,10 @@ def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
     Estimated are four characters a token, the local answer's length for the cloud's, and 256 tokens without one.
     """
     read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
-    written = [row.cloud_written if row.cloud_written is not None else _likely_length(row) for row in rows]
+    likely = [_ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN for row in rows]
+    written = [n if row.cloud_written is None else row.cloud_written for row, n in zip(rows, likely, strict=True)]
     guessed = any(row.cloud_read is None or row.cloud_written is None for row in rows)
     return np.array(read, np.float64), np.array(written, np.float64), guessed
-
-
-def _likely_length(row: GradedRow) -> float:
-    return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
 
 
 def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
@@ -182,13 +171,6 @@ def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, Featu
 
 def _session(graph: bytes) -> Any:
     return load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"])
-
-
-def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
-    found = operating_point(rows, target, delta)
-    thresholds = found.thresholds
-    outcome = found.alpha, found.risk, found.quality, found.cloud_share
-    return Point(str(target), thresholds.before, thresholds.after, *outcome, thresholds.during, found.escalated_score)
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
 from ..shared import options, output
@@ -107,7 +109,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
         raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {known_pairs}.")
     even = [row for row, usable in zip(kept, representative_sample(kept), strict=True) if usable]
-    rows = [row for row in even if row.prompt is not None and row.answer is not None]
+    rows = [row for row in even if row.messages is not None and row.answer is not None]
     _check_enough(
         len(rows),
         f"Of {len(kept)} judged answers {len(even)} were sampled at random and graded, and {len(rows)} kept their "
@@ -115,12 +117,18 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     )
     grader = PairGrader(embed=_embedder())
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
-    scores = asyncio.run(_replayed(config, judging, grader, spending, rows))
+    prompts = [_conversation(row) for row in rows]
+    scores = asyncio.run(_replayed(config, judging, grader, spending, list(zip(rows, prompts, strict=True))))
     graded = [
         GradedRow(
-            row.prompt or "", *pair, answer=row.answer, cloud_read=row.cloud_read, cloud_written=row.cloud_written
+            prompt.prompt,
+            *pair,
+            answer=row.answer,
+            cloud_read=row.cloud_read,
+            cloud_written=row.cloud_written,
+            messages=tuple(prompt.messages),
         )
-        for row, pair in zip(rows, scores, strict=True)
+        for row, prompt, pair in zip(rows, prompts, scores, strict=True)
         if pair is not None
     ]
     _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} kept requests got no verdict.")
@@ -129,25 +137,38 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     return CalibrationRun(graded, models, source, grader.description(), _metrics(grader, spending), notes)
 
 
+def _conversation(row: Observation) -> Prompt:
+    """What was asked, as `--live` has it."""
+    from ...classifier.features.gate_inputs import PromptView
+    from ...classifier.grading.questions import Prompt
+
+    wire = msgspec.json.decode(row.messages or "[]", type=tuple[dict[str, Any], ...])
+    view = PromptView.of(Prompt(row.id, "log", "", wire=wire).messages)
+    return Prompt(row.id, "log", view.text, wire=wire if len(wire) > 1 else ())
+
+
 async def _replayed(
-    config: RouterConfig, judging: Judging, grader: PairGrader, spending: Spending, rows: list[Observation]
+    config: RouterConfig,
+    judging: Judging,
+    grader: PairGrader,
+    spending: Spending,
+    asked: list[tuple[Observation, Prompt]],
 ) -> list[tuple[float, float] | None]:
     """The scores of each; those that were recorded where there is nothing to judge, None where no verdict came."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
-    from ...classifier.grading.questions import Prompt
 
     scores: list[tuple[float, float] | None] = []
     async with AsyncExitStack() as stack:
         await _with_judge(stack, config, judging, grader, spending)
-        for row in rows:
+        for row, prompt in asked:
             local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
             if not grader.reads(local, cloud):
                 grader.graded["agreement"] += 1
                 scores.append(row.pair_grades)
                 continue
             try:
-                scores.append(await grader.grade(Prompt(row.id, "log", row.prompt or ""), local, cloud))
+                scores.append(await grader.grade(prompt, local, cloud))
             except JudgementError:
                 scores.append(None)
     return scores

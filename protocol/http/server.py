@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
 from ..safety.private_files import write_private
-from ..safety.system import KILL
+from ..safety.system import KILL, listener_on
 from ..telemetry.logs import log_to_stderr
 from .connection import Connection
 from .connection_limits import usual_limits
@@ -75,6 +75,7 @@ def serve(  # noqa: PLR0913
         plain,
         http=partial(Connection, limits=usual_limits()),  # type: ignore[arg-type]
         ws="none",
+        loop="asyncio",  # not uvloop wherever some other package has brought it (decision 044)
         log_config=None,
         access_log=False,
         server_header=False,
@@ -225,6 +226,9 @@ def url_of(sock: socket.socket, scheme: str) -> str:
 
 
 def _port_in_use(host: str, port: int) -> PortInUseError:
+    holder = listener_on(port)
     return PortInUseError(
-        f"Port {port} on {host} is in use: choose another with --port, or --port 0 for any free one.", param="port"
+        f"Port {port} on {host} is in use{f' by {holder}' if holder else ''}: choose another with --port, or --port 0 "
+        "for any free one.",
+        param="port",
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+SHORTEST_KEY = 8
+"""Characters. A shorter key may be a part of any word, so that it cannot be taken out of a text."""
+
 
 def is_sendable(key: str) -> bool:
     """Whether a header can hold it as one word. HTTP libraries quote one that cannot be sent in their error."""

@@ -5,13 +5,16 @@ No other module names these. Where something is missing, what it protects from i
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
 import socket
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,25 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 END_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+
+_SHORT_FOLDER = "/tmp"
+_MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
+_LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+
+
+@contextmanager
+def on_hangup(act: Callable[[], None]) -> Generator[None]:
+    """Run `act` on the running event loop at every SIGHUP, where there is one and this is the main thread."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
 
 
 def outlive_hangup() -> None:
@@ -143,8 +165,48 @@ def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
+def socket_folder(prefix: str, name: str) -> Path:
+    """A new folder that only this user can enter, where a Unix socket of this name can be: their paths are short.
+
+    It is with other temporary files, or else in /tmp. Raises ConfigurationError.
+    """
+    for parent in (tempfile.gettempdir(), _SHORT_FOLDER):
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            if len(os.fsencode(folder / name)) <= _MAX_SOCKET_PATH:
+                return folder
+            folder.rmdir()
+    raise ConfigurationError(
+        f"{tempfile.gettempdir()} has too long a path for a Unix socket: set TMPDIR to a folder with a shorter one."
+    )
+
+
 def socket_address(path: Path) -> str:
     """For two processes of one user: a Unix socket in a folder that only they can enter. Raises ConfigurationError."""
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("A node needs Unix sockets, which this system lacks: run it on Linux, macOS or WSL.")
     return f"ipc://{path}"
+
+
+def listener_on(port: int) -> str | None:
+    """Name and id of the process that listens on a TCP port, as far as the system tells this user."""
+    inodes = {
+        fields[9]
+        for table in ("tcp", "tcp6")
+        for line in _lines(Path("/proc/net") / table)[1:]
+        if (fields := line.split())[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port
+    }
+    for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
+        with suppress(OSError):  # it has ended, or is somebody else's
+            kind, _, inode = str(link.readlink()).partition(":[")
+            if kind == "socket" and inode.rstrip("]") in inodes:
+                process = link.parents[1]
+                return f"{_lines(process / 'comm')[0]} (process {process.name})"
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []

@@ -8,10 +8,14 @@ import re
 import time
 import traceback
 from collections import Counter
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from ..safety.private_files import private_file
 from ..safety.terminal_text import printable
 
 LogFormat = Literal["text", "json"]
@@ -19,6 +23,10 @@ FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"
 """Where the format stands, so that the processes that this one starts write alike."""
 
 MAX_LINES_A_MINUTE = 60
+MAX_LOG_BYTES = 10_000_000
+"""A log file that has grown so large is put aside; the last three are kept."""
+
+_KEPT_FILES = 3
 _SECRETS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]+"), r"\1 [redacted]"),
     (re.compile(r"\b(sk|hf|updraft)[-_][A-Za-z0-9_-]{24,}"), r"\1-[redacted]"),
@@ -34,11 +42,25 @@ def redacted(text: str) -> str:
 
 
 def log_to_stderr() -> None:
-    """Warnings and errors of this process, unless its app has set up logging already."""
-    handler = logging.StreamHandler()
+    """Warnings and errors of this process, unless it logs already."""
+    _log_to(logging.StreamHandler())
+
+
+def log_to_file(path: Path) -> None:
+    """The same into a file that only the user can read, and that does not grow for ever. Raises OSError."""
+    _log_to(_PrivateFileHandler(path, maxBytes=MAX_LOG_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"))
+
+
+def _log_to(handler: logging.Handler) -> None:
     handler.setFormatter(_JsonFormatter() if os.environ.get(FORMAT_VARIABLE) == "json" else _TextFormatter(_LINE))
     handler.addFilter(FewOfEach())
     logging.basicConfig(handlers=[handler])
+
+
+class _PrivateFileHandler(RotatingFileHandler):
+    def _open(self) -> TextIOWrapper:
+        private_file(Path(self.baseFilename))
+        return super()._open()
 
 
 class _TextFormatter(logging.Formatter):

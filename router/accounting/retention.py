@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +24,7 @@ PAUSE_S = 0.05  # between two batches
 class LedgerRetention:
     """Keeps rows for `days`, and as long as a running budget counts them. Begins at once; `close()` it in the end."""
 
-    def __init__(self, ledger: Path, days: int, budget: Budget | None) -> None:
+    def __init__(self, ledger: Path, days: int, budget: Callable[[], Budget | None]) -> None:
         self._ledger = ledger
         self._days = days
         self._budget = budget
@@ -36,8 +37,8 @@ class LedgerRetention:
     async def _run(self) -> None:
         while True:
             before = time.time() - self._days * DAY_S
-            if self._budget is not None:
-                before = min(before, self._budget.counts_from())
+            if (budget := self._budget()) is not None:
+                before = min(before, budget.counts_from())
             deleted = 0
             try:
                 deleted = await asyncio.to_thread(_prune, self._ledger, before)

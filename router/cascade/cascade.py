@@ -319,8 +319,7 @@ class Cascade:
             signal = job.confidence_signal or self.router_state.config.confidence_signal
             self._gates = by_confidence(self._gates, job.confidence, signal)
         if job.quality_given and missing is None:
-            gates = self._gates or NoPolicyGates()
-            await asyncio.to_thread(check_quality, gates, job.quality)  # it may be computed first
+            check_quality(self._gates or NoPolicyGates(), job.quality)
 
     def _plan_for_deadline(self) -> State:
         """Where a deadline leaves no time for both tiers, one after the other: choose one."""

@@ -177,7 +177,7 @@ class ExperienceCollector:
 
     def _observation(self, judged: JudgedRequest) -> Observation:
         from ...classifier.features.feature_rows import remembered
-        from ...classifier.online.experience import Observation, pack
+        from ...classifier.online.experience import Observation, kept_messages, pack
 
         record, decision = judged.record, judged.record.decision
         view = run_view(judged.messages, judged.answer, judged.answer.signals)
@@ -199,7 +199,7 @@ class ExperienceCollector:
             answered_by=record.tier,
             features=pack(remembered(view)),
             sampled=int(decision.exploration_chance > 0),
-            prompt=view.prompt.text if self._keep_text else None,
+            messages=kept_messages(judged.messages) if self._keep_text else None,
             answer=view.answer if self._keep_text else None,
             question=self._experience.digest(view.prompt),
             reply=judged.cloud.text if self._keep_text and judged.cloud is not None else None,

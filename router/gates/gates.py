@@ -58,7 +58,7 @@ class Gates(Protocol):
         ...
 
     def check(self, quality: float | None) -> None:
-        """Find the thresholds of this target, which may take a while: the gates then look them up.
+        """Find the thresholds of this target, which takes a millisecond or two: the gates then look them up.
 
         Raises ConfigurationError if it was not calibrated; the gates do so too.
         """

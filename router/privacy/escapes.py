@@ -1,12 +1,12 @@
-"""Decoding of escapes: those of JSON and programs, of URLs, HTML, mail and base64, also one within the other."""
+"""Decoding of escapes: those of JSON and programs, of URLs, HTML, mail and encoded bytes, also one in the other."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
+import struct
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.entities import html5
 
 _LAYERS = 8  # of escapes within escapes; nobody needs as many
@@ -35,6 +35,22 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re
 _HEX = re.compile(
     r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
 )
+# Base32 (RFC 4648) of ASCII, which has a bit of zero in five of eight letters: few words of a language do.
+_BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
+_BASE32_GROUP = "".join(
+    f"[{''.join(letter for value, letter in enumerate(_BASE32_LETTERS) if not value & zero)}]"
+    for zero in (0b10000, 0b10, 0, 0b1000, 0b1, 0, 0b100, 0)
+)
+_BASE32 = re.compile(
+    rf"(?<![A-Z0-9])(?=[A-Z2-7]{{10}})(?:{_BASE32_GROUP})++[A-Z2-7]{{0,7}}+(?![A-Z0-9])", re.ASCII | re.IGNORECASE
+)
+# Base85 and Ascii85 fill a word with more marks than base64's, or stand in Adobe's frame.
+_BASE85 = re.compile(r"(?<!\S)(?=[A-Za-z0-9+/=_-]*+[^A-Za-z0-9+/=_\s-])[!-~]{9,}+", re.ASCII)
+_OPENING = ("(", "[", "{", "<", "`")
+_FRAMED = re.compile(r"<~([!-uz\s]{8,}+)~>", re.ASCII)
+# UTF-7 (RFC 2152): pieces of base64 in UTF-16.
+_UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,}+)-?", re.ASCII)
 # Data of this many characters, if it is of no text, is what nobody reads: a picture, a sound, a file.
 _DATA = 256
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
@@ -42,6 +58,19 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 
 class TooLongError(Exception):
     """There is more to read than the rules read of one request."""
+
+
+class ReadingBudget:
+    """How many characters may still be read of one request, all readings of its texts together."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def spend(self, characters: int) -> None:
+        """Raises TooLongError where nothing is left."""
+        self.left -= characters
+        if self.left < 0:
+            raise TooLongError
 
 
 def decoded(text: str) -> Iterator[str]:
@@ -59,14 +88,28 @@ def decoded(text: str) -> Iterator[str]:
 
 
 def encoded_texts(text: str) -> Iterator[str]:
-    """The texts encoded in `text` as mail, base64 or hexadecimal digits. Together they are no longer than `text`."""
+    """The texts encoded in `text` as mail, UTF-7, base64, base32 or hexadecimal digits: each no longer than it."""
     if "=" in text and (meant := _QUOTED_PRINTABLE.sub(_octets_of_mail, text)) != text:
         yield meant
     yield from filter(None, (_text_of(found[0]) for found in _BASE64.finditer(text)))
+    if "+" in text and (meant := _UTF7.sub(_piece_of_utf7, text)) != text:
+        yield meant
+    yield from filter(None, (_decoded(_base32, found[0]) for found in _BASE32.finditer(text)))
     for found in _HEX.finditer(text):
         octets = bytes.fromhex(re.sub("[ :]", "", found[0]))
         if readable := _readable(octets if b"\0" in octets else bytes(octet for octet in octets if octet < 128)):
             yield readable
+
+
+def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
+    """The texts in base85 within `text` as it is written: its marks are those of escapes too. Raises TooLongError."""
+    for found in _FRAMED.finditer(text):
+        yield from filter(None, (_decoded(base64.a85decode, found[1]),))
+    for found in _BASE85.finditer(text):
+        bare = found[0].strip("\"'.,:")
+        for word in dict.fromkeys((found[0], bare, bare[1:-1] if bare.startswith(_OPENING) else bare)):
+            budget.spend(len(word))
+            yield from filter(None, (_decoded(decode, word) for decode in (base64.b85decode, base64.a85decode)))
 
 
 def has_data(text: str) -> bool:
@@ -132,10 +175,25 @@ def _of_octets(digits: str) -> str:
 def _text_of(data: str) -> str:
     """The text that base64 stands for; an empty one if it is none."""
     letters = "".join(data.split()).replace("-", "+").replace("_", "/")
+    return _decoded(base64.b64decode, letters + "=" * (-len(letters) % 4))
+
+
+def _decoded(decode: Callable[[str], bytes], data: str) -> str:
+    """The text that `data` stands for; an empty one if it is none."""
     try:
-        return _readable(base64.b64decode(letters + "=" * (-len(letters) % 4)))
-    except binascii.Error:
+        return _readable(decode(data))
+    except (ValueError, struct.error):
         return ""
+
+
+def _base32(data: str) -> bytes:
+    bits = 5 * len(data)
+    return (int(data.upper().translate(_BASE32_DIGITS), 32) >> bits % 8).to_bytes(bits // 8, "big")
+
+
+def _piece_of_utf7(found: re.Match[str]) -> str:
+    octets = base64.b64decode(found[1] + "A" * (-len(found[1]) % 4))
+    return octets[: len(found[1]) * 3 // 4 // 2 * 2].decode("utf-16-be", "replace")
 
 
 def _readable(octets: bytes) -> str:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
-from ..request.json_narrowing import tables
-from .detectors import BUILTIN, CARD_DIGITS, searcher
-from .escapes import TooLongError
+from .detectors import BUILTIN, searcher
+from .escapes import ReadingBudget, TooLongError
+from .meanings import meanings
 from .presidio import PERSONAL, presidio_detector
-from .text_views import ReadingBudget, meanings, plain, strings, text_of_part, visible, written, written_and_visible
+from .seams import message_seams, value_seams
+from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
 MAX_READ = 2**22  # characters of one request, all readings of its texts together
 _SHORT = 2**13  # characters: beyond it the search leaves the event loop to others
 _BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
-_MAX_WORD = 256
-_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}}")
-# The groups of digits that a text begins with, whatever marks stand before and behind them.
-_HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +83,9 @@ class PrivacyRules:
         budget = ReadingBudget(MAX_READ)
         try:
             meant = [meaning for text in texts for meaning in meanings(text, budget)]
+            seams = (*message_seams(body or {}, budget), *value_seams(body, budget))
             return (
-                _first(self._rules, visible(_BETWEEN.join((*meant, *_seams(body or {}, budget))), budget))
+                _first(self._rules, visible(_BETWEEN.join((*meant, *seams)), budget))
                 or self._apart(meant, budget)
                 or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
                 or next(filter(None, map(unreadable_text, meant)), None)
@@ -111,36 +108,3 @@ def _is_short(body: dict[str, Any]) -> bool:
 
 def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -> str | None:
     return next((name for name, found in rules.items() if any(map(found, views))), None)
-
-
-def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """Words and long runs of digits that span two messages of one role, where one ends and the next starts."""
-    texts_by_role: dict[Any, list[str]] = {}
-    for message in tables(body.get("messages")) or ():
-        content = message.get("content")
-        text = content if isinstance(content, str) else "".join(map(text_of_part, tables(content) or ()))
-        texts_by_role.setdefault(str(message.get("role")), []).append(text)
-    for texts in texts_by_role.values():
-        for before, after in pairwise(filter(None, texts)):
-            if (end := _LAST_WORD.search(before[-_MAX_WORD:])) and (start := _FIRST_WORD.match(after)):
-                yield end[0] + start[0]
-        last: list[str] = []  # groups of digits, the latest first
-        for text in (plain(written(text, budget)) for text in texts):
-            head, only_digits = _groups(text)
-            together = [*reversed(last), *_in_a_card(head)]
-            if last and head and sum(map(len, together)) >= CARD_DIGITS[0]:
-                yield " ".join(together)
-            tail = [group[::-1] for group in _groups(text[::-1])[0]]
-            last = _in_a_card([*tail, *last] if only_digits else tail)
-
-
-def _groups(text: str) -> tuple[list[str], bool]:
-    """The groups of digits that `text` begins with, and whether but for marks there is nothing else in it."""
-    found = _HEAD.match(text)
-    return (re.findall(r"\d+", found[1]), found.end() == len(text)) if found else ([], False)
-
-
-def _in_a_card(groups: Sequence[str]) -> list[str]:
-    """The first of `groups`, as many as one card may have on one side of a seam."""
-    digits = accumulate(map(len, groups))
-    return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

@@ -1,4 +1,4 @@
-"""The ways to read a text: as it is written, as it looks, and as what its escapes stand for. Each in bounded work."""
+"""The ways to read a text: as it is written, and as it looks. Each in bounded work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
 from ...protocol.unicode_forms import normalized
-from ..request.json_narrowing import parsed, rows, table, tables
-from .escapes import TooLongError, decoded, encoded_texts
+from ..request.json_narrowing import rows, table, tables
+from .escapes import ReadingBudget
 
 _LARGE = 10**40  # numbers from here on are nobody's
-_JSON = re.compile(r'\s*+["[{]')
 # Normal forms are made piece by piece: some characters grow 18-fold, and one call holds up every thread.
 _PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
-_EACH = 4  # what a text costs beside its characters
 # Unicode's Default_Ignorable_Code_Point: what shows nothing by itself, variation selectors and fillers among it.
 _IGNORABLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -25,19 +23,6 @@ _IGNORABLE = re.compile(
 _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."} | dict.fromkeys(
     "\v\f\x85\u2028\u2029", "\n"
 )
-
-
-class ReadingBudget:
-    """How many characters may still be read of one request, all readings of its texts together."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def spend(self, characters: int) -> None:
-        """Raises TooLongError where nothing is left."""
-        self.left -= characters
-        if self.left < 0:
-            raise TooLongError
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -66,26 +51,6 @@ def text_of_part(part: dict[str, Any]) -> str:
     """The text of a content part."""
     text_found = part.get("text", part.get("refusal"))
     return text_found if isinstance(text_found, str) else ""
-
-
-def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """`text`; what its escapes stand for; and if it is JSON what that says, where a string may be JSON again."""
-    waiting = [text]
-    while waiting:
-        text = waiting.pop()
-        budget.spend(len(text) + _EACH)
-        yield text
-        plainest = text
-        for plainest in decoded(text):
-            budget.spend(len(plainest))
-            yield plainest
-        waiting.extend(encoded_texts(plainest))
-        if _JSON.match(text):
-            try:
-                text_found = parsed(text.encode("utf-8", "replace"))
-            except ValueError:  # then it is only text
-                continue
-            waiting.extend(filter(None, strings(text_found)))
 
 
 def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:

@@ -11,7 +11,7 @@ from ...protocol.decoding import convert, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
 from ...protocol.http.wire import WireRequest
-from ...protocol.requests import ChatRequest, ConfidenceSignal, Message, UpdraftOptions, read_chat
+from ...protocol.requests import ChatRequest, ConfidenceSignal, Message, UpdraftOptions, check_message_count, read_chat
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 from .user_text import trim_user_turns
@@ -177,6 +177,7 @@ def _check_frame(body: dict[str, Any]) -> None:
         raise _invalid("messages", "must be a list of objects with a role each")
     if not messages:
         raise _invalid("messages", "must hold at least one message")
+    check_message_count(len(messages))
     if not isinstance(body.get("stream"), bool | None):
         raise _invalid("stream", "must be true or false")
     if body.get("stream_options") is not None and table(body["stream_options"]) is None:

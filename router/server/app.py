@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
 from .endpoints import Endpoints
+from .reload import Reload, follow_settings
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
@@ -45,6 +47,8 @@ class DaemonOptions:
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
+    # How settings are read again. None: they stay as they are.
+    reload: Reload | None = None
 
     def __post_init__(self) -> None:
         if self.api_key is None:
@@ -52,16 +56,23 @@ class DaemonOptions:
         check_encrypted(self.host, self.tls, insecure=self.insecure)
 
 
-def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.1") -> FastAPI:
+def daemon_app(
+    router: Router, api_key: str | None = None, host: str = "127.0.0.1", reload: Reload | None = None
+) -> FastAPI:
     """The app that starts `router`, serves its endpoints, and closes it in the end. `host`: where it listens."""
     endpoints = Endpoints(router)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        following: asyncio.Task[None] | None = None
         try:
             await endpoints.start()
+            if reload is not None:
+                following = asyncio.create_task(follow_settings(router, reload))
             yield
         finally:
+            if following is not None:
+                following.cancel()
             await endpoints.close()
 
     config = router.config
@@ -108,5 +119,5 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
-    app = daemon_app(Router(options.config), options.api_key, options.host)
+    app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)
     serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)

@@ -11,20 +11,20 @@ from .failures import invalid_answer, reported
 
 def completion_in(raw: bytes, url: str) -> dict[str, Any]:
     """Raises CloudFailure if it is none, and for an error that came with status 200."""
-    body = _table(raw)
+    body = _table(raw, url)
     if body.get("error") and not body.get("choices"):
         raise reported(url, body["error"])
     choices = tables(body.get("choices"))
     if not choices or not all(_is_choice(choice) for choice in choices):
-        raise invalid_answer("its answer is not a completion")
+        raise invalid_answer(url, "its answer is not a completion")
     return body
 
 
-def embeddings_in(raw: bytes) -> dict[str, Any]:
+def embeddings_in(raw: bytes, url: str) -> dict[str, Any]:
     """Raises CloudFailure if there are none."""
-    answer = _table(raw)
+    answer = _table(raw, url)
     if not tables(answer.get("data")):
-        raise invalid_answer("its answer holds no embeddings")
+        raise invalid_answer(url, "its answer holds no embeddings")
     return answer
 
 
@@ -52,11 +52,11 @@ def is_piece(choice: dict[str, Any]) -> bool:
     return delta is None or (table(delta) is not None and _is_content(delta))
 
 
-def _table(raw: bytes) -> dict[str, Any]:
+def _table(raw: bytes, url: str) -> dict[str, Any]:
     try:
         return table(json_of(raw)) or {}
     except ValueError as error:
-        raise invalid_answer("its answer is not JSON") from error
+        raise invalid_answer(url, "its answer is not JSON") from error
 
 
 def _is_choice(choice: dict[str, Any]) -> bool:

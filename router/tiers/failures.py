@@ -86,6 +86,10 @@ class CloudFailure(Exception):
         return f"the cloud failed: {self.cause}" + (f" ({self.url})" if self.url else "")
 
     @property
+    def is_timeout(self) -> bool:
+        return isinstance(self.error, RequestTimeoutError)
+
+    @property
     def is_unreached(self) -> bool:
         """Whether it says that the endpoint is down. One that limits rates is not."""
         return self.kind == "unreachable" and self.status != 429
@@ -123,7 +127,7 @@ class CloudForbidden(CloudFailure):
 def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
     """The server answered with another status than 200."""
     if 200 <= status < 300:
-        return invalid_answer(f"it answered {status} instead of 200")
+        return invalid_answer(url, f"it answered {status} instead of 200")
     if 300 <= status < 400:
         return _redirected(url, status, headers.get("location", ""))
     if status >= 600:
@@ -158,7 +162,7 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
         return CloudFailure("it was too slow", stopped, "unreachable")
     detail = str(error) or type(error).__name__
     if not isinstance(error, httpx.TransportError):
-        return invalid_answer(f"its answer is malformed: {detail}")
+        return invalid_answer(url, f"its answer is malformed: {detail}")
     reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
     failed = CloudUnreachableError(f"The cloud at {url} cannot be reached: {detail}")
     return CloudFailure(f"it cannot be reached: {detail}", failed, "unreachable", reached=reached)
@@ -177,13 +181,13 @@ def misconfigured(error: UpdraftError) -> CloudFailure:
     return CloudFailure(error.message, error, "refused", reached=False)
 
 
-def cut(detail: str) -> CloudFailure:
-    error = UpstreamError(f"The cloud's stream was cut before its end: {detail}")
+def cut(url: str, detail: str) -> CloudFailure:
+    error = UpstreamError(f"The stream of the cloud at {url} was cut before its end: {detail}")
     return CloudFailure("its stream was cut", error, "unreachable")
 
 
-def invalid_answer(what: str) -> CloudFailure:
-    return CloudFailure(what, UpstreamError(f"The cloud failed: {what}."), "invalid_answer")
+def invalid_answer(url: str, what: str) -> CloudFailure:
+    return CloudFailure(what, UpstreamError(f"The cloud at {url} failed: {what}."), "invalid_answer")
 
 
 def _relayed(cause: str, status: int, error: RelayedError, should_retry: str | None) -> CloudFailure:

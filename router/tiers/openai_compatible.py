@@ -14,6 +14,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.safety.redaction import SHORTEST_KEY
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
@@ -43,13 +44,20 @@ class HttpCloudTier:
         self.continues = endpoint.continues
         self._endpoint = endpoint
         self._url = endpoint.url
-        self._breaker = CircuitBreaker(endpoint.url)
+        self._breaker = CircuitBreaker(endpoint.url, endpoint.timeout_s)
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
         self._client: httpx.AsyncClient | None = None
         self._client_error: ConfigurationError | None = None
+        if endpoint.api_key and len(endpoint.api_key) < SHORTEST_KEY:
+            log.warning(
+                "The API key for %s has fewer than %d characters: its errors 401 and 403, which may quote the key, are "
+                "told without its words",
+                endpoint.url,
+                SHORTEST_KEY,
+            )
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
@@ -66,7 +74,7 @@ class HttpCloudTier:
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded))
+            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
 
@@ -111,6 +119,7 @@ class HttpCloudTier:
         log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
 
     async def aclose(self) -> None:
+        await self._breaker.aclose()
         if self._client is not None:
             await self._client.aclose()
 
@@ -151,7 +160,7 @@ class HttpCloudTier:
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
-                raise invalid_answer(f"its answer is larger than {MAX_BODY_BYTES} bytes")
+                raise invalid_answer(self._url, f"its answer is larger than {MAX_BODY_BYTES} bytes")
             return raw
         finally:
             await response.aclose()
@@ -180,7 +189,10 @@ class HttpCloudTier:
         finally:
             await response.aclose()
         if key := self._endpoint.api_key:  # some quote it
-            raw = raw.replace(key.encode(), b"[the API key]")
+            if len(key) >= SHORTEST_KEY:
+                raw = raw.replace(key.encode(), b"[the API key]")
+            elif response.status_code in (401, 403):
+                raw = b""
         raise refused(self._url, response.status_code, response.headers, raw)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
@@ -191,7 +203,7 @@ class HttpCloudTier:
             "%s begins answers anew that it is to go on with: no stream is handed to it from here on", self._url
         )
         if verdict == "differs":
-            raise invalid_answer("it began the answer anew instead of going on with it")
+            raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:

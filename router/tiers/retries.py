@@ -25,8 +25,7 @@ async def retried(attempt: Callable[[], Awaitable[T]], breaker: CircuitBreaker, 
     billed = False
     for backoff_s in (*_BACKOFF_S, None):
         try:
-            with breaker.attempt():
-                return await attempt()
+            return await breaker.ask(attempt)
         except CloudFailure as failure:
             billed = billed or not failure.unbilled
             failure.unbilled = not billed

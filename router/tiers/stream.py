@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from .answer_shapes import has_content, is_piece
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, reported, timed_out
 
+_NO_STREAM = "it answered a streamed request with something other than an event stream"
 _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
 
 
@@ -32,19 +32,21 @@ class HttpCloudStream:
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
+        self._kind: str = response.headers.get("content-type", "").lower()
+        self._began = False  # an event was seen
         self._finished = False  # a finish_reason was seen: what follows may only be usage
 
     async def wait_for_content(self) -> None:
         """Read until something of the answer has arrived: up to here, a failure can still become a local answer."""
-        if re.match("application/json|text/html", self._response.headers.get("content-type", ""), re.IGNORECASE):
-            raise invalid_answer("it answered a streamed request with something other than an event stream")
+        if self._kind.startswith(("application/json", "text/html")):
+            raise invalid_answer(self._url, _NO_STREAM)
         held: deque[tuple[bytes, dict[str, Any]]] = deque()
         async for event in self:
             held.append(event)
             if has_content(event[1]):
                 break
         else:
-            raise invalid_answer("its stream ended before any content")
+            raise invalid_answer(self._url, "its stream ended before any content")
         held.extend(self._ready)
         self._ready = held
 
@@ -71,15 +73,18 @@ class HttpCloudStream:
             except TimeoutError as error:
                 raise timed_out(self._url, self._idle_timeout_s) from error
             except httpx.HTTPError as error:
-                raise cut(str(error) or type(error).__name__) from error
+                raise cut(self._url, str(error) or type(error).__name__) from error
             if chunk is None:
                 if self._finished:
                     raise StopAsyncIteration
-                raise cut("no finish reason came")
+                if not (self._began or self._kind.startswith("text/event-stream")):
+                    raise invalid_answer(self._url, _NO_STREAM)
+                raise cut(self._url, "no finish reason came")
             try:
                 payloads = self._parser.feed(chunk)
             except sse.EventTooLongError as error:
-                raise invalid_answer("its stream holds an event without an end") from error
+                raise invalid_answer(self._url, "its stream holds an event without an end") from error
+            self._began = self._began or bool(payloads)
             self._ready.extend(self._decode(payload) for payload in payloads)
         return self._ready.popleft()
 
@@ -96,18 +101,18 @@ class HttpCloudStream:
         try:
             event = table(json_of(payload))
         except ValueError as error:
-            raise invalid_answer("its stream holds an event that is not JSON") from error
+            raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
             raise reported(self._url, event["error"])
         if event is None:
-            raise invalid_answer("its stream holds an event that is no object")
+            raise invalid_answer(self._url, "its stream holds an event that is no object")
         if event.get("choices") is None:  # a sign of life, or usage as some send it
             event["choices"] = []
             payload = msgspec.json.encode(event)
         choices = tables(event["choices"])
         if choices is None:
-            raise invalid_answer("its stream holds an event whose choices are none")
+            raise invalid_answer(self._url, "its stream holds an event whose choices are none")
         if not all(is_piece(choice) for choice in choices):
-            raise invalid_answer("its stream holds a piece that is no part of a message")
+            raise invalid_answer(self._url, "its stream holds a piece that is no part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         return payload.replace(b"\n", b" "), event  # of several lines, one: JSON has none but between its tokens

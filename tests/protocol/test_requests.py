@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from updraft.protocol.errors import InvalidRequestError, UnsupportedFeatureError
-from updraft.protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from updraft.cloud_engine.gateway.limits.request_size import decode_size
+from updraft.protocol.decoding import MAX_ENTRIES, read_object
+from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError
+from updraft.protocol.http.wire import WireRequest
+from updraft.protocol.requests import MAX_MESSAGES, ChatRequest, CompletionRequest, parse_chat, parse_completion
+from updraft.router.request.chat_request import read_routing_request
 
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -130,3 +135,33 @@ def test_calls_as_openais_helpers_dump_them_are_read() -> None:
 def test_what_would_be_lost_of_a_message_is_refused_by_name(field: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=field):
         chat(messages=[{"role": "assistant", "content": None, field: {"id": "x"}}])
+
+
+def test_all_servers_take_as_many_messages_and_no_more() -> None:
+    def readers(count: int) -> list[Callable[[], object]]:
+        fields = {"model": "m", "messages": [{"role": "user", "content": "a"}] * count}
+        body = json.dumps(fields).encode()
+        wire = WireRequest("POST", "/v1/chat/completions", body=body)
+        return [
+            lambda: parse_chat(body),
+            lambda: decode_size(body),
+            lambda: read_routing_request(wire, fields, "auto", hold_tokens=None, started=0.0),
+        ]
+
+    for read in readers(MAX_MESSAGES):
+        read()
+    for read in readers(MAX_MESSAGES + 1):
+        with pytest.raises(InvalidRequestError, match=f"{MAX_MESSAGES} at most") as caught:
+            read()
+        assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b'{"a":[]}', b'["\\\\"]'])
+def test_more_entries_than_anybody_sends_are_refused_unread(part: bytes) -> None:
+    with pytest.raises(RequestTooLargeError, match=str(MAX_ENTRIES)):
+        read_object(b'{"x": [' + b",".join([part] * MAX_ENTRIES) + b"]}")
+
+
+def test_marks_in_texts_and_numbers_in_lists_are_no_entries() -> None:
+    fields = {"text": '[{"a": ["\\"]}]' * MAX_ENTRIES, "tokens": list(range(2 * MAX_ENTRIES))}
+    assert read_object(json.dumps(fields).encode()) == fields

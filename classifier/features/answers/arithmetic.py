@@ -125,42 +125,44 @@ class Given:
 
 def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Array:
     """(len(STEP_NAMES),) float32. `read`: of the answer, if it is known already."""
-    found = (read or find_steps(answer)).all
+    return np.array([*_checks(given, answer, (read or find_steps(answer)).all).values()], np.float32)
+
+
+def _checks(given: Given, answer: str, found: Sequence[ArithmeticStep]) -> dict[str, float]:
     final, marked = final_number(answer)
     lower = answer.lower()
-    values = (
-        *_truth(found),
-        *_flow(found, given.numbers, given.worded),
-        *_ending(found, given.numbers, final),
-        float(marked),
-        len(given.numbers),
-        len(given.worded),
-        log1p(len(answer) / max(given.chars, 1)),
-        log1p(given.sentences),
-        float(answer.rstrip().endswith((".", "!"))),
-        log1p(len(answer.strip().rpartition("####")[2])),
-        *(log1p(answer.count(mark)) for mark in "+*/-%="),
-        *(float(phrase in lower) for phrase in _PHRASES),
-    )
-    return np.array(values, np.float32)
+    return {
+        **_truth(found),
+        **_flow(found, given.numbers, given.worded),
+        **_ending(found, given.numbers, final),
+        "marked": float(marked),
+        "givens": len(given.numbers),
+        "number_words": len(given.worded),
+        "answer_ratio": log1p(len(answer) / max(given.chars, 1)),
+        "sentences": log1p(given.sentences),
+        "ends_as_sentence": float(answer.rstrip().endswith((".", "!"))),
+        "tail": log1p(len(answer.strip().rpartition("####")[2])),
+        **{f"answer_count_{ord(mark):02x}": log1p(answer.count(mark)) for mark in "+*/-%="},
+        **{f"says_{phrase.strip().replace(' ', '_')}": float(phrase in lower) for phrase in _PHRASES},
+    }
 
 
-def _truth(found: Sequence[ArithmeticStep]) -> tuple[float, ...]:
+def _truth(found: Sequence[ArithmeticStep]) -> dict[str, float]:
     """Whether the steps hold: to within rounding, and exactly."""
     wrong = [not _same(step.left, step.right, _ROUNDED) for step in found]
     inexact = sum(not _same(step.left, step.right, _EXACT) for step in found)
-    return (
-        log1p(len(found)),
-        log1p(sum(wrong)),
-        sum(wrong) / max(len(found), 1),
-        float(bool(wrong) and wrong[-1]),
-        log1p(inexact),
-        sum(step.operators for step in found) / max(len(found), 1),
-        max((step.operators for step in found), default=0),
-    )
+    return {
+        "steps": log1p(len(found)),
+        "false_steps": log1p(sum(wrong)),
+        "false_step_share": sum(wrong) / max(len(found), 1),
+        "last_step_false": float(bool(wrong) and wrong[-1]),
+        "inexact_steps": log1p(inexact),
+        "operators": sum(step.operators for step in found) / max(len(found), 1),
+        "most_operators": max((step.operators for step in found), default=0),
+    }
 
 
-def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
+def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
     """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
     strangers = _strangers(found, {*given, *worded})
     operands = {operand for step in found for operand in step.operands}
@@ -171,19 +173,19 @@ def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
     dead = _dead_ends(found)
     distinct = len({(step.operands, step.left) for step in found if step.operators})
     results = [step.right for step in found]
-    return (
-        log1p(strangers),
-        strangers / max(sum(len(step.operands) for step in found), 1),
-        unused,
-        unused / max(len(given), 1),
-        log1p(dead),
-        dead / max(len(found), 1),
-        distinct,
-        distinct - len(given),
-        distinct / max(len(given) + len(worded), 1),
-        len(results) - len(set(results)),
-        sum(_whole(result) for result in results) / max(len(results), 1) if results else 1.0,
-    )
+    return {
+        "strangers": log1p(strangers),
+        "stranger_share": strangers / max(sum(len(step.operands) for step in found), 1),
+        "unused_givens": unused,
+        "unused_given_share": unused / max(len(given), 1),
+        "dead_ends": log1p(dead),
+        "dead_end_share": dead / max(len(found), 1),
+        "distinct_steps": distinct,
+        "steps_over_givens": distinct - len(given),
+        "steps_per_given": distinct / max(len(given) + len(worded), 1),
+        "repeated_results": len(results) - len(set(results)),
+        "whole_results": sum(map(_whole, results)) / len(results) if results else 1.0,
+    }
 
 
 def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
@@ -213,21 +215,21 @@ def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
     return dead
 
 
-def _ending(found: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> tuple[float, ...]:
+def _ending(found: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
     """How the answer relates to the steps and the question."""
     if final is None:
-        return (1.0, *(0.0 for _ in range(6)))
+        return dict.fromkeys(_ending((), (), 0.0), 0.0) | {"no_number": 1.0}
     results = [step.right for step in found]
     size = log1p(abs(final))
-    return (
-        0.0,
-        float(_whole(final)),
-        size,
-        size - log1p(max(given, default=0.0)),
-        float(bool(results) and _same(results[-1], final, _ROUNDED)),
-        float(_among(final, sorted(results), _ROUNDED)),
-        float(_among(final, sorted(given), _EXACT)),
-    )
+    return {
+        "no_number": 0.0,
+        "final_whole": float(_whole(final)),
+        "final_size": size,
+        "final_over_givens": size - log1p(max(given, default=0.0)),
+        "final_is_last": float(bool(results) and _same(results[-1], final, _ROUNDED)),
+        "final_is_a_result": float(_among(final, sorted(results), _ROUNDED)),
+        "final_is_given": float(_among(final, sorted(given), _EXACT)),
+    }
 
 
 def _steps(equations: Iterable[tuple[str, str]]) -> list[ArithmeticStep]:
@@ -328,12 +330,4 @@ def _whole(value: float) -> bool:
     return abs(value - round(value)) < 1e-9
 
 
-STEP_NAMES = (
-    *("steps", "false_steps", "false_step_share", "last_step_false", "inexact_steps", "operators", "most_operators"),
-    *("strangers", "stranger_share", "unused_givens", "unused_given_share", "dead_ends", "dead_end_share"),
-    *("distinct_steps", "steps_over_givens", "steps_per_given", "repeated_results", "whole_results"),
-    *("no_number", "final_whole", "final_size", "final_over_givens", "final_is_last", "final_is_a_result"),
-    *("final_is_given", "marked", "givens", "number_words", "answer_ratio", "sentences", "ends_as_sentence", "tail"),
-    *(f"answer_count_{ord(mark):02x}" for mark in "+*/-%="),
-    *(f"says_{phrase.strip().replace(' ', '_')}" for phrase in _PHRASES),
-)
+STEP_NAMES = (*_checks(Given.of(""), "", ()),)

@@ -24,44 +24,9 @@ _MARKS = ("answer", "result", "therefore")
 _MARK = re.compile(rf"\b(?:{'|'.join(_MARKS)})\b\W*", re.IGNORECASE)
 _REFUSALS = ("i cannot", "i can't", "i do not know", "i don't know", "not sure", "unable to", "sorry")
 REFUSAL = re.compile(rf"\b(?:{'|'.join(_REFUSALS)})\b", re.IGNORECASE)
+_BRACKETS = ("()", "[]", "{}")
 _NO_LETTER = re.compile(r"[^a-z]")
 _LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # for `str.translate`
-
-ANSWER_NAMES = (
-    "answer_chars",
-    "answer_words",
-    "answer_empty",
-    "answer_lines",
-    "answer_numbers",
-    "answer_new_numbers",
-    "answer_missing_numbers",
-    "answer_statements",
-    "answer_false_statements",
-    "answer_false_share",
-    "answer_false_last",
-    "answer_distinct_words",
-    "answer_distinct_trigrams",
-    "answer_repeats",
-    "answer_copied_words",
-    "answer_final_chars",
-    "answer_final_words",
-    "answer_final_derived",
-    "answer_final_in_prompt",
-    "answer_has_final",
-    "answer_unbalanced",
-    "answer_json",
-    "answer_broken_json",
-    "answer_refusal",
-    "answer_unusual",
-    "answer_list_items",
-    "answer_list_repeats",
-    "answer_list_kinks",
-    "answer_bound",
-    "answer_misbound",
-    "answer_misbound_share",
-    "answer_spelled",
-    "answer_misspelled",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +57,10 @@ class Mentioned:
 
 def answer_checks(text: str, mentioned: Mentioned, parts: AnswerParts | None = None) -> Array:
     """(len(ANSWER_NAMES),) float32 of the answer `text`. `parts`: of it, if known already."""
-    parts = parts or parts_of(text)
+    return np.array([*map(float, _checks(text, mentioned, parts or parts_of(text)).values())], np.float32)
+
+
+def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, float]:
     lower = text.lower()
     words, numbers, items = parts.words, parts.numbers, parts.items
     truths = parts.sums + parts.comparisons
@@ -107,42 +75,41 @@ def answer_checks(text: str, mentioned: Mentioned, parts: AnswerParts | None = N
     bound, misbound = _bindings(parts, mentioned)
     letters = _single_letters(working, worked)
     spelled = len(letters) > 2
-    values = [
-        log1p(len(text)),
-        log1p(len(words)),
-        not text.strip(),
-        log1p(text.count("\n")),
-        log1p(len(numbers)),
-        _share_outside(numbers, mentioned.beside),
-        _share_outside(mentioned.numbers, set(numbers)),
-        log1p(len(truths)),
-        log1p(false),
-        false / max(len(truths), 1),
-        bool(truths) and not truths[-1],
-        _distinct(words),
-        _distinct(trigrams),
-        log1p(_longest_repeat(words)),
-        1.0 - _share_outside(words, mentioned.words),
-        log1p(len(final)),
-        log1p(len(final_words)),
-        1.0 - _share_outside(final_words, set(worked)),
-        1.0 - _share_outside(final_words, mentioned.words),
-        marked,
-        sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
-        valid_json,
-        opens_json and not valid_json,
-        _may_say(_REFUSALS, lower) and REFUSAL.search(text) is not None,
-        0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
-        log1p(len(items)),
-        len(items) - len(set(items)),
-        _kinks(items),
-        log1p(bound),
-        log1p(misbound),
-        misbound / max(bound + misbound, 1),
-        spelled,
-        spelled and letters not in mentioned.letters,
-    ]
-    return np.array([float(value) for value in values], np.float32)
+    return {
+        "answer_chars": log1p(len(text)),
+        "answer_words": log1p(len(words)),
+        "answer_empty": not text.strip(),
+        "answer_lines": log1p(text.count("\n")),
+        "answer_numbers": log1p(len(numbers)),
+        "answer_new_numbers": _share_outside(numbers, mentioned.beside),
+        "answer_missing_numbers": _share_outside(mentioned.numbers, set(numbers)),
+        "answer_statements": log1p(len(truths)),
+        "answer_false_statements": log1p(false),
+        "answer_false_share": false / max(len(truths), 1),
+        "answer_false_last": bool(truths) and not truths[-1],
+        "answer_distinct_words": _distinct(words),
+        "answer_distinct_trigrams": _distinct(trigrams),
+        "answer_repeats": log1p(_longest_repeat(words)),
+        "answer_copied_words": 1.0 - _share_outside(words, mentioned.words),
+        "answer_final_chars": log1p(len(final)),
+        "answer_final_words": log1p(len(final_words)),
+        "answer_final_derived": 1.0 - _share_outside(final_words, set(worked)),
+        "answer_final_in_prompt": 1.0 - _share_outside(final_words, mentioned.words),
+        "answer_has_final": marked,
+        "answer_unbalanced": sum(abs(text.count(a) - text.count(b)) for a, b in _BRACKETS) + text.count('"') % 2,
+        "answer_json": valid_json,
+        "answer_broken_json": opens_json and not valid_json,
+        "answer_refusal": _may_say(_REFUSALS, lower) and REFUSAL.search(text) is not None,
+        "answer_unusual": 0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
+        "answer_list_items": log1p(len(items)),
+        "answer_list_repeats": len(items) - len(set(items)),
+        "answer_list_kinks": _kinks(items),
+        "answer_bound": log1p(bound),
+        "answer_misbound": log1p(misbound),
+        "answer_misbound_share": misbound / max(bound + misbound, 1),
+        "answer_spelled": spelled,
+        "answer_misspelled": spelled and letters not in mentioned.letters,
+    }
 
 
 def _kinks(items: Sequence[str]) -> int:
@@ -215,3 +182,6 @@ def _longest_repeat(words: Sequence[str]) -> int:
     """How often one word follows itself at most."""
     repeats = bytes(map(eq, words, words[1:]))
     return max(map(len, repeats.split(b"\0")))
+
+
+ANSWER_NAMES = (*_checks("", Mentioned.of(""), parts_of("")),)

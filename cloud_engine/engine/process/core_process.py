@@ -6,17 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 import zmq
 
 from ....protocol.errors import EngineError
 from ....protocol.safety.python_process import child_environment, python_command
-from ....protocol.safety.system import KILL, socket_address
+from ....protocol.safety.system import KILL, socket_address, socket_folder
 from ....protocol.safety.terminal_text import printable
 from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
 
@@ -41,7 +39,7 @@ class CoreProcess:
     """
 
     def __init__(self, load: Load) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="updraft-core-"))
+        self._folder = socket_folder("updraft-core-", COMMANDS)
         self._context = zmq.Context()
         self._lock = threading.Lock()  # sockets are not for several threads at once
         self._commands = self._context.socket(zmq.PUSH)

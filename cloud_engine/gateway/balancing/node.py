@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from ....protocol.errors import ConfigurationError
-from ....protocol.safety.redaction import is_sendable, shown_url
+from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
@@ -181,6 +181,8 @@ def _target(url: str, api_key: str | None) -> UpstreamAddress:
     if api_key is not None:
         if not is_sendable(api_key):
             raise ConfigurationError(f"The key of node {shown_url(url)} holds characters that no header can.")
+        if len(api_key) < SHORTEST_KEY:
+            raise ConfigurationError(f"The key of node {shown_url(url)} needs {SHORTEST_KEY} characters at least.")
         authorization = b"Bearer " + api_key.encode()
     where = parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode()
     return UpstreamAddress(*where, authorization)

@@ -9,9 +9,9 @@ import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
+from ....protocol.requests import check_message_count
 
 MOST_ANSWERS = 128
-MOST_MESSAGES = 10_000
 MOST_BIASES = 1024
 MOST_DEPTH = 32
 _BYTES_PER_TOKEN = 3
@@ -54,7 +54,7 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     answers = max(1, fields.n or 1, fields.best_of or 1)
     _check("n", fields.n or 1, MOST_ANSWERS)
     _check("best_of", fields.best_of or 1, MOST_ANSWERS)
-    _check("messages", len(fields.messages or ()), MOST_MESSAGES)
+    check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MOST_BIASES)
     for name in ("response_format", "tools"):
         _check_depth(name, getattr(fields, name))

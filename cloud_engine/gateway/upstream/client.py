@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ....protocol.errors import ConfigurationError, InvalidRequestError
-from ....protocol.safety.redaction import is_sendable
+from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable
 from .connection import ClosedUnansweredError, NodeConnection, Patience
 from .failures import UnreachableError, UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
@@ -89,6 +89,8 @@ class Upstream:
     def __init__(self, api_key: str | None, limits: PoolLimits | None = None) -> None:
         if api_key is not None and not is_sendable(api_key):
             raise ConfigurationError("UPDRAFT_NODE_API_KEY holds characters that no header can: set it anew.")
+        if api_key and len(api_key) < SHORTEST_KEY:
+            raise ConfigurationError(f"UPDRAFT_NODE_API_KEY needs {SHORTEST_KEY} characters at least.")
         self._authorization = b"Bearer " + api_key.encode() if api_key else b""
         self._limits = limits or PoolLimits()
         self._pools: dict[tuple[bytes, bytes, int], Pool] = {}
@@ -106,6 +108,10 @@ class Upstream:
         """Status and body. Raises UpstreamFailure."""
         async with self.open(target, UpstreamRequest(b"GET", path)) as response:
             return response.status, await response.read_whole()
+
+    def last_heard(self, target: UpstreamAddress) -> float:
+        """When the node last sent anything, by `time.monotonic()`."""
+        return self._pool(target).heard_at
 
     @asynccontextmanager
     async def open(

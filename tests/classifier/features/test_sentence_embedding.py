@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from updraft.classifier.features import sentence_embedding
-from updraft.classifier.features.sentence_embedding import EMBEDDING_SIZE, SentenceEmbedder, embedder_graph
+from updraft.classifier.features.sentence_embedding import EMBEDDING_SIZE, SentenceEmbedder
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
 
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -17,7 +17,7 @@ TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_to
 "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "red": 1, "green": 2, "blue": 3}}}"""
 
 
-def test_the_graph_computes_what_bert_computes() -> None:
+def test_the_embedder_computes_what_bert_computes() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -26,7 +26,7 @@ def test_the_graph_computes_what_bert_computes() -> None:
     )
     model = transformers.BertModel(config).eval()
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
-    embedder = SentenceEmbedder(embedder_graph(tensors), TOKENIZER)
+    embedder = SentenceEmbedder(tensors, TOKENIZER)
     for ids, text in (([1, 2, 3, 1], "red green blue red"), ([2], "green"), ([0, 3] * 200, "grey blue " * 200)):
         with torch.no_grad():
             mean = model(torch.tensor([ids[:256]])).last_hidden_state[0].mean(0)

@@ -10,10 +10,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from router_fakes import ScriptedGates
 from updraft.classifier.evaluation.metrics import auroc
 from updraft.classifier.features.blocks import OPENING_TOKENS, view_of
@@ -21,13 +23,14 @@ from updraft.classifier.features.feature_rows import remembered
 from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.wording import COUNTS
 from updraft.classifier.graded_row import AnswerSignals, GradedRow
-from updraft.classifier.online.experience import Experience, Observation, pack, unpack
+from updraft.classifier.online.experience import Experience, Observation, kept_messages, pack, unpack
 from updraft.classifier.online.refit import learn, representative_sample
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.classifier.training.gates import Material
 from updraft.classifier.training.train import FitRecipe
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.requests import Message
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.tiers.interfaces import LocalAnswer
 
@@ -80,7 +83,6 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
 
 
 @given(st.text(max_size=300), st.text(max_size=100))
-@settings(max_examples=50)
 def test_features_survive_packing(prompt: str, answer: str) -> None:
     blocks, counts = remembered(view_of(GradedRow(prompt, 0, 0, "", answer)))
     found, buckets, held = unpack(pack((blocks, counts)))
@@ -274,6 +276,32 @@ def test_digests_are_of_one_file_and_outlive_its_closing(tmp_path: Path) -> None
         digests.append(experience.digest(PromptView("Is 91 prime?")))
         experience.close()
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_word_counts_are_keyed_by_their_file(tmp_path: Path) -> None:
+    (row,), _ = observed(1, 0, 1.0)
+    stored: list[NDArray[np.uint16]] = []
+    for name in ("a.sqlite3", "b.sqlite3"):
+        experience = Experience(tmp_path / name)
+        experience.add(row)
+        assert experience.rows(row.pair) == [row]
+        experience.close()
+        with closing(sqlite3.connect(tmp_path / name)) as file:
+            ((features,),) = file.execute("SELECT features FROM observations").fetchall()
+        stored.append(unpack(features)[1])
+    plain = unpack(row.features)[1]
+    for one, other in ((stored[0], stored[1]), (stored[0], plain), (stored[1], plain)):
+        assert len(one) == len(other)
+        assert len(np.intersect1d(one, other)) < len(one) / 4
+
+
+def test_the_latest_messages_are_kept() -> None:
+    messages = [Message(role="user", content=str(i) * 30_000) for i in range(9)]
+    kept = msgspec.json.decode(kept_messages(messages), type=list[Message])
+    assert [message.text[0] for message in kept] == ["6", "7", "8"]
+    assert (
+        msgspec.json.decode(kept_messages([Message(role="user", content="x" * 200_000)]))[0]["content"] == "x" * 200_000
+    )
 
 
 def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:

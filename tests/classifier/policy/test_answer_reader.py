@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
+from updraft.classifier.features import blocks
+from updraft.classifier.features.answers.parts import parts_of
 from updraft.classifier.features.blocks import Answered
 from updraft.classifier.policy.answer_reader import AnswerReader
 
@@ -21,14 +24,13 @@ TEXTS = st.lists(st.sampled_from(PIECES) | LINES.map("".join), max_size=30).map(
 STEPS = "She buys 3 x $4 = $12 worth of bread.\nShe pays 20 - 12 = <<20-12=8>>8 dollars back\n\nSo it is 8.\n#### 8"
 
 
-@settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(1, 12))
 @example(STEPS, 3)
 @example("They sold their apples, pears,\nplums, figs and more", 1)
 @example("They sold pears and all of the apples\n, plums, figs and more", 1)
 @example("There were altogether some 12\n+ 3 = 15 of them", 1)
 def test_lines_together_say_what_the_whole_says(text: str, token: int) -> None:
-    reader = AnswerReader(Answered.of, 4)
+    reader = AnswerReader()
     for end in range(token, len(text), token):
         reader.read_ahead(text[:end])
         if end % 5 == 0:
@@ -36,45 +38,40 @@ def test_lines_together_say_what_the_whole_says(text: str, token: int) -> None:
     assert reader.read(text) == Answered.of(text)
 
 
-class Counted:
-    """How much text was searched."""
-
-    def __init__(self) -> None:
-        self.searched: list[str] = []
-
-    def find(self, text: str) -> Answered:
-        self.searched.append(text)
-        return Answered.of(text)
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were searched."""
+    found: list[str] = []
+    monkeypatch.setattr(blocks, "parts_of", lambda text: [found.append(text), parts_of(text)][1])
+    return found
 
 
-def test_at_the_end_only_the_last_line_is_left() -> None:
-    counted = Counted()
-    reader = AnswerReader(counted.find, 4)
+def test_at_the_end_only_the_last_line_is_left(searched: list[str]) -> None:
+    reader = AnswerReader()
     for end in range(1, len(STEPS)):
         reader.read_ahead(STEPS[:end])
-    assert "".join(counted.searched) == STEPS[: STEPS.index("\n\nSo")]
+    assert "".join(searched) == STEPS[: STEPS.index("\n\nSo")]
     reader.read(STEPS)
-    assert counted.searched[-1] == "\n\nSo it is 8.\n#### 8"
-    assert len(counted.searched) == 3
+    assert searched[-1] == "\n\nSo it is 8.\n#### 8"
+    assert len(searched) == 3
 
 
-def test_answers_are_told_apart_and_the_oldest_are_forgotten() -> None:
-    counted = Counted()
-    reader = AnswerReader(counted.find, 2)
+def test_answers_are_told_apart_and_the_oldest_are_forgotten(searched: list[str]) -> None:
+    reader = AnswerReader(2)
     answers = [f"The {number} of them that were there were seen by all of us.\nAnd so on." for number in range(3)]
     for answer in answers:
         reader.read_ahead(answer)
-    counted.searched.clear()
+    searched.clear()
     for answer in answers:
-        assert reader.read(answer) == Answered.of(answer)
-    assert [len(text) for text in counted.searched] == [len(answers[0]), len("\nAnd so on."), len("\nAnd so on.")]
+        reader.read(answer)
+    assert [len(text) for text in searched] == [len(answers[0]), len("\nAnd so on."), len("\nAnd so on.")]
 
 
-def test_an_open_bracket_or_mark_goes_on_over_the_line() -> None:
+def test_an_open_bracket_or_mark_goes_on_over_the_line(searched: list[str]) -> None:
     for opened, closed in (("(that is\nall", ") 5 + 3 = 8"), ("<<5+3\n", "=8>>")):
-        counted = Counted()
-        reader = AnswerReader(counted.find, 4)
+        searched.clear()
+        reader = AnswerReader()
         text = f"We have seen forty-one apples and some pears {opened}"
         reader.read_ahead(text + "\nand")
-        assert counted.searched == []
+        assert searched == []
         assert reader.read(text + closed) == Answered.of(text + closed)

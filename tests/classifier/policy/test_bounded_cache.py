@@ -7,7 +7,7 @@ from updraft.classifier.policy.bounded_cache import BoundedCache
 
 def test_the_least_recently_used_goes_first() -> None:
     made: list[str] = []
-    cache: BoundedCache[str, str] = BoundedCache(most=2)
+    cache: BoundedCache[str] = BoundedCache(most=2)
 
     def make(text: str) -> str:
         made.append(text)
@@ -19,7 +19,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_long_texts_push_others_out_and_too_long_ones_are_not_kept() -> None:
-    cache: BoundedCache[str, int] = BoundedCache(most=64, max_bytes=2**20)
+    cache: BoundedCache[int] = BoundedCache(most=64, max_bytes=2**20)
     for letter in "abcdefgh":
         cache.put(letter * 30_000, 1)  # about 300 kB each with what is made of it
     assert len(cache) == 3

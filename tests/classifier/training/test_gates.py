@@ -14,7 +14,6 @@ from updraft.classifier.training.gates import Material, fit_gates, split_rows
 from updraft.classifier.training.router_model import Labels
 from updraft.protocol.errors import InvalidRequestError
 
-RIDGE = {"ridge": ("ridge",)}
 N = 240
 
 
@@ -44,9 +43,9 @@ def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, 
     changed = replace(
         material,
         features={mode: mixed(mode) for mode in material.features},
-        labels=Labels(*(np.where(kept, each, 1.0 - each) for each in (labels.weak, labels.strong))),
+        labels=Labels.of(*(np.where(kept, each, 1.0 - each) for each in (labels.weak, labels.strong))),
     )
-    plain, other = (fit_gates(each, 0, RIDGE) for each in (material, changed))
+    plain, other = (fit_gates(each, 0, ("ridge",)) for each in (material, changed))
     fresh = population.draw(np.random.default_rng(5), 50).features
     for mode, router in plain.routers.items():
         assert (router.probability(fresh[mode]) == other.routers[mode].probability(fresh[mode])).all()
@@ -59,7 +58,7 @@ def stacked(one: FeatureRows, two: FeatureRows) -> object:
 
 
 def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) -> None:
-    found = fit_gates(material, 0, RIDGE)
+    found = fit_gates(material, 0, ("ridge",))
     _, held_out = split_rows(material.labels, 0)
     judged: dict[Mode, Floats | None] = {"prompt": found.calibration.before, "cascade": found.calibration.after}
     for mode, p_gain in judged.items():
@@ -69,7 +68,7 @@ def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) ->
 
 def test_rows_that_ask_the_same_are_on_one_side() -> None:
     same = np.arange(N) // 3
-    fitting, held_out = split_rows(Labels(np.zeros(N), np.ones(N), same=same), 0)
+    fitting, held_out = split_rows(Labels.of(np.zeros(N), np.ones(N), same), 0)
     assert not set(same[fitting]) & set(same[held_out])
     assert len(fitting) == len(held_out) == N // 2
 
@@ -86,14 +85,14 @@ def test_only_an_even_draw_is_held_out_and_nothing_that_asks_the_same_is_fitted_
 
 
 def test_another_seed_divides_otherwise() -> None:
-    labels = Labels(np.zeros(N), np.ones(N))
+    labels = Labels.of(np.zeros(N), np.ones(N))
     assert (split_rows(labels, 0)[1] == split_rows(labels, 0)[1]).all()
     assert set(split_rows(labels, 0)[1]) != set(split_rows(labels, 1)[1])
 
 
 def test_fewer_than_a_hundred_rows_are_refused(population: SimulatedPopulation) -> None:
     with pytest.raises(InvalidRequestError, match="at least 100 graded prompts, not 99"):
-        fit_gates(population.draw(np.random.default_rng(0), 99), 0, RIDGE)
+        fit_gates(population.draw(np.random.default_rng(0), 99), 0, ("ridge",))
 
 
 def test_rows_that_ask_too_few_different_things_are_refused(material: Material) -> None:
@@ -101,5 +100,5 @@ def test_rows_that_ask_too_few_different_things_are_refused(material: Material) 
     for different in (1, 9):
         labels = replace(material.labels, same=np.arange(N) % different)
         with pytest.raises(InvalidRequestError, match=f"ask only {different} different things"):
-            fit_gates(replace(material, labels=labels), 0, RIDGE)
-    fit_gates(replace(material, labels=replace(material.labels, same=np.arange(N) % 10)), 0, RIDGE)
+            fit_gates(replace(material, labels=labels), 0, ("ridge",))
+    fit_gates(replace(material, labels=replace(material.labels, same=np.arange(N) % 10)), 0, ("ridge",))

@@ -15,7 +15,7 @@ from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, score
 from updraft.classifier.grading.graded_data import read_graded
 from updraft.classifier.policy.exported_gates import ExportedGates, Graphs
 from updraft.classifier.training.export import gate_to_onnx, topics_to_onnx
-from updraft.classifier.training.router_model import CANDIDATES, Labels, RouterModel, fit_router
+from updraft.classifier.training.router_model import Labels, RouterModel, fit_router
 from updraft.protocol.errors import InvalidRequestError
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
@@ -42,7 +42,7 @@ def population(n: int, seed: int, *, signals: bool = False) -> list[GradedRow]:
 
 
 def fitted(rows: list[GradedRow], mode: Mode) -> RouterModel:
-    return fit_router(featurise(rows, mode), Labels(*scores(rows)))
+    return fit_router(featurise(rows, mode), Labels.of(*scores(rows)))
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +82,6 @@ def test_token_signals_are_read(train: list[GradedRow]) -> None:
     assert auroc(router.probability(featurise(later, "cascade")), gains(later)) > 0.9
     with pytest.raises(InvalidRequestError, match="the block signals needs"):
         featurise([*rows, *train], "cascade")
-
-
-@pytest.mark.parametrize(
-    ("ridge", "forest", "chosen"),
-    [(0.0, 0.0, "blend"), (0.5, 0.5, "blend"), (1.5, 0.0, "ridge"), (0.0, 1.5, "forest"), (1.6, 1.5, "ridge")],
-)
-def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
-    monkeypatch: pytest.MonkeyPatch, ridge: float, forest: float, chosen: str
-) -> None:
-    """`ridge`, `forest`: how much more they recover than the mean, in standard errors of the difference."""
-    assert [*CANDIDATES] == ["blend", "ridge", "forest"]
-    noise = np.resize([-1.0, 1.0], 120)
-    gains_by = iter([0.0, ridge, forest])
-
-    def recovered(*_: object) -> np.ndarray:
-        better = next(gains_by) / np.sqrt(120)
-        return noise * (better > 0) + better
-
-    monkeypatch.setattr("updraft.classifier.training.router_model._recovered", recovered)
-    router = fit_router(featurise(population(120, 2), "prompt"), Labels(*scores(population(120, 2))))
-    assert router.chosen == chosen
 
 
 def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:

@@ -137,6 +137,11 @@ def test_a_key_that_no_header_holds_is_refused_at_the_start_without_being_quoted
     assert NODE_KEY not in refused.value.message
 
 
+def test_a_short_key_of_a_node_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="8 characters at least"):
+        Upstream("secret")
+
+
 def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "updraft", "gateway", "--no-auth", "--db", str(tmp_path / "db")]
     done = subprocess.run(

@@ -7,8 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from certificates import Authority
 from server_processes import FAKE_NODE, TYPING, running
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.http.tls import TlsFiles, check_encrypted
+from waiting import wait_for
 
 GATEWAY = ("-m", "updraft", "gateway", "--port", "0", "--node", "http://127.0.0.1:1", "--no-auth")
 
@@ -37,13 +36,6 @@ def serial(url: str, context: ssl.SSLContext) -> int:
         found = wrapped.getpeercert()
         assert found
         return int(str(found["serialNumber"]), 16)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:
@@ -120,7 +112,12 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     ],
 )
 def test_a_server_that_would_not_be_safe_does_not_start(arguments: list[str], said: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(TYPING), "UPDRAFT_HOME": str(tmp_path), "UPDRAFT_NODE_API_KEY": "k"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(TYPING),
+        "UPDRAFT_HOME": str(tmp_path),
+        "UPDRAFT_NODE_API_KEY": "node-key",
+    }
     command = [sys.executable, "-m", "updraft", *arguments, *([] if "--port" in arguments else ["--port", "0"])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (2, "")

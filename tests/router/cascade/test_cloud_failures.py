@@ -98,11 +98,11 @@ def test_a_busy_cloud_is_asked_again_and_answers(bench: Any, cloud: FakeCloud, s
 def test_a_wait_beyond_the_deadline_is_told_on(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.mode, cloud.headers = "429", {"retry-after": "3600"}
-        async with bench() as b:
+        async with bench(cloud_timeout_s=60.0) as b:
             began = time.monotonic()
             response = await b.ask("cloud")
             assert (response.status, response.headers["retry-after"]) == (429, "3600")
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 30
         assert len(cloud.requests) == 1
 
     run(test())
@@ -116,15 +116,14 @@ def test_a_cloud_that_is_down_costs_the_next_requests_nothing(bench: Any, cloud:
         async with bench(ScriptedGates(after=True), **settings) as b:
             for _ in range(3):
                 assert (await b.answer())["updraft"]["route"] == "fallback"
-            sent, began = len(cloud.requests), time.monotonic()
+            sent = len(cloud.requests)
             for _ in range(20):
                 info = (await b.answer())["updraft"]
                 assert info["route"] == "fallback"
                 assert b.router.config.cloud_url in info["reason"]
             error = (await b.answer("cloud"))["error"]
             assert (error["type"], error["code"]) == ("upstream_error", "cloud_unreachable")
-            assert time.monotonic() - began < 20 * 0.4, "not one wait each"
-            assert len(cloud.requests) == sent
+            assert len(cloud.requests) == sent, "not one wait each"
 
     run(test())
 
@@ -261,12 +260,28 @@ def test_a_network_in_no_proxy_keeps_the_cloud_within_reach(
 
 def test_a_key_that_the_cloud_quotes_is_not_told_on(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        for body in (b"Wrong key: sk-mine", b'{"error": {"message": "Wrong key: sk-mine", "code": "sk-mine"}}'):
+        for body in (b"Wrong key: sk-mine-1", b'{"error": {"message": "Wrong key: sk-mine-1", "code": "sk-mine-1"}}'):
             cloud.says = (401, body)
-            async with bench(cloud_api_key="sk-mine") as b:
+            async with bench(cloud_api_key="sk-mine-1") as b:
                 response = await b.ask("cloud")
                 assert response.status == 401
                 assert b"Wrong key" in response.body  # type: ignore[operator]
-                assert b"sk-mine" not in response.body  # type: ignore[operator]
+                assert b"sk-mine-1" not in response.body  # type: ignore[operator]
 
     run(test())
+
+
+def test_a_short_key_mangles_no_message_and_is_not_told_on(
+    bench: Any, cloud: FakeCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with bench(cloud_api_key="e") as b:
+            cloud.says = (400, b'{"error": {"message": "Set the temperature.", "type": "invalid_request_error"}}')
+            assert (await b.answer("cloud"))["error"]["message"] == "Set the temperature."
+            cloud.says = (401, b'{"error": {"message": "Wrong key: e"}}')
+            message = (await b.answer("cloud"))["error"]["message"]
+        assert message.startswith("The cloud at http://")
+        assert message.endswith(" answered 401.")
+
+    run(test())
+    assert "fewer than 8 characters" in caplog.text

@@ -94,7 +94,7 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     (row,) = kept(tmp_path)
     assert row.id == info["request_id"]
     assert (row.local, row.cloud, row.propensity, row.explored) == (0, 1, 1, 0), f"{LOCAL_TEXT!r} is not {CLOUD_TEXT!r}"
-    assert (row.prompt, row.answer) == (None, None)
+    assert (row.messages, row.answer) == (None, None)
     assert row.question
     raw = (tmp_path / "experience.sqlite3").read_bytes()
     wal = tmp_path / "experience.sqlite3-wal"
@@ -296,7 +296,8 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
 def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Path) -> None:
     routed(cloud, tmp_path, ExplorationGates(ScriptedGates()), experience_text=True)
     (row,) = kept(tmp_path)
-    assert (row.prompt, row.answer) == ("Question 0: 2 + 2?", LOCAL_TEXT)
+    assert '"Question 0: 2 + 2?"' in (row.messages or "")
+    assert row.answer == LOCAL_TEXT
     assert row.grades is None, "what stays local has no label"
 
 

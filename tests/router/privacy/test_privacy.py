@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,44 @@ def test_json_in_json_can_be_deep() -> None:
 )
 def test_what_stands_apart_is_not_read_as_one(body: dict[str, Any]) -> None:
     assert run_match(body) is None
+
+
+@pytest.mark.parametrize(
+    "values", [{"a": "4111 1111", "b": "1111 1111"}, ["4111-1111-", "1111-1111"], [41111111, 11111111]]
+)
+def test_a_card_in_neighbouring_values_is_seen(values: Any) -> None:
+    arguments = [{"function": {"name": "pay", "arguments": json.dumps({"card": values})}}]
+    assert run_match({"messages": [{"role": "assistant", "tool_calls": arguments}]}) == "credit_card"
+    assert run_match({"messages": [{"role": "user", "content": "hi"}], "metadata": {"card": values}}) == "credit_card"
+
+
+@pytest.mark.parametrize(
+    "values", [["4111 1111", "x", "1111 1111"], [4111, 1111], [["4111 1111"], {"a name of a field": "1111 1111"}]]
+)
+def test_other_numbers_in_values_are_no_card(values: Any) -> None:
+    assert run_match(conversation(("user", json.dumps(values)))) is None
+
+
+SECRETS = {"email": "joe.doe@example.com", "api_key": "ghp_" + "a1B2c3D4e5" * 4}
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        base64.b32encode,
+        lambda raw: base64.b32encode(raw).lower().rstrip(b"="),
+        base64.b85encode,
+        base64.a85encode,
+        lambda raw: base64.a85encode(raw, adobe=True),
+        lambda raw: raw.decode().replace("@", "+AEA-").replace("_", "+AF8-").encode(),
+        lambda raw: b"+" + base64.b64encode(raw.decode().encode("utf-16-be")).rstrip(b"=") + b"-",
+    ],
+)
+@pytest.mark.parametrize("rule", SECRETS)
+def test_bytes_as_text_are_read(rule: str, encode: Callable[[bytes], bytes]) -> None:
+    shown = encode(SECRETS[rule].encode()).decode()
+    for text in (shown, f"What is {shown} here?", f'x: "{shown}".', f"({shown})"):
+        assert run_match(conversation(("user", text))) == rule, text
 
 
 def run_match(body: dict[str, Any]) -> str | None:

@@ -55,6 +55,26 @@ def test_what_is_called_a_page_or_a_whole_answer_is_no_stream(content_type: str)
         streamed(*TEXT, content_type=content_type)
 
 
+@pytest.mark.parametrize(("content_type", "again"), [("text/plain", False), ("text/event-stream", True)])
+def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, again: bool) -> None:
+    async def run() -> None:
+        headers = {"content-type": content_type}
+        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=b"Welcome to the router.\n\n"), URL, 5.0)
+        await stream.wait_for_content()
+
+    with pytest.raises(CloudFailure) as caught:
+        asyncio.run(run())
+    assert caught.value.transient is again
+    assert URL in caught.value.error.message
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"{}", b'{"choices": [{}]}'])
+def test_a_whole_answer_that_is_none_names_the_cloud(raw: bytes) -> None:
+    with pytest.raises(CloudFailure) as caught:
+        completion_in(raw, URL)
+    assert URL in caught.value.error.message
+
+
 @pytest.mark.parametrize("sign", [{"object": "ping"}, {"choices": None, "usage": None}])
 def test_a_sign_of_life_ends_no_stream(sign: dict[str, Any]) -> None:
     assert text_of(streamed(sign, *TEXT[:2], sign, TEXT[2])) == "Hello"

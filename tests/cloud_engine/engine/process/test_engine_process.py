@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Neither processes nor socket folders."""
-    monkeypatch.setattr(core_process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = children()
     yield
     assert children() <= others
@@ -141,7 +142,7 @@ def test_a_core_is_restarted_until_it_dies_too_often(
         others = children() - {core}
         before = await outputs(engine, request("a", 20))
         core.kill()
-        await until(lambda: engine.failure is not None, 1)
+        await until(lambda: engine.failure is not None)
         assert engine.failure is not None
         assert (engine.failure.status, engine.failure.code) == (503, "engine_restarting")
         await until(lambda: engine.failure is None)
@@ -166,7 +167,7 @@ def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:
         started = time.monotonic()
         with pytest.raises(EngineError, match="SIGKILL"):
             engine.wait_ready()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < core_process.HUNG_S / 2
 
 
 def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

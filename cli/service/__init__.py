@@ -1,0 +1,1 @@
+"""`updraft service`: the router in the background, from login on."""

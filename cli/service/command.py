@@ -1,0 +1,185 @@
+"""`updraft service install|status|logs|uninstall`: the router in the background, from login on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...protocol.errors import ConfigurationError
+from ..shared import json_output, output
+from ..shared.options import SERVE_PORT
+
+if TYPE_CHECKING:
+    from .units import ServiceSpec
+
+app = typer.Typer(help="Run the router in the background, from login on.", no_args_is_help=True)
+
+_START_S = 60.0
+_POLL_S = 0.2
+
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine; no other machine can reach it.")]
+
+
+@app.command()
+def install(
+    port: Port = SERVE_PORT,
+    pull: Annotated[
+        str | None, typer.Option("--pull", metavar="MODEL", help="Fetch this model first and set it as the local one.")
+    ] = None,
+) -> None:
+    """Start `updraft serve` now and at every login, with the settings file.
+
+    Without settings, name a model with --pull, or run updraft init first.
+
+    \b
+    Examples
+      updraft service install --pull smollm2
+      updraft service status
+    """
+    from ...protocol.http.server import bind_socket
+    from ...router.factory import check_startable
+    from ...router.settings_sources import load_config
+    from .managers import service_manager
+
+    manager = service_manager()
+    if pull is not None:
+        _pull(pull)
+    check_startable(load_config())
+    running = manager.definition.is_file() and manager.status() == "active"
+    if not running:
+        bind_socket("127.0.0.1", port).close()  # a busy port is reported here, not in a log
+    spec = service_spec(port)
+    ready = _ready_file()
+    ready.unlink(missing_ok=True)
+    manager.install(spec)
+    output.echo(f"Updraft runs in the background: {_wait(spec.output)}")
+    output.echo(f"It is described in {manager.definition}. Settings are read again when their file changes.")
+
+
+@app.command()
+def status(as_json: json_output.Flag = False) -> None:
+    """Whether the service is installed and answers. Exit code 1: it does not."""
+    from .managers import service_manager
+
+    manager = service_manager()
+    installed = manager.definition.is_file()
+    url = _address()
+    facts = {
+        "installed": installed,
+        "state": manager.status() if installed else "not installed",
+        "url": url,
+        "healthy": url is not None and _healthy(url),
+    }
+    if as_json:
+        json_output.show(facts)
+    else:
+        health = "answers" if facts["healthy"] else "does not answer"
+        output.echo(f"{facts['state']}; {url or 'no address'} {health}")
+    if not facts["healthy"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="How many.")] = 50) -> None:
+    """The last lines of its log."""
+    shown = False
+    for path in (log_file(), _output_file()):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as text:
+                for line in deque(text, lines):
+                    output.echo(line, nl=False)
+                    shown = True
+    if not shown:
+        output.echo(f"There is no log yet: {log_file()}.", err=True)
+
+
+@app.command()
+def uninstall() -> None:
+    """Stop the service and forget it. Settings, models and ledger stay."""
+    from .managers import service_manager
+
+    manager = service_manager()
+    if not manager.definition.is_file():
+        raise ConfigurationError("No service is installed: there is nothing to remove.")
+    manager.uninstall()
+    _ready_file().unlink(missing_ok=True)
+    output.echo("The service is gone.")
+
+
+def service_spec(port: int) -> ServiceSpec:
+    """The service of this installation and of this settings file."""
+    from .units import ServiceSpec
+
+    # "-P": nothing in the folder where the service starts is imported.
+    command = (sys.executable, "-P", "-m", "updraft", "serve", "--port", str(port))
+    files = ("--log-file", str(log_file()), "--ready-file", str(_ready_file()))
+    names = ("UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_MODELS", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in names if os.environ.get(name)}
+    return ServiceSpec((*command, *files), environment, _output_file())
+
+
+def log_file() -> Path:
+    """Where the service writes its log."""
+    from ...protocol.settings import state_folder
+
+    return state_folder() / "serve.log"
+
+
+def _output_file() -> Path:
+    return log_file().with_name("service.out")
+
+
+def _ready_file() -> Path:
+    return log_file().with_name("serve.url")
+
+
+def _pull(model: str) -> None:
+    """Fetch it, and make it the settings' local model. Raises ConfigurationError where they name another."""
+    from ...local_engine.store.library import Library
+    from ...protocol.safety.private_files import write_private
+    from ...protocol.settings import config_file, read_toml
+    from ..models.store import obtain
+
+    name = obtain(Library(), model, yes=True).name
+    path = config_file()
+    set_there = read_toml(path).get("local")
+    if set_there is None:
+        settings = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_private(path, f"local = {json.dumps(name)}\n{settings}")  # a JSON string is a TOML string as well
+    elif set_there != name:
+        raise ConfigurationError(f'{path} names another local model, {set_there!r}. Set local = "{name}" there.')
+
+
+def _address() -> str | None:
+    try:
+        return _ready_file().read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _healthy(url: str) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _wait(printed: Path) -> str:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if (url := _address()) is not None:
+            return url
+        time.sleep(_POLL_S)
+    raise ConfigurationError(
+        f"The service was installed but did not start within {_START_S:.0f} s: `updraft service logs` and {printed} "
+        "say why."
+    )

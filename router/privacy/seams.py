@@ -1,0 +1,79 @@
+"""Words and cards that are cut in pieces: at the seams of messages, and of neighbouring values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ..request.json_narrowing import rows, table, tables
+from .detectors import CARD_DIGITS
+from .escapes import ReadingBudget
+from .text_views import plain, text_of_part, written
+
+_MAX_WORD = 256
+_DIGIT = re.compile("[0-9]")
+_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}}")
+# The groups of digits that a text begins with, whatever marks stand before and behind them.
+_HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
+
+
+def message_seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
+    """Words and cards that span two messages of one role, where one ends and the next starts."""
+    texts_by_role: dict[Any, list[str]] = {}
+    for message in tables(body.get("messages")) or ():
+        content = message.get("content")
+        text = content if isinstance(content, str) else "".join(map(text_of_part, tables(content) or ()))
+        texts_by_role.setdefault(str(message.get("role")), []).append(text)
+    for texts in texts_by_role.values():
+        for before, after in pairwise(filter(None, texts)):
+            if (end := _LAST_WORD.search(before[-_MAX_WORD:])) and (start := _FIRST_WORD.match(after)):
+                yield end[0] + start[0]
+        yield from _digit_seams(texts, budget)
+
+
+def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
+    """Cards that span neighbouring values of an object or a list, anywhere in some JSON."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        entries = table(value)
+        values = list(entries.values()) if entries is not None else rows(value) or []
+        if len(values) > 1:
+            yield from _digit_seams([each if isinstance(each, str) else _number(each) for each in values], budget)
+        waiting.extend(values)
+
+
+def _digit_seams(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
+    """The groups of digits at the end of a text and at the beginning of the next, if as many as on a card."""
+    last: list[str] = []  # the latest first
+    for text in filter(None, map(str.strip, texts)):
+        begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD
+        if begin.isascii() and end.isascii() and not (_DIGIT.search(begin) or _DIGIT.search(end)):
+            last = []
+            continue
+        begin = plain(written(begin, budget))
+        end = begin if whole else plain(written(end, budget))
+        head, only_digits = _groups(begin)
+        together = [*reversed(last), *_in_a_card(head)]
+        if last and head and sum(map(len, together)) >= CARD_DIGITS[0]:
+            yield " ".join(together)
+        tail = [group[::-1] for group in _groups(end[::-1])[0]]
+        last = _in_a_card([*tail, *last] if only_digits and whole else tail)
+
+
+def _number(value: object) -> str:
+    return str(value) if isinstance(value, int) and 0 <= value < 10 ** CARD_DIGITS[1] else ""
+
+
+def _groups(text: str) -> tuple[list[str], bool]:
+    """The groups of digits that `text` begins with, and whether but for marks there is nothing else in it."""
+    found = _HEAD.match(text)
+    return (re.findall(r"\d+", found[1]), found.end() == len(text)) if found else ([], False)
+
+
+def _in_a_card(groups: Sequence[str]) -> list[str]:
+    """The first of `groups`, as many as one card may have on one side of a seam."""
+    digits = accumulate(map(len, groups))
+    return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

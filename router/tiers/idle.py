@@ -1,0 +1,129 @@
+"""A local tier whose model leaves memory while nobody uses it, and comes back with the next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import OverloadedError
+from ...protocol.requests import Message
+from ...protocol.sampling import SamplingParams
+from ...protocol.structured import Constraint, ToolUse
+from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
+
+if TYPE_CHECKING:
+    from ...text.tool_formats import ToolFormat
+
+
+class IdleLocalTier:
+    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run. `tier`: the first one.
+
+    Raises what `load` raises where the model cannot come back.
+    """
+
+    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float) -> None:
+        self._tier: LocalTier | None = tier
+        self._load = load
+        self._idle_s = idle_s
+        self._lock = asyncio.Lock()  # of loading and unloading
+        self._runs = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._unloading: asyncio.Task[None] | None = None
+        self._closed = False
+        self.model_id = tier.model_id
+        self.context_length = tier.context_length
+        self.tool_format: ToolFormat | None = tier.tool_format
+        self._wait()
+
+    @property
+    def loaded(self) -> bool:
+        return self._tier is not None
+
+    async def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: ToolUse | None = None,
+        constraint: Constraint | None = None,
+    ) -> IdleGeneration:
+        self._runs += 1
+        try:
+            tier = await self._loaded()
+            run = await tier.start(
+                messages, params, continue_final_message=continue_final_message, tools=tools, constraint=constraint
+            )
+        except BaseException:
+            self._done()
+            raise
+        return IdleGeneration(run, self._done)
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """As the tier's. It is asked for right after a run, before the model can have gone."""
+        if self._tier is None:
+            raise OverloadedError("The local model was unloaded: try again.")
+        return self._tier.token_bytes(token_id, skip_special=skip_special)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._lock:
+            tier, self._tier = self._tier, None
+            if tier is not None:
+                await tier.aclose()
+
+    async def _loaded(self) -> LocalTier:
+        async with self._lock:
+            if self._closed:
+                raise OverloadedError("The router is closed.")
+            if self._tier is None:
+                self._tier = await asyncio.to_thread(self._load)
+            return self._tier
+
+    def _done(self) -> None:
+        self._runs -= 1
+        if not self._runs:
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._begin_unloading)
+
+    def _begin_unloading(self) -> None:
+        self._unloading = asyncio.create_task(self._unload())
+
+    async def _unload(self) -> None:
+        async with self._lock:
+            if self._runs or self._tier is None:
+                return
+            tier, self._tier = self._tier, None
+            await tier.aclose()
+
+
+class IdleGeneration:
+    """`LocalGeneration` that says when it has ended."""
+
+    def __init__(self, run: LocalGeneration, done: Callable[[], None]) -> None:
+        self.answer: LocalAnswer = run.answer
+        self._run = run
+        self._done = done
+        self._ended = False
+
+    def __aiter__(self) -> IdleGeneration:
+        return self
+
+    async def __anext__(self) -> Token:
+        return await anext(self._run)
+
+    async def aclose(self) -> None:
+        """Stop the run. Idempotent."""
+        try:
+            await self._run.aclose()
+        finally:
+            if not self._ended:
+                self._ended = True
+                self._done()
