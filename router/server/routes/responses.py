@@ -92,18 +92,14 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
         if previous is not None:
             found = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
             items += [*found.input, *found.body["output"]]
-        for item in items_of(asked.input or []):
-            if item["type"] == "item_reference":
-                item = await _referred(context, owner, item["id"])  # noqa: PLW2901 - it stands for that item
-            items.append(item)
+        added = items_of(asked.input or [])
+        referred = {item["id"] for item in added if item["type"] == "item_reference"}
+        known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
+        items += [known.get(item["id"], item) for item in added]
     except NotFoundError as error:
         param = "previous_response_id" if previous is not None and not items else "input"
         raise NotFoundError(error.message, param=param, code=error.code) from error
     return with_own_ids(items)
-
-
-async def _referred(context: RequestContext, owner: str, item_id: str) -> Item:
-    return await context.answers.use(lambda store: store.item(owner, item_id))
 
 
 def _encoded(asked: ResponsesRequest, items: list[Item]) -> bytes:
