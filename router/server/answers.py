@@ -19,6 +19,7 @@ log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
 MAX_BACKGROUND = 100  # responses at a time
+_ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -45,9 +46,10 @@ class BackgroundResponse:
         self.add(ResponseEvents(self.response, len(self.events)).fail(error))
 
     async def cancel(self) -> None:
-        """Stop it, and wait until it has stopped."""
+        """Stop it, unless it is complete and only being stored. Wait until that is done."""
         if self.task is not None:
-            self.task.cancel()
+            if not is_ended(self.response):
+                self.task.cancel()
             await asyncio.wait([self.task])
 
     async def follow(self, after: int) -> AsyncGenerator[bytes]:
@@ -121,10 +123,7 @@ class AnswerService:
         return found if found is not None and found.owner == owner else None
 
     async def close(self) -> None:
-        tasks = [running.task for running in self._running.values() if running.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(running.cancel() for running in list(self._running.values())))
         if self._store is not None:
             self._store.close()
 
@@ -136,3 +135,8 @@ class AnswerService:
             if self._store is None:
                 self._store = AnswerStore(path, days=self._config.store_days, most=self._config.store_answers)
         return work(self._store)
+
+
+def is_ended(response: dict[str, Any]) -> bool:
+    """Whether a response is as it stays."""
+    return response["status"] in _ENDED

@@ -25,14 +25,13 @@ from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ...request.caller import caller_of
 from ...responses import completion as answer
 from ...storage.answer_store import StoredAnswer
-from ..answers import BackgroundResponse
+from ..answers import BackgroundResponse, is_ended
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 from .route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
 
 _KIND = "response"
-_ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
     """Whoever has seen the last event can retrieve the response."""
     async with aclosing(streamed_response(creation.response, payloads)) as steps:
         async for events, response in steps:
-            if response["status"] in _ENDED:
+            if is_ended(response):
                 await creation.keep()
             yield b"".join(events)
 
@@ -187,7 +186,7 @@ async def delete(context: RequestContext) -> WireResponse:
     running = _running(context)
     if running is not None:
         await running.cancel()
-    if running is None or running.response["status"] in _ENDED:
+    if running is None or is_ended(running.response):
         await context.answers.use(lambda store: store.delete(owner, _KIND, response_id))
     return WireResponse.json({"id": response_id, "object": "response", "deleted": True})
 
@@ -201,7 +200,7 @@ async def cancel(context: RequestContext) -> WireResponse:
         return WireResponse.json(found.body)
     await running.cancel()
     response = running.response
-    if response["status"] not in _ENDED:
+    if not is_ended(response):
         response["status"] = "cancelled"
         await context.answers.keep(_stored(running.owner, response, running.input, running.events))
     return WireResponse.json(response)
