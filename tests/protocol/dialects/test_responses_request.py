@@ -61,7 +61,7 @@ def chat_of(**fields: Any) -> dict[str, Any]:
 
 def test_every_field_of_openais_is_known() -> None:
     fields = ResponseCreateParamsStreaming
-    assert set(REFUSED) | set(TAKEN) == fields.__required_keys__ | fields.__optional_keys__
+    assert set(REFUSED) | set(TAKEN) >= fields.__required_keys__ | fields.__optional_keys__
 
 
 @pytest.mark.parametrize("name", REFUSED)
