@@ -75,7 +75,7 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOptions:
+class LocalModelOptions:
     """How this process runs the local model. What is left out the engine chooses, or `updraft tune` has found."""
 
     # Tokens of prompt and answer together.
@@ -198,7 +198,7 @@ class RouterConfig:
     # Seconds without a local answer after which the local model leaves memory, until it is asked again. `none`: never.
     local_idle_s: float | None = None
     # How this process runs the local model.
-    device: DeviceOptions = field(default_factory=DeviceOptions)
+    local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
     # Start the cloud beside the device where P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
@@ -229,6 +229,14 @@ class RouterConfig:
     experience: Path | None = None
     # Keep the texts of judged requests and both answers, too, for `updraft calibrate --from-log`.
     experience_text: bool = False
+    # `true` keeps Responses, and chat completions with `store: true`, in `answers.sqlite3` in the state folder, with
+    # their prompts: for `previous_response_id`, and for the caller who retrieves them. A path names another file.
+    # `none`: nothing is kept.
+    store: Path | None = None
+    # Days that an answer is kept, at least 1.
+    store_days: int = 30
+    # Most answers that are kept. Beyond them the oldest go.
+    store_answers: int = 10_000
     # Share of the requests, sampled at random, that both tiers answer, so that labels are not biased.
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
@@ -241,6 +249,8 @@ class RouterConfig:
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
+        _check(self.store_days >= 1, "store_days", "at least 1")
+        _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
@@ -310,7 +320,11 @@ class RouterConfig:
             check_private(address)
         _check(address is not None or self.local_model is None, "local_model", "unset where local is no URL")
         _check(address is None or self.local_idle_s is None, "local_idle_s", "unset where local is a server")
-        _check(address is None or self.device == DeviceOptions(), "device", "unset where local is a server")
+        _check(
+            address is None or self.local_options == LocalModelOptions(),
+            "local_options",
+            "unset where local is a server",
+        )
 
     def _check_price(self, model: str, what: str) -> None:
         if self.prices.of_cloud(model) is None:

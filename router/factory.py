@@ -233,7 +233,7 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
 def _options(config: RouterConfig) -> LocalOptions:
     from ..local_engine.options import LocalOptions, adapter_of
 
-    device = config.device
+    device = config.local_options
     return LocalOptions(
         context_length=device.context_length,
         threads=device.threads,

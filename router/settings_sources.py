@@ -15,7 +15,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import is_own, private_file
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
-from .config import OF_CLOUD_URL, TARGETS, CacheSettings, DeviceOptions, Middle, RouterConfig
+from .config import OF_CLOUD_URL, TARGETS, CacheSettings, LocalModelOptions, Middle, RouterConfig
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
@@ -27,7 +27,7 @@ _TABLES: dict[str, type[Any]] = {
     "budget_per_user": BudgetLimits,
     "privacy": Privacy,
     "cache": CacheSettings,
-    "device": DeviceOptions,
+    "local_options": LocalModelOptions,
     "budget": BudgetLimits,  # after those whose names begin with it
 }
 _PAIRS = ("cloud_headers", "cloud_query")
@@ -45,10 +45,11 @@ _OPTIONAL = frozenset(
         "ledger",
         "ledger_days",
         "experience",
+        "store",
         *TARGETS,
     }
 )
-_SWITCHES: dict[Any, bool] = {True: True, "true": True, "features": True, False: False, "false": False}
+_SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
 def load_config(
@@ -69,8 +70,11 @@ def load_config(
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
-    if (keeps := _SWITCHES.get(values.get("experience"))) is not None:
+    experience = values.get("experience")
+    if (keeps := _SWITCHES.get("true" if experience == "features" else experience)) is not None:
         values["experience"] = experience_file() if keeps else None
+    if (keeps := _SWITCHES.get(values.get("store"))) is not None:
+        values["store"] = settings.state_folder() / "answers.sqlite3" if keeps else None
     words = {
         name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
     }  # msgspec names no choices
@@ -141,9 +145,9 @@ def _listed(given: dict[str, Any]) -> dict[str, Any]:
         name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
     }
     listed |= {name: _pairs(name, given[name]) for name in _PAIRS if name in given}
-    device = table(given.get("device"))
+    device = table(given.get("local_options"))
     if device is not None and "adapters" in device:
-        listed["device"] = {**device, "adapters": _names(device["adapters"])}
+        listed["local_options"] = {**device, "adapters": _names(device["adapters"])}
     privacy = table(given.get("privacy"))
     if privacy is not None:
         lists = ("builtin", "presidio")

@@ -12,7 +12,7 @@ import openai
 from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..protocol.requests import ConfidenceSignal
-from ..router.config import OF_CLOUD_URL, TARGETS, DeviceOptions, RouterConfig
+from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.factory import check_startable
 from ..router.settings_sources import load_config
 from .runtime import Runtime
@@ -33,7 +33,7 @@ class OpenAI(openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
     cloud_url, cloud_api_key, cloud_model: the cloud, cloud_provider: whose API it speaks. local: a GGUF file, a pulled
-    model's name, or a server here, such as "ollama:qwen3". device: how this process runs the file.
+    model's name, or a server here, such as "ollama:qwen3". local_options: how this process runs the file.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
     promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on how sure
@@ -54,7 +54,7 @@ class OpenAI(openai.OpenAI):
         cloud_model: str | _Unset = _UNSET,
         cloud_provider: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
-        device: DeviceOptions | _Unset = _UNSET,
+        local_options: LocalModelOptions | _Unset = _UNSET,
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
@@ -70,7 +70,7 @@ class OpenAI(openai.OpenAI):
             cloud_model=cloud_model,
             cloud_provider=cloud_provider,
             local=local,
-            device=device,
+            local_options=local_options,
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
@@ -92,7 +92,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         cloud_model: str | _Unset = _UNSET,
         cloud_provider: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
-        device: DeviceOptions | _Unset = _UNSET,
+        local_options: LocalModelOptions | _Unset = _UNSET,
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
@@ -108,7 +108,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             cloud_model=cloud_model,
             cloud_provider=cloud_provider,
             local=local,
-            device=device,
+            local_options=local_options,
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,

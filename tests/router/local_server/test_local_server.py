@@ -15,7 +15,7 @@ from scripted_provider import ScriptedProvider, events, running_provider
 from serving import serving
 from updraft.cli.doctor.checks import check_local_server
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
-from updraft.router.config import DeviceOptions, RouterConfig
+from updraft.router.config import LocalModelOptions, RouterConfig
 from updraft.router.factory import load_tiers, model_file
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
@@ -190,7 +190,7 @@ def test_what_local_may_say() -> None:
         {"local": "http://user:word@127.0.0.1"},
         {"local": "model.gguf", "local_model": "x"},
         {"local": "http://127.0.0.1", "local_idle_s": 5.0},
-        {"local": "http://127.0.0.1", "device": DeviceOptions(threads=2)},
+        {"local": "http://127.0.0.1", "local_options": LocalModelOptions(threads=2)},
     ):
         with pytest.raises(ConfigurationError) as raised:
             RouterConfig(**wrong)
