@@ -1,4 +1,4 @@
-"""The options of the device reach the engine, from the SDK, the settings file and the environment."""
+"""The options of the local model reach the engine, from the SDK, the settings file and the environment."""
 
 from __future__ import annotations
 
