@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, completion, message, tool_call
+from .chunks import ChunkMaker, completion, message, tool_call, whole
 from .provider import ChatEvents
 
 _FINISHES = {
@@ -52,18 +52,18 @@ class MessageEvents(ChatEvents):
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
         self._counts: dict[str, Any] = {}
-        self._tools: dict[Any, _ToolBlock] = {}
+        self._tools: dict[int, _ToolBlock] = {}
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         kind = event.get("type")
         if kind == "message_start":
             return self._start(table(event.get("message")) or {})
         if kind == "content_block_start":
-            return self._block(event.get("index"), table(event.get("content_block")) or {})
+            return self._block(whole(event.get("index")), table(event.get("content_block")) or {})
         if kind == "content_block_delta":
-            return self._delta(event.get("index"), table(event.get("delta")) or {})
+            return self._delta(whole(event.get("index")), table(event.get("delta")) or {})
         if kind == "content_block_stop":
-            tool = self._tools.get(event.get("index"))
+            tool = self._tools.get(whole(event.get("index")))
             return [] if tool is None or tool.has_arguments else [self._arguments(tool, "{}")]
         if kind == "message_delta":
             self._counts |= table(event.get("usage")) or {}
@@ -77,16 +77,16 @@ class MessageEvents(ChatEvents):
         self._counts = table(begun.get("usage")) or {}
         return [self._chunks.delta({"role": "assistant", "content": ""})]
 
-    def _block(self, place: Any, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _block(self, place: int, block: dict[str, Any]) -> list[dict[str, Any]]:
         if block.get("type") == "text" and block.get("text"):
-            return [self._chunks.delta({"content": block["text"]})]
+            return [self._chunks.delta({"content": str(block["text"])})]
         if block.get("type") != "tool_use":
             return []
         tool = self._tools[place] = _ToolBlock(len(self._tools))
         call = tool_call(str(block.get("id")), str(block.get("name")), "")
         return [self._chunks.delta({"tool_calls": [{"index": tool.index, **call}]})]
 
-    def _delta(self, place: Any, delta: dict[str, Any]) -> list[dict[str, Any]]:
+    def _delta(self, place: int, delta: dict[str, Any]) -> list[dict[str, Any]]:
         kind = delta.get("type")
         if kind == "text_delta":
             return [self._chunks.delta({"content": str(delta.get("text") or "")})]
@@ -108,9 +108,9 @@ def _finish(reason: Any) -> str | None:
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     """What was read includes what the prompt cache gave and took, as OpenAI counts it."""
-    cached = counts.get("cache_read_input_tokens") or 0
-    read = (counts.get("input_tokens") or 0) + cached + (counts.get("cache_creation_input_tokens") or 0)
-    written = counts.get("output_tokens") or 0
+    cached = whole(counts.get("cache_read_input_tokens"))
+    read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
+    written = whole(counts.get("output_tokens"))
     return {
         "prompt_tokens": read,
         "completion_tokens": written,

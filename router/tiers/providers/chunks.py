@@ -5,6 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..interfaces import counted
+
+
+def whole(value: Any) -> int:
+    """A number that counts or numbers something; 0 for what cannot."""
+    return counted(value) or 0
+
 
 def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[str, Any]:
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}, **more}

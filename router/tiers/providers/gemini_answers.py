@@ -8,7 +8,7 @@ import msgspec
 
 from ....protocol.http.ids import new_id
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, completion, message, tool_call
+from .chunks import ChunkMaker, completion, message, tool_call, whole
 from .provider import ChatEvents
 
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others keep something back
@@ -20,7 +20,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
         texts, reasoning, calls = _content(candidate)
         finish = _finish(candidate.get("finishReason"), called=bool(calls)) or "stop"
         said = message(texts, reasoning, calls)
-        choices.append({"index": candidate.get("index") or 0, "message": said, "finish_reason": finish})
+        choices.append({"index": whole(candidate.get("index")), "message": said, "finish_reason": finish})
     return completion(body.get("responseId"), body.get("modelVersion"), choices, _usage(body))
 
 
@@ -36,7 +36,7 @@ class ContentEvents(ChatEvents):
         chunks.id, chunks.model = str(event.get("responseId")), str(event.get("modelVersion"))
         made: list[dict[str, Any]] = []
         for candidate in _candidates(event):
-            index = candidate.get("index") or 0
+            index = whole(candidate.get("index"))
             texts, reasoning, calls = _content(candidate)
             made += [chunks.delta({"reasoning_content": thought}, index=index) for thought in reasoning if thought]
             made += [chunks.delta({"content": text}, index=index) for text in texts if text]
@@ -84,13 +84,13 @@ def _finish(reason: Any, *, called: bool) -> str | None:
 def _usage(body: dict[str, Any]) -> dict[str, Any]:
     """Thoughts are billed as what was written."""
     counts = table(body.get("usageMetadata")) or {}
-    thought = counts.get("thoughtsTokenCount") or 0
-    read = (counts.get("promptTokenCount") or 0) + (counts.get("toolUsePromptTokenCount") or 0)
-    written = (counts.get("candidatesTokenCount") or 0) + thought
+    thought = whole(counts.get("thoughtsTokenCount"))
+    read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
+    written = whole(counts.get("candidatesTokenCount")) + thought
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": counts.get("cachedContentTokenCount") or 0},
+        "prompt_tokens_details": {"cached_tokens": whole(counts.get("cachedContentTokenCount"))},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
