@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import updraft
 from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, deltas, events
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
@@ -250,3 +251,18 @@ def test_other_endpoints_and_drafts_are_not_its_own(provider: ScriptedProvider, 
     with pytest.raises(ConfigurationError, match="takes no drafts"):
         RouterConfig(cloud_url=provider.url, cloud_model="m", send_drafts=True, **NATIVE)
     assert not provider.asked
+
+
+def test_a_stream_and_an_answer_through_the_client(provider: ScriptedProvider) -> None:
+    asked: dict[str, Any] = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}]}
+    with updraft.OpenAI(
+        local=None, cloud_url=provider.url, cloud_provider="anthropic", cloud_model="m", cloud_api_key="sk-secret-1"
+    ) as client:
+        provider.says(events(*STREAM))
+        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        provider.says(MESSAGE)
+        whole = client.chat.completions.create(**asked)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello"
+    assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [34]
+    assert whole.choices[0].message.content == "Take a coat."
+    assert whole.model_extra is not None and whole.model_extra["updraft"]["tier"] == "cloud"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from scripted_provider import Ask, ScriptedProvider
+from updraft.cli.shared import options
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
 from updraft.router.settings_sources import load_config
@@ -115,3 +116,10 @@ def test_another_url_takes_no_headers_along(tmp_path: Path) -> None:
     assert given.cloud_query == {"api-version": "1", "a": "b"}
     with pytest.raises(ConfigurationError, match="name=value"):
         load_config(environ={"UPDRAFT_CLOUD_HEADERS": "word"}, file=file)
+
+
+def test_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
+    pair = options.Pair(local="ollama:qwen3", cloud="https://h", cloud_model="m", cloud_provider="gemini")
+    config = pair.config()
+    assert (config.local, config.cloud_url) == ("ollama:qwen3", "https://h/v1beta")
