@@ -135,7 +135,10 @@ class BatchStore:
     def next(self) -> BatchJob | None:
         """The batch to go on with: the oldest that is not over."""
         found = self._database.rows(f"SELECT {_COLUMNS} FROM batches WHERE active ORDER BY position LIMIT 1")
-        return None if not found else BatchJob(*found[0][:4], _batch(found[0][4]))
+        if not found:
+            return None
+        owner, output_id, error_id, outputs_expire_s, body = found[0]
+        return BatchJob(owner, output_id, error_id, outputs_expire_s, _batch(body))
 
     def begin(self, batch_id: str, total: int, output_id: str, error_id: str) -> Batch:
         """Its requests are sent from now on, unless it was cancelled. The files that its answers go to."""

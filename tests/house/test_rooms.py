@@ -17,7 +17,7 @@ ROOMS = {
         "embeddings requests responses",
         "decoding telemetry",
         "safety",
-        "prompts structured sampling settings",
+        "multipart prompts structured sampling settings",
         "errors noise schemas unicode_forms wal",
     ],
     "text": [

@@ -11,8 +11,8 @@ from io import BufferedReader
 import msgspec
 
 from ....protocol.errors import InvalidRequestError, RequestTooLargeError
-from ....protocol.http.multipart import FormPart, read_form
 from ....protocol.http.wire import WireRequest, WireResponse
+from ....protocol.multipart import FormPart, read_form
 from ...request.caller import caller_of
 from ...storage.file_store import MB, FileObject, FileWriter, Label
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of

@@ -1,4 +1,4 @@
-"""Batches: each line is answered once, whatever ends the process; they wait for callers, expire, and can be cancelled."""
+"""Batches: each line is answered once, whatever ends the process; they wait for callers, expire and are cancelled."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import json
 import socket
 import sqlite3
+import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,27 +89,38 @@ def client(
         yield client
 
 
+@contextmanager
+def daemon(cloud: FakeCloud, home: Path) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    """`updraft serve` with its own settings, and a client of it."""
+    with (
+        running(
+            *("-m", "updraft", "serve", "--port", "0"),
+            UPDRAFT_HOME=str(home),
+            UPDRAFT_CLOUD_URL=cloud.url,
+            UPDRAFT_CLOUD_MODEL="pocket-large",
+        ) as process,
+        openai.OpenAI(base_url=f"{process.url}/v1", api_key="ann", max_retries=0) as client,
+    ):
+        yield process.popen, client
+
+
 def test_a_killed_daemon_goes_on_and_answers_each_line_once(cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.delay_s = 0.1
     lines = [request(f"line {number}") for number in range(12)]
-    command = ("-m", "updraft", "serve", "--port", "0")
-    variables = {"UPDRAFT_HOME": str(tmp_path), "UPDRAFT_CLOUD_URL": cloud.url, "UPDRAFT_CLOUD_MODEL": "pocket-large"}
-    with running(*command, **variables) as daemon:
-        with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="ann", max_retries=0) as client:
-            batch = create(client, *lines)
+    with daemon(cloud, tmp_path) as (popen, client):
+        batch = create(client, *lines)
         wait_for(lambda: len(cloud.requests) >= 5)
-        daemon.popen.kill()
-        daemon.popen.wait()
+        popen.kill()
+        popen.wait()
     with closing(sqlite3.connect(tmp_path / "files" / DATABASE)) as database:
         output = database.execute("SELECT output_id FROM batches").fetchone()[0]
     with (tmp_path / "files" / output).open("ab") as torn:
         torn.write(b'{"id": "batch_req')
-    with running(*command, **variables) as daemon:
-        with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="ann", max_retries=0) as client:
-            over = end_of(client, batch)
-            assert over.request_counts is not None
-            assert over.request_counts.to_dict() == {"total": 12, "completed": 12, "failed": 0}
-            found = answers(client, over.output_file_id)
+    with daemon(cloud, tmp_path) as (_, client):
+        over = end_of(client, batch)
+        assert over.request_counts is not None
+        assert over.request_counts.to_dict() == {"total": 12, "completed": 12, "failed": 0}
+        found = answers(client, over.output_file_id)
     assert found.keys() == {line["custom_id"] for line in lines}
     assert len(cloud.requests) <= 12 + 2, "only what was in flight is asked twice"
 
@@ -262,7 +274,8 @@ def test_at_whatever_byte_the_process_ended_each_line_is_answered_once(output: f
         night.again()
         over = night.run()
         night.database.close()
-        kept = [json.loads(line)["custom_id"] for path in (night.output, night.errors) for line in path.open()]
+        written = night.output.read_text() + night.errors.read_text()
+        kept = [json.loads(line)["custom_id"] for line in written.splitlines()]
     assert sorted(kept) == sorted(json.loads(line)["custom_id"] for line in night.input.splitlines())
     assert (over.status, over.request_counts.completed, over.request_counts.failed) == ("completed", 3, 3)
 
@@ -272,7 +285,7 @@ def test_what_is_not_answered_in_time_is_said_to_have_expired(tmp_path: Path) ->
     over = night.run()
     night.database.close()
     assert (over.status, over.output_file_id, over.request_counts.failed) == ("expired", None, 6)
-    errors = [json.loads(line) for line in night.errors.open()]
+    errors = [json.loads(line) for line in night.errors.read_text().splitlines()]
     assert {(each["response"], each["error"]["code"]) for each in errors} == {(None, "batch_expired")}
 
 

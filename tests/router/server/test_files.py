@@ -38,9 +38,7 @@ def client(url: str, key: str) -> openai.OpenAI:
 def test_upload_list_retrieve_content_delete(url: str, folder: Path) -> None:
     content = bytes(range(256)) * 3000 + b"\r\n--almost a boundary\r\n"
     with client(url, "ann") as ann, client(url, "bob") as bob:
-        made = [
-            ann.files.create(file=("../../a name.bin", content[number:]), purpose="user_data") for number in range(3)
-        ]
+        made = [ann.files.create(file=("../../a name.bin", content[each:]), purpose="user_data") for each in range(3)]
         batch = ann.files.create(file=("b.jsonl", b"{}"), purpose="batch")
         assert (made[0].filename, made[0].bytes, made[0].expires_at) == ("a name.bin", len(content), None)
         assert batch.expires_at == batch.created_at + 30 * 86400
@@ -110,6 +108,6 @@ def test_the_sdk_keeps_files_too_and_none_where_that_is_off(tmp_path: Path) -> N
     with updraft.OpenAI(config=config, max_retries=0) as sdk:
         made = sdk.files.create(file=("b.jsonl", b"one\r\n" * 200_000), purpose="batch")
         assert sdk.files.content(made.id).content == b"one\r\n" * 200_000
-    with updraft.OpenAI(config=RouterConfig(cloud_url="http://127.0.0.1:9", cloud_model="big"), max_retries=0) as sdk:
-        with pytest.raises(openai.NotFoundError, match="setting files"):
-            sdk.files.list()
+    off = updraft.OpenAI(config=RouterConfig(cloud_url="http://127.0.0.1:9", cloud_model="big"), max_retries=0)
+    with off, pytest.raises(openai.NotFoundError, match="setting files"):
+        off.files.list()

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from email.message import Message
 
-from ..errors import InvalidRequestError
+from .errors import InvalidRequestError
 
 _MAX_HEAD = 2**13  # bytes of the headers of one part
 _MAX_PARTS = 32
@@ -62,7 +62,7 @@ class FormParser:
         if place < 0:
             return False
         after = len(self._delimiter)
-        if self._buffer[after : after + 2] == b"--":
+        if self._buffer.startswith(b"--", after):
             self._ended = True
             return False
         head_end = self._buffer.find(b"\r\n\r\n", after)

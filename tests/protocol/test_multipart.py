@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.http.multipart import FormParser, FormPart
+from updraft.protocol.multipart import FormParser, FormPart
 
 CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"x", b"\r", b"\n--x", b"\r\n--x", bytes(40)])).map(b"".join)
 
@@ -18,7 +19,7 @@ def parse(content_type: str, body: bytes, cuts: list[int]) -> list[tuple[FormPar
     parser = FormParser(content_type)
     edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
     parts: list[tuple[FormPart, bytes]] = []
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         for found in parser.feed(body[begin:end]):
             if isinstance(found, FormPart):
                 parts.append((found, b""))
@@ -41,7 +42,7 @@ def test_what_httpx_sends_arrives_however_it_is_cut(content: bytes, filename: st
 @given(
     st.lists(
         st.sampled_from(
-            [b"--x", b"\r\n", b"--", b"content-disposition: form-data; name=", b'"a"', b":", b"\xff", b"b*=c'd'e"]
+            (b"--x", b"\r\n", b"--", b"content-disposition: form-data; name=", b'"a"', b":", b"\xff", b"b*=c'd'e")
         )
     ).map(b"".join),
     st.lists(st.integers(0)),
