@@ -124,11 +124,11 @@ class FileStore:
         self._folder = folder
         self._database = database
         self.max_bytes = max_bytes
-        self._prune()
+        self.prune()
 
     def begin(self, owner: str) -> FileWriter:
         """A new file, which nobody sees before it is complete."""
-        self._prune()
+        self.prune()
         file_id = new_id("file")
         with self._database.transaction() as connection:
             connection.execute(
@@ -195,7 +195,7 @@ class FileStore:
             self.path(file_id).unlink(missing_ok=True)
             connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
         """Remove what has expired, and what was begun and never completed, but for what batches still need."""
         now = int(time.time())
         query = (

@@ -17,7 +17,7 @@ ROOMS = {
         "embeddings requests responses",
         "decoding telemetry",
         "safety",
-        "multipart prompts structured sampling settings",
+        "prompts structured sampling settings",
         "errors noise schemas unicode_forms wal",
     ],
     "text": [

@@ -83,7 +83,7 @@ class BatchService:
         try:
             while True:
                 self._more.clear()
-                job = await asyncio.to_thread(stores.batches.next) if try_lock(lock) else None
+                job = await asyncio.to_thread(_next, stores) if try_lock(lock) else None
                 if job is not None:
                     await self._work_on(stores, job)
                     continue
@@ -110,6 +110,11 @@ class BatchService:
                 await asyncio.to_thread(stores.batches.change, job.batch.id, lambda batch: _fail(batch, [fault]))
             except sqlite3.Error:  # as on a full disk: the batch goes on when there is room
                 await asyncio.sleep(_DISK_PAUSE_S)
+
+
+def _next(stores: Stores) -> BatchJob | None:
+    stores.files.prune()
+    return stores.batches.next()
 
 
 def _begin(stores: Stores, job: BatchJob) -> BatchJob | None:

@@ -12,9 +12,9 @@ import msgspec
 
 from ....protocol.errors import InvalidRequestError, RequestTooLargeError
 from ....protocol.http.wire import WireRequest, WireResponse
-from ....protocol.multipart import FormPart, read_form
 from ...request.caller import caller_of
 from ...storage.file_store import MB, FileObject, FileWriter, Label
+from ..batches.multipart import FormPart, read_form
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 from .route import RequestContext, Route
 
@@ -80,6 +80,7 @@ async def create(context: RequestContext) -> WireResponse:
     except BaseException:
         await asyncio.shield(context.batches.use(lambda stores: stores.files.discard(writer.id)))
         raise
+    context.batches.work()
     return WireResponse.json(made)
 
 

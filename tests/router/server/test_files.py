@@ -13,9 +13,12 @@ import pytest
 import updraft
 from router_fakes import ScriptedLocal, tiers
 from serving import serving
+from updraft.protocol.errors import DiskSpaceError, NotFoundError
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
+from updraft.router.storage.answer_store import Page
+from updraft.router.storage.file_store import FilesDatabase, FileStore, Label
 from waiting import wait_for
 
 
@@ -101,6 +104,27 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(url: str, folder: Pat
     with client(url, "ann") as ann:
         ann.files.delete(ann.files.create(file=("a", bytes(2**20)), purpose="vision").id)
     wait_for(lambda: not list(folder.glob("file-*")))
+
+
+def test_what_has_expired_is_gone_from_the_disk(tmp_path: Path) -> None:
+    database = FilesDatabase(tmp_path)
+    store = FileStore(tmp_path, database, max_bytes=100)
+    kept, gone = store.begin("ann"), store.begin("ann")
+    for writer, expires_s in ((kept, 3600), (gone, 0)):
+        writer.write(b"x" * 50)
+        writer.close()
+        store.complete(writer.id, writer.size, Label("a", "batch", expires_s))
+    with pytest.raises(NotFoundError):
+        store.get("ann", gone.id)
+    assert [each.id for each in store.page("ann", Page(), None)[0]] == [kept.id]
+    store.prune()
+    assert not store.path(gone.id).exists()
+    writer = store.begin("ann")
+    writer.write(b"x" * 50)
+    with pytest.raises(DiskSpaceError):
+        writer.write(b"x")
+    writer.close()
+    database.close()
 
 
 def test_the_sdk_keeps_files_too_and_none_where_that_is_off(tmp_path: Path) -> None:

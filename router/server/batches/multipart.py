@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from email.message import Message
 
-from .errors import InvalidRequestError
+from ....protocol.errors import InvalidRequestError
 
 _MAX_HEAD = 2**13  # bytes of the headers of one part
 _MAX_PARTS = 32

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.multipart import FormParser, FormPart
+from updraft.router.server.batches.multipart import FormParser, FormPart
 
 CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"x", b"\r", b"\n--x", b"\r\n--x", bytes(40)])).map(b"".join)
 
