@@ -43,6 +43,7 @@ class Endpoints:
 
     async def start(self) -> None:
         """Load everything now. Idempotent. Raises as `Router.start`."""
+        await self._answers.start()
         await self.router.start()
         await self._batches.start()
 
