@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import sqlite3
@@ -24,6 +25,7 @@ from router_fakes import FakeCloud, ScriptedLocal, tiers
 from server_processes import running
 from serving import serving
 from updraft.protocol.http.wire import WireRequest, WireResponse
+from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
@@ -70,17 +72,19 @@ def local() -> ScriptedLocal:
 
 
 @pytest.fixture(scope="module")
-def client(
-    cloud_server: FakeCloud, local: ScriptedLocal, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[openai.OpenAI]:
-    folder = tmp_path_factory.mktemp("state")
+def ledger_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state") / "ledger.sqlite3"
+
+
+@pytest.fixture(scope="module")
+def client(cloud_server: FakeCloud, local: ScriptedLocal, ledger_file: Path) -> Iterator[openai.OpenAI]:
     config = RouterConfig(
         local="pocket",
         cloud_url=cloud_server.url,
         cloud_model="pocket-large",
-        files=folder / "files",
-        store=folder / "answers.sqlite3",
-        ledger=folder / "ledger.sqlite3",
+        files=ledger_file.with_name("files"),
+        store=ledger_file.with_name("answers.sqlite3"),
+        ledger=ledger_file,
     )
     with (
         serving(daemon_app(Router(config, tiers(local, config))), lifespan=True) as url,
@@ -125,7 +129,9 @@ def test_a_killed_daemon_goes_on_and_answers_each_line_once(cloud: FakeCloud, tm
     assert len(cloud.requests) <= 12 + 2, "only what was in flight is asked twice"
 
 
-def test_the_answers_and_the_errors_of_each_endpoint(client: openai.OpenAI, cloud: FakeCloud) -> None:
+def test_the_answers_and_the_errors_of_each_endpoint(
+    client: openai.OpenAI, cloud: FakeCloud, ledger_file: Path
+) -> None:
     batch = create(client, request("good"), request("bad", messages="none"), metadata={"night": "1"})
     assert (batch.status, batch.expires_at, batch.metadata) == ("validating", batch.created_at + 86400, {"night": "1"})
     over = end_of(client, batch)
@@ -145,6 +151,9 @@ def test_the_answers_and_the_errors_of_each_endpoint(client: openai.OpenAI, clou
         over = end_of(client, create(client, line, endpoint=url))
         assert answers(client, over.output_file_id)["one"]["response"]["status_code"] == 200, url
     assert [each.id for each in client.batches.list(limit=1)][-1] == batch.id, "newest first, page by page"
+    with closing(Ledger(ledger_file)) as ledger:
+        keys = {row.key for row in ledger.rows() if row.model == "cloud"}
+    assert keys == {hashlib.sha256(b"ann").hexdigest()[:32]}, "what a batch costs is its caller's"
     with openai.OpenAI(base_url=client.base_url, api_key="bob", max_retries=0) as bob:
         assert not list(bob.batches.list())
         with pytest.raises(openai.NotFoundError):
