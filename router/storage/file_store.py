@@ -111,6 +111,7 @@ class FilesDatabase:
 class Label:
     """What is said of a file when it is complete."""
 
+    size: int
     filename: str
     purpose: str
     # Seconds from now. None: it stays.
@@ -161,8 +162,7 @@ class FileStore:
                 )
             connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (size, file_id))
 
-    def complete(self, file_id: str, size: int, label: Label) -> FileObject:
-        self.reserve(file_id, size)
+    def complete(self, file_id: str, label: Label) -> FileObject:
         with self._database.transaction() as connection:
             return complete_file(connection, file_id, label)
 
@@ -216,15 +216,16 @@ class FileWriter:
         self.size = file.seek(0, os.SEEK_END)
 
     def write(self, data: bytes) -> None:
-        """Safe from the death of this process when it returns. Raises DiskSpaceError."""
-        self.size += len(data)
-        self._store.reserve(self.id, self.size)
+        """All of it, safe from the death of this process, or nothing. Raises DiskSpaceError."""
+        self._store.reserve(self.id, self.size + len(data))
         try:
             written = self._file.write(data)
         except OSError as error:
             raise DiskSpaceError(f"The file cannot be written: {error.strerror}.") from error
         if written != len(data):
+            self._file.truncate(self.size)
             raise DiskSpaceError("The file cannot be written: the disk is full.")
+        self.size += written
 
     def close(self) -> None:
         self._file.close()
@@ -234,7 +235,7 @@ def complete_file(connection: sqlite3.Connection, file_id: str, label: Label) ->
     """Show a file to its owner, in a transaction of the caller's."""
     expires_at = None if label.expires_s is None else int(time.time()) + label.expires_s
     connection.execute(
-        "UPDATE files SET filename = ?, purpose = ?, expires_at = ?, complete = 1 WHERE id = ?",
-        (label.filename, label.purpose, expires_at, file_id),
+        "UPDATE files SET bytes = ?, filename = ?, purpose = ?, expires_at = ?, complete = 1 WHERE id = ?",
+        (label.size, label.filename, label.purpose, expires_at, file_id),
     )
     return FileObject(*connection.execute(f"SELECT {_COLUMNS} FROM files WHERE id = ?", (file_id,)).fetchone())

@@ -23,8 +23,9 @@ from .lines import BatchLine, answer_line, answered, expired_line, read_line, re
 CONCURRENCY = 2
 #: Seconds between two looks at what other processes have changed.
 POLL_S = 1.0
-#: Seconds before a request is tried again that may succeed later.
+#: Seconds before a request is tried again that may succeed later: a night may have an outage.
 RETRY_S = (1.0, 5.0, 25.0)
+_LATER = frozenset({429, 502, 503, 504})
 _OUTPUT_PURPOSE = "batch_output"
 
 
@@ -115,7 +116,7 @@ class BatchRun:
         request = WireRequest("POST", line.url, headers, bytes(line.body))
         for pause in RETRY_S:
             response = await self._background.ask(request)
-            if response.headers.get("x-should-retry") != "true":
+            if response.status not in _LATER:
                 return response
             await asyncio.sleep(pause)
         return await self._background.ask(request)
@@ -148,8 +149,9 @@ class BatchRun:
         return self._finish("expired")
 
     def _finish(self, status: Status) -> Batch:
+        name = self._job.batch.id
         outputs = {
-            writer.id: Label(f"{self._job.batch.id}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
+            writer.id: Label(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
             if writer.size
             else None
             for writer, kind in ((self._output, "output"), (self._errors, "error"))
@@ -168,7 +170,7 @@ class BatchRun:
         for file_id, label in outputs.items():
             if label is None:
                 self._stores.files.path(file_id).unlink(missing_ok=True)
-        return self._stores.batches.finish(self._job.batch.id, finish, outputs)
+        return self._stores.batches.finish(name, finish, outputs)
 
     def _count(self, batch: Batch) -> None:
         batch.request_counts = msgspec.structs.replace(

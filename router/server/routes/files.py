@@ -36,7 +36,7 @@ class _Form:
     filename: str | None = None
     fields: dict[str, str] = field(default_factory=dict[str, str])
 
-    def label(self) -> Label:
+    def label(self, size: int) -> Label:
         """Raises InvalidRequestError."""
         if not self.filename:
             raise InvalidRequestError("The form has no file with a filename.", param="file")
@@ -48,7 +48,7 @@ class _Form:
         if purpose not in _PURPOSES:
             raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
         filename = self.filename.replace("\\", "/").rpartition("/")[2][:_MAX_FILENAME]
-        return Label(filename, purpose, self._expires_s(purpose))
+        return Label(size, filename, purpose, self._expires_s(purpose))
 
     def _expires_s(self, purpose: str) -> int | None:
         anchor, seconds = (self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
@@ -76,7 +76,7 @@ async def create(context: RequestContext) -> WireResponse:
             label = await _receive(context.request, writer)
         finally:
             writer.close()
-        made = await context.batches.use(lambda stores: stores.files.complete(writer.id, writer.size, label))
+        made = await context.batches.use(lambda stores: stores.files.complete(writer.id, label))
     except BaseException:
         await asyncio.shield(context.batches.use(lambda stores: stores.files.discard(writer.id)))
         raise
@@ -106,7 +106,7 @@ async def _receive(request: WireRequest, writer: FileWriter) -> Label:
                 form.fields[name] += part.decode(errors="replace")
                 if len(form.fields[name]) > _MAX_FIELD:
                     raise InvalidRequestError(f"The field {name[:100]!r} is too long.", param=name)
-    return form.label()
+    return form.label(writer.size)
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes]:

@@ -216,8 +216,14 @@ def test_a_batch_waits_for_callers_and_can_be_cancelled(
     assert local.started == before + 1
 
 
-def answer_of(size: int) -> Callable[[WireRequest], Awaitable[WireResponse]]:
+def answer_of(size: int, outages: int) -> Callable[[WireRequest], Awaitable[WireResponse]]:
+    """The first requests find no cloud."""
+    asked_before: list[WireRequest] = []
+
     async def ask(asked: WireRequest) -> WireResponse:
+        asked_before.append(asked)
+        if len(asked_before) <= outages:
+            return WireResponse.json({}, status=502)
         failed = b"odd" in asked.body
         return WireResponse.json({"text": "x" * size}, status=400 if failed else 200)
 
@@ -232,6 +238,7 @@ class Night:
     max_bytes: int = MB
     size: int = 10
     expires_in: int = 3600
+    outages: int = 0
 
     def __post_init__(self) -> None:
         self.database = FilesDatabase(self.folder)
@@ -242,7 +249,7 @@ class Night:
         writer = files.begin("ann")
         writer.write(self.input)
         writer.close()
-        files.complete(writer.id, writer.size, Label("a", "batch"))
+        files.complete(writer.id, Label(writer.size, "a", "batch"))
         now = int(time.time())
         batch = Batch(
             id="batch-1",
@@ -262,7 +269,7 @@ class Night:
     def run(self) -> Batch:
         job = self.stores.batches.next()
         assert isinstance(job, BatchJob)
-        run = BatchRun(self.stores, job, Background(answer_of(self.size), InteractiveRequests()))
+        run = BatchRun(self.stores, job, Background(answer_of(self.size, self.outages), InteractiveRequests()))
         return asyncio.run(run.run())
 
     def again(self) -> None:
@@ -286,6 +293,15 @@ def test_at_whatever_byte_the_process_ended_each_line_is_answered_once(output: f
         kept = [json.loads(line)["custom_id"] for line in written.splitlines()]
     assert sorted(kept) == sorted(json.loads(line)["custom_id"] for line in night.input.splitlines())
     assert (over.status, over.request_counts.completed, over.request_counts.failed) == ("completed", 3, 3)
+
+
+def test_an_outage_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.router.server.batches.run.RETRY_S", (0.0, 0.0, 0.0))
+    night = Night(tmp_path / "files", outages=3)
+    over = night.run()
+    night.database.close()
+    assert (over.request_counts.completed, over.request_counts.failed) == (3, 3), "as without it"
+    assert len(night.output.read_text().splitlines()) == 3
 
 
 def test_what_is_not_answered_in_time_is_said_to_have_expired(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_what_has_expired_is_gone_from_the_disk(tmp_path: Path) -> None:
     for writer, expires_s in ((kept, 3600), (gone, 0)):
         writer.write(b"x" * 50)
         writer.close()
-        store.complete(writer.id, writer.size, Label("a", "batch", expires_s))
+        store.complete(writer.id, Label(writer.size, "a", "batch", expires_s))
     with pytest.raises(NotFoundError):
         store.get("ann", gone.id)
     assert [each.id for each in store.page("ann", Page(), None)[0]] == [kept.id]
