@@ -7,9 +7,10 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import fields, replace
-from typing import Any
+from contextlib import AsyncExitStack, closing, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -18,6 +19,7 @@ from ..protocol.errors import (
     ConfigurationError,
     EngineError,
     ModelNotFoundError,
+    NotFoundError,
     OverloadedError,
     RequestTimeoutError,
     UpdraftError,
@@ -48,9 +50,20 @@ from .responses.embeddings import embed
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 
+T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A decision without an answer."""
+
+    # Its verdicts.
+    record: RequestRecord
+    # What the device wrote for the gates.
+    local_text: str
 
 
 class Router:
@@ -202,6 +215,25 @@ class Router:
         finally:  # also if this very wait is cancelled
             response = self._refuse(record, failure)
         return response
+
+    async def preview(self, request: WireRequest) -> Preview:
+        """Where a chat request would go, and why: no cloud is asked, and nothing is kept or counted.
+
+        The device writes its answer, where a gate wants to see it. Raises UpdraftError.
+        """
+        await self.start()
+        body, model = read_model(request.body)
+        tier = self._requested_tier(model)
+        body.pop("stream", None)
+        job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
+        job = replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
+        record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
+        cascade = Cascade(job, self._state().unobserved(), record)
+        try:
+            await cascade.decide_only()
+        finally:
+            await cascade.aclose()
+        return Preview(record, cascade.local_text)
 
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
@@ -366,6 +398,42 @@ class Router:
         return ModelNotFoundError(
             f"The model {model[:100]!r} does not exist. Known: {', '.join(self._names())}.", param="model"
         )
+
+    async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
+        """What `look` finds in the ledger, over a connection of its own: no request waits for it.
+
+        Raises NotFoundError where no ledger is kept.
+        """
+        await self.start()
+        path = self.config.ledger
+        if path is None:
+            raise NotFoundError("No ledger is kept: set ledger to a file.")
+
+        def read() -> T:
+            with closing(Ledger(path, read_only=True)) as ledger:
+                return look(ledger)
+
+        return await asyncio.to_thread(read)
+
+    async def feedback(self, request_id: str, *, up: bool) -> None:
+        """Keep a thumb on an answer, for `updraft learn`. Raises NotFoundError where its request was not kept."""
+        from ..classifier.online.experience import Experience
+
+        def keep(path: Path) -> bool:
+            with closing(Experience(path)) as experience:
+                return experience.feedback(request_id, up=up)
+
+        path = self.config.experience
+        if path is None or not path.exists() or not await asyncio.to_thread(keep, path):
+            raise NotFoundError(
+                f"No judged answer {request_id[:100]!r} is kept: only answers that the local model wrote to their end "
+                "are, and of those the newest."
+            )
+
+    @property
+    def tiers(self) -> Tiers:
+        """Those that run. Raises OverloadedError before the start and after the end."""
+        return self._running()
 
     def _running(self) -> Tiers:
         if self._tiers is None:

@@ -8,7 +8,8 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .page import routes as page
+from .routes import chat_completions, completions, embeddings, health, metrics, models, requests
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -21,6 +22,8 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *requests.ROUTES,
+    *page.ROUTES,
 )
 
 

@@ -109,7 +109,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes"],
+    "router.server": ["app", "endpoints reload", "page", "routes"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",
