@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,16 @@ from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 
 KEY = "a-key"
+
+
+def streamed(text: str) -> tuple[int, bytes]:
+    """What a `FakeCloud` says in order to stream `text`."""
+    about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    choices = ({"delta": {"content": text}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"})
+    usage = {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}
+    chunks = [{**about, "choices": [{"index": 0, **choice}]} for choice in choices]
+    chunks.append({**about, "choices": [], "usage": usage})
+    return 200, b"".join(b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
 
 @contextmanager

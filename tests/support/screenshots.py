@@ -8,26 +8,28 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from browser import KEY, browser, page_daemon
+from browser import KEY, browser, page_daemon, streamed
 from router_fakes import running_cloud
 
-DESKTOP, PHONE = {"width": 1100, "height": 720}, {"width": 390, "height": 780}
+DESKTOP, TALL, PHONE = ({"width": width, "height": height} for width, height in ((960, 700), (960, 1150), (390, 780)))
 #: The view, its colours, its size, and what is done in it first.
 SHOTS: tuple[tuple[str, Any, Any], ...] = (
     ("chat", "light", DESKTOP),
-    ("router", "dark", DESKTOP),
+    ("router", "dark", TALL),
     ("savings", "light", DESKTOP),
     ("models", "dark", PHONE),
     ("requests", "light", PHONE),
-    ("calibration", "dark", DESKTOP),
+    ("calibration", "dark", TALL),
 )
-QUESTIONS = ("What is 3 + 4?", "Sort the letters of the word below.\ncab", "Write a poem about the sea.")
+QUESTIONS = ("What is 3 + 4?", "How do I reverse a list in Python?")
+CLOUD = "Call `reverse()` on it, or take a **copy** in reverse order:\n\n```python\nnumbers[::-1]\n```"
 
 
 def main(folder: Path) -> None:
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cloud = stack.enter_context(running_cloud())
+        cloud.says = streamed(CLOUD)
         url = stack.enter_context(page_daemon(cloud.url, state))
         tab = stack.enter_context(browser()).new_context(viewport=DESKTOP).new_page()
         tab.goto(url)
@@ -37,6 +39,8 @@ def main(folder: Path) -> None:
             tab.get_by_label("Your message").fill(question)
             tab.get_by_role("button", name="Send").click()
             tab.locator(".turn:has(.badge)").nth(count - 1).wait_for()
+        tab.locator("summary").first.click()
+        tab.locator(".trace li").first.wait_for()
         for view, colours, size in SHOTS:
             tab.emulate_media(color_scheme=colours)
             tab.set_viewport_size(size)
@@ -48,7 +52,7 @@ def main(folder: Path) -> None:
                 tab.get_by_role("button", name="Trace").click()
                 tab.locator(".trace li").first.wait_for()
             tab.evaluate("scrollTo(0, 0)")
-            tab.screenshot(path=folder / f"page-{view}.png", full_page=view in ("router", "calibration"))
+            tab.screenshot(path=folder / f"page-{view}.png")
 
 
 if __name__ == "__main__":

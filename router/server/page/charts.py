@@ -1,19 +1,20 @@
-"""`/updraft/charts/{chart}`: the page's charts as SVG, for light and dark, drawn by pygal (the extra `ui`)."""
+"""`/updraft/charts/{chart}`: the page's charts as SVG, for light and dark, drawn by matplotlib (the extra `ui`)."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from io import BytesIO
 from typing import Any
 
-from ....protocol.errors import MissingDependencyError, NotFoundError
+from ....classifier.optional import load_module
+from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...router import Router
 from ..routes.route import RequestContext, Route
 from . import overview, savings
 
-_COLOURS = {False: ("#0b57d0", "#b3261e", "#1c1b1f"), True: ("#a8c7fa", "#f2b8b5", "#e6e1e5")}
+_COLOURS = {False: ("#0b57d0", "#b3261e", "#1b1b1f"), True: ("#a8c7fa", "#f2b8b5", "#e6e1e5")}
 _DAYS = 30
 
 
@@ -22,66 +23,70 @@ async def chart(context: RequestContext) -> WireResponse:
     if draw is None:
         raise NotFoundError(f"There is no such chart. There are: {', '.join(_CHARTS)}.")
     await context.router.start()
-    svg = await draw(context.router, "dark" in context.request.query)
-    return WireResponse(200, {"content-type": "image/svg+xml"}, svg)
+    return WireResponse(
+        200, {"content-type": "image/svg+xml"}, await draw(context.router, "dark" in context.request.query)
+    )
 
 
 async def _savings(router: Router, dark: bool) -> bytes:
     found = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
+    days = [day.group[5:] for day in found.by_day]
+    spent = [day.cost_usd or 0.0 for day in found.by_day]
+    saved = [day.saved_usd or 0.0 for day in found.by_day]
 
-    def draw() -> bytes:
-        figure = _figure("StackedBar", dark, "US dollars", "day")
-        figure.x_labels = [day.group[5:] for day in found.by_day]
-        figure.add("spent", [day.cost_usd for day in found.by_day])
-        figure.add("saved", [day.saved_usd for day in found.by_day])
-        return figure.render()
+    def plot(axes: Any, first: str, second: str) -> None:
+        axes.bar(days, spent, color=first, label="spent")
+        axes.bar(days, saved, bottom=spent, color=second, label="saved")
 
-    return await asyncio.to_thread(draw)
-
-
-async def _policy(router: Router, dark: bool, draw: Callable[[overview.PolicyReport, bool], bytes]) -> bytes:
-    return await asyncio.to_thread(lambda: draw(overview.report(router), dark))
+    return await asyncio.to_thread(_drawn, plot, ("day", "US dollars"), dark)
 
 
-def _curve(report: overview.PolicyReport, dark: bool) -> bytes:
-    figure = _figure("XY", dark, "quality kept", "share sent to the cloud")
-    figure.add("observed", [(point.cloud_share, point.quality) for point in report.curve])
-    figure.add("target", [(point.cloud_share, point.target) for point in report.curve])
-    return figure.render()
+async def _curve(router: Router, dark: bool) -> bytes:
+    curve = (await asyncio.to_thread(overview.report, router)).curve
+    shares = [point.cloud_share for point in curve]
+
+    def plot(axes: Any, first: str, second: str) -> None:
+        axes.plot(shares, [point.quality for point in curve], "o-", color=first, label="observed")
+        axes.plot(shares, [point.target for point in curve], "s--", color=second, label="target")
+
+    return await asyncio.to_thread(_drawn, plot, ("share sent to the cloud", "quality kept"), dark)
 
 
-def _reliability(report: overview.PolicyReport, dark: bool) -> bytes:
-    figure = _figure("XY", dark, "share on which the cloud gains", "P(gain) of the last gate")
-    figure.add("observed", [(each.predicted, each.observed) for each in report.reliability])
-    figure.add("exact", [(0, 0), (1, 1)])
-    return figure.render()
+async def _reliability(router: Router, dark: bool) -> bytes:
+    bins = (await asyncio.to_thread(overview.report, router)).reliability
+
+    def plot(axes: Any, first: str, second: str) -> None:
+        axes.plot(
+            [each.predicted for each in bins], [each.observed for each in bins], "o-", color=first, label="observed"
+        )
+        axes.plot((0, 1), (0, 1), "--", color=second, label="exact")
+
+    return await asyncio.to_thread(_drawn, plot, ("P(gain) of the last gate", "share on which the cloud gains"), dark)
 
 
-def _figure(kind: str, dark: bool, y_title: str, x_title: str) -> Any:
-    """Raises MissingDependencyError without pygal."""
-    try:
-        pygal: Any = importlib.import_module("pygal")  # of the extra `ui`
-    except ImportError as error:
-        raise MissingDependencyError("Charts need pygal: pip install 'updraft-llm[ui]'.") from error
+def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
+    """What `plot` draws on axes with `titles`, in the page's colours. Raises MissingDependencyError."""
     first, second, ink = _COLOURS[dark]
-    style = pygal.style.Style(
-        background="transparent",
-        plot_background="transparent",
-        foreground=ink,
-        foreground_strong=ink,
-        foreground_subtle=ink,
-        colors=(first, second),
-        font_family="sans-serif",
-    )
-    return getattr(pygal, kind)(
-        style=style, js=[], width=720, height=360, legend_at_bottom=True, x_title=x_title, y_title=y_title
-    )
+    figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    plot(axes, first, second)
+    for text, name in zip((axes.set_xlabel, axes.set_ylabel), titles, strict=True):
+        text(name, color=ink)
+    axes.tick_params(colors=ink)
+    axes.set_facecolor("none")
+    for spine in axes.spines.values():
+        spine.set_color(ink)
+    axes.grid(alpha=0.3)
+    axes.legend(labelcolor=ink, framealpha=0)
+    picture = BytesIO()
+    figure.savefig(picture, format="svg", transparent=True)
+    return picture.getvalue()
 
 
-_CHARTS: dict[str, Callable[[Router, bool], Any]] = {
+_CHARTS: dict[str, Callable[[Router, bool], Awaitable[bytes]]] = {
     "savings": _savings,
-    "curve": lambda router, dark: _policy(router, dark, _curve),
-    "reliability": lambda router, dark: _policy(router, dark, _reliability),
+    "curve": _curve,
+    "reliability": _reliability,
 }
 ROUTES = (
     Route("GET", "/updraft/charts/{chart}", chart, "`savings`, `curve` or `reliability` as SVG; `?dark`: on dark"),

@@ -50,7 +50,7 @@ class CurvePoint(msgspec.Struct):
     threshold_after: float | None
 
 
-class ReliabilityBin(msgspec.Struct):
+class CalibrationBin(msgspec.Struct):
     """Calibration rows with about the same P(gain)."""
 
     predicted: float
@@ -69,7 +69,7 @@ class PolicyReport(msgspec.Struct):
     quality: float | None
     curve: list[CurvePoint]
     # Of the last gate.
-    reliability: list[ReliabilityBin]
+    reliability: list[CalibrationBin]
     # None where nothing is compared.
     drift: DriftReport | None
 
@@ -138,12 +138,12 @@ def _finite(threshold: float) -> float | None:
     return threshold if math.isfinite(threshold) else None
 
 
-def _reliability(policy: Policy) -> list[ReliabilityBin]:
+def _reliability(policy: Policy) -> list[CalibrationBin]:
     import numpy as np
 
     rows = policy.calibration
     parts = np.array_split(np.argsort(rows.judged), min(_BINS, len(rows.judged)))
-    return [ReliabilityBin(float(rows.judged[part].mean()), float(rows.gain[part].mean()), len(part)) for part in parts]
+    return [CalibrationBin(float(rows.judged[part].mean()), float(rows.gain[part].mean()), len(part)) for part in parts]
 
 
 ROUTES = (

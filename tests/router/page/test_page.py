@@ -1,17 +1,17 @@
-"""The page in real headless Chromium: every view by keyboard, no accessibility fault, no foreign request, little weight."""
+"""The page in headless Chromium: its views by keyboard, no accessibility fault, no foreign request, little weight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browser import KEY, browser, page_daemon
+from browser import KEY, browser, page_daemon, streamed
 from cloud_fixture import cloud_server
 from homes import home_in
+from model_hub import Hub, running, tiny_gguf
 from router_fakes import FakeCloud
 
 __all__ = ["cloud_server"]
@@ -107,10 +107,8 @@ def test_chat_says_who_answered_how_sure_what_it_cost_and_why(page: Watched) -> 
 
 
 def test_an_answer_is_markdown_and_cannot_command_the_page(page: Watched, cloud_server: FakeCloud) -> None:
-    text = "**bold** <img src=x onerror=alert(1)> [l](javascript:alert(2)) ![i](https://evil.example/x.png)\\n\\n```\\nx = 1\\n```"
-    chunk = '{"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":%s}]}'
-    events = (chunk % (text, "null"), chunk % ("", '"stop"'), "[DONE]")
-    cloud_server.says = (200, *(f"data: {each}\n\n".encode() for each in events))
+    injected = "<img src=x onerror=alert(1)> [l](javascript:alert(2)) ![i](https://evil.example/x.png)"
+    cloud_server.says = streamed(f"**bold** {injected}\n\n```\nx = 1\n```")
     try:
         tab = open_view(page, "Chat")
         tab.get_by_label("Answered by").select_option("cloud")
@@ -200,12 +198,38 @@ def test_savings_calibration_and_models_show_their_figures(page: Watched) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_has_no_accessibility_fault(page: Watched, name: str, scheme: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make test-page")
     page.tab.emulate_media(color_scheme=scheme)
-    tab = open_view(page, name)
+    assert accessibility_faults(open_view(page, name)) == []
+
+
+def accessibility_faults(tab: Any) -> list[tuple[str, str]]:
+    """Of WCAG 2.2, levels A and AA."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make test-page")
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-    found = axe.Axe().run(tab, options=rules)
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found.response["violations"]] == []
+    return [(each["id"], each["nodes"][0]["html"]) for each in axe.Axe().run(tab, options=rules).response["violations"]]
+
+
+def test_an_accessibility_fault_is_found(page: Watched) -> None:
+    tab = open_view(page, "Chat")
+    tab.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert [rule for rule, _ in accessibility_faults(tab)] == ["label"]
+    open_view(page, "Router")
+
+
+def test_a_model_is_pulled_and_removed(page: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Hub({"owner/repo": {"tiny-Q8_0.gguf": tiny_gguf()}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        tab = open_view(page, "Models")
+        tab.get_by_label("Name").focus()
+        tab.keyboard.type("hf:owner/repo")
+        tab.keyboard.press("Enter")
+        tab.get_by_text("tiny-Q8_0 is here.").wait_for()
+    tab.get_by_role("cell", name="tiny-Q8_0", exact=True).wait_for()
+    tab.get_by_role("button", name="Remove tiny-Q8_0").focus()
+    tab.keyboard.press("Enter")
+    assert tab.get_by_role("cell", name="tiny-Q8_0", exact=True).count() == 1, "it asks first"
+    tab.keyboard.press("Enter")
+    tab.get_by_text("tiny-Q8_0 is removed.").wait_for()
 
 
 def test_it_fits_a_phone(page: Watched) -> None:
@@ -230,5 +254,6 @@ def test_the_first_view_weighs_little(chromium: Any, daemon: str) -> None:
     paint = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
     print(f"first paint after {paint:.0f} ms, {watched.weight:,} bytes")
     assert 0 < watched.weight < 300_000
+    assert accessibility_faults(tab) == [], "the question for the key"
     assert tab.evaluate("[...document.scripts].every(script => script.src)"), "no inline script"
     tab.context.close()

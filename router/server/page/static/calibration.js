@@ -25,5 +25,5 @@ function drift(found) {
   const graded = found.graded ? `${found.graded} answers were graded: the cloud gained on ${percent(found.observed_gain)}, `
     + `expected were ${percent(found.expected_gain)}.` : "No answer was graded yet: exploration or shadow grades some.";
   return [verdict, el("p", {}, found.distance === null ? "" : `Distance from the calibration: ${found.distance.toFixed(2)} `
-    + `(Kolmogorov-Smirnov, over ${found.requests} requests).`), el("p", {}, graded)];
+    + `(Kolmogorov-Smirnov; requests: ${found.requests}).`), el("p", {}, graded)];
 }

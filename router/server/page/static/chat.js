@@ -2,7 +2,7 @@
 
 import { get, markdown, post, stream } from "./api.js";
 import { badge, decisionList, dollars, el, failure, percent, say, seconds } from "./dom.js";
-import { options, remember } from "./session.js";
+import { options, remember, setQuality } from "./session.js";
 
 const MOST_IMAGE_BYTES = 4e6;
 const talk = { messages: [], place: el("ol", { className: "turns", "aria-label": "Conversation" }), stop: null };
@@ -10,6 +10,7 @@ let image = null;
 
 export async function show(place) {
   const status = await get("/updraft/status");
+  if (!status.calibrated) setQuality(null);
   const input = el("textarea", { id: "question", rows: 3, required: true });
   const model = el("select", { id: "model" },
     ...[["auto", "Let Updraft decide"], status.local && ["local", `On device: ${status.local}`],
@@ -132,7 +133,7 @@ function facts(info, messages, turn) {
       if (talk.stop) return;
       retry.disabled = true;
       talk.messages = structuredClone(messages);
-      turn.classList.add("muted");
+      while (turn.nextSibling) turn.nextSibling.remove();
       await answer("cloud");
     },
   }, "Retry in the cloud");
@@ -157,8 +158,8 @@ function whyOf(info) {
 
 export function thumbs(id) {
   const said = el("span", { role: "status" });
-  const thumb = (rating, label, sign) => el("button", {
-    type: "button", "aria-label": label, title: label,
+  const thumb = (rating, label, shown) => el("button", {
+    type: "button", "aria-label": label,
     onclick: async () => {
       try {
         await post(`/updraft/requests/${encodeURIComponent(id)}/feedback`, { rating });
@@ -167,6 +168,6 @@ export function thumbs(id) {
         said.textContent = error.message;
       }
     },
-  }, sign);
-  return [thumb("up", "Good answer", "👍"), thumb("down", "Bad answer", "👎"), said];
+  }, shown);
+  return [thumb("up", "Good answer", "Good"), thumb("down", "Bad answer", "Bad"), said];
 }

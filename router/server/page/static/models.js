@@ -31,7 +31,7 @@ export async function show(place) {
   function draw() {
     const wanted = words.value.toLowerCase();
     const rows = found.models.filter((model) => `${model.name} ${model.source} ${model.licence}`.toLowerCase().includes(wanted));
-    list.replaceChildren(table(`${rows.length} models`, [
+    list.replaceChildren(table(`Models: ${rows.length}`, [
       ["name", (row) => row.name + (row.running ? " (runs)" : "")],
       ["state", (row) => row.state],
       ["size", (row) => bytes(row.size), true],
@@ -44,8 +44,9 @@ export async function show(place) {
       + `${found.loaded ? "in memory" : "asleep: the next request loads it"}${found.pinned ? ", and stays there" : ""}.`),
     el("div", { className: "row" },
       el("button", { type: "button", disabled: !found.loaded, onclick: () => set("sleep", "The model sleeps.") }, "Sleep now"),
-      el("button", { type: "button", "aria-pressed": String(found.pinned),
-        onclick: () => set(found.pinned ? "unpin" : "pin", found.pinned ? "It may sleep." : "It stays in memory.") }, "Pin in memory")));
+      el("button", { type: "button",
+        onclick: () => set(found.pinned ? "unpin" : "pin", found.pinned ? "It may sleep." : "It stays in memory.") },
+      found.pinned ? "Unpin" : "Pin in memory")));
   }
 
   async function set(action, done) {

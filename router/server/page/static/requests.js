@@ -27,7 +27,7 @@ export async function show(place) {
     const found = rows.filter((row) =>
       [row.id, row.model, row.cloud_model, row.reason, row.route, String(row.status), row.failure]
         .some((text) => text.toLowerCase().includes(wanted)));
-    list.replaceChildren(table(`${found.length} requests`, [
+    list.replaceChildren(table(`Requests: ${found.length}`, [
       ["time", (row) => el("button", { type: "button", onclick: () => open(row) }, clock(row.ts))],
       ["tier", (row) => badge(row.tier)],
       ["route", (row) => row.route],

@@ -9,7 +9,8 @@ export async function show(place) {
   place.append(el("p", { className: "muted" }, `The router's target: ${status.target}.`));
   place.append(el("h2", {}, "Target"));
   if (status.calibrated) await showTarget(place);
-  else place.append(el("p", {}, "No policy is calibrated for this pair: `updraft calibrate` makes one, and then a target can be chosen here."));
+  else place.append(el("p", {}, "No policy is calibrated for this pair: ", el("code", {}, "updraft calibrate"),
+    " makes one. Then a target can be chosen here."));
   showTrace(place);
 }
 
@@ -33,7 +34,8 @@ async function showTarget(place) {
   const reset = el("button", { type: "button", onclick: () => { setQuality(null); say("The router's own target holds."); } },
     "Use the router's own target");
   place.append(el("label", { htmlFor: "target" }, "Share of the cloud's quality to keep"), slider, said,
-    el("p", { className: "muted" }, "It holds for what this tab asks. `quality` in the settings holds for all."), reset);
+    el("p", { className: "muted" }, "It holds for what this tab asks. ", el("code", {}, "quality"),
+      " in the settings holds for all."), reset);
   tell();
   place.append(await chart("curve", "Quality kept, by the share of requests that go to the cloud."));
 }
