@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -414,21 +413,6 @@ class Router:
                 return look(ledger)
 
         return await asyncio.to_thread(read)
-
-    async def feedback(self, request_id: str, *, up: bool) -> None:
-        """Keep a thumb on an answer, for `updraft learn`. Raises NotFoundError where its request was not kept."""
-        from ..classifier.online.experience import Experience
-
-        def keep(path: Path) -> bool:
-            with closing(Experience(path)) as experience:
-                return experience.feedback(request_id, up=up)
-
-        path = self.config.experience
-        if path is None or not path.exists() or not await asyncio.to_thread(keep, path):
-            raise NotFoundError(
-                f"No judged answer {request_id[:100]!r} is kept: only answers that the local model wrote to their end "
-                "are, and of those the newest."
-            )
 
     @property
     def tiers(self) -> Tiers:

@@ -22,7 +22,7 @@ from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
 from .endpoints import Endpoints
-from .page.assets import open_paths
+from .page.assets import public_paths
 from .reload import Reload, follow_settings
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
@@ -77,7 +77,7 @@ def daemon_app(
             await endpoints.close()
 
     config = router.config
-    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, open_paths() | {"/health"})
+    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, ("/health", *public_paths()))
     app = create_app("Updraft", access=access, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)

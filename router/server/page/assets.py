@@ -26,9 +26,9 @@ def _files() -> dict[str, Path]:
     return {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 
 
-def open_paths() -> frozenset[str]:
+def public_paths() -> tuple[str, ...]:
     """The paths that want no key: they hold nothing but the page."""
-    return frozenset({"/", *(f"/page/{name}" for name in _files())})
+    return ("/", *(f"/page/{name}" for name in _files()))
 
 
 async def index(_: RequestContext) -> WireResponse:

@@ -11,6 +11,7 @@ from ....classifier.optional import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...router import Router
+from ..routes.pagination import query_of
 from ..routes.route import RequestContext, Route
 from . import overview, savings
 
@@ -23,9 +24,8 @@ async def chart(context: RequestContext) -> WireResponse:
     if draw is None:
         raise NotFoundError(f"There is no such chart. There are: {', '.join(_CHARTS)}.")
     await context.router.start()
-    return WireResponse(
-        200, {"content-type": "image/svg+xml"}, await draw(context.router, "dark" in context.request.query)
-    )
+    dark = "dark" in query_of(context.request.query, ("dark",))
+    return WireResponse(200, {"content-type": "image/svg+xml"}, await draw(context.router, dark))
 
 
 async def _savings(router: Router, dark: bool) -> bytes:

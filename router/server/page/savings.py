@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from urllib.parse import parse_qs
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
+from ..routes.pagination import query_of
 from ..routes.route import RequestContext, Route
 
 _DAY_S = 86_400
@@ -74,13 +74,14 @@ class RequestList(msgspec.Struct):
 
 
 async def savings(context: RequestContext) -> WireResponse:
-    days = _number(context, "days", 30, _MOST_DAYS)
+    days = _number(query_of(context.request.query, ("days",)), "days", 30, _MOST_DAYS)
     return WireResponse.json(await context.router.read_ledger(lambda ledger: summed(ledger, days)))
 
 
 async def requests(context: RequestContext) -> WireResponse:
-    limit = _number(context, "limit", 100, _MOST_ROWS)
-    tier = _parameter(context, "tier")
+    query = query_of(context.request.query, ("limit", "tier"))
+    limit = _number(query, "limit", 100, _MOST_ROWS)
+    tier = query.get("tier")
     if tier is not None and tier not in _TIERS:
         raise InvalidRequestError(f"tier must be one of {', '.join(_TIERS)}.", param="tier", code="invalid_value")
     rows = await context.router.read_ledger(lambda ledger: ledger.rows(limit=limit, tier=tier))
@@ -115,14 +116,8 @@ def _summary(row: LedgerRow) -> RequestSummary:
     return RequestSummary(**kept, decisions=msgspec.Raw(row.decisions.encode()))
 
 
-def _parameter(context: RequestContext, name: str) -> str | None:
-    return next(iter(parse_qs(context.request.query).get(name, ())), None)
-
-
-def _number(context: RequestContext, name: str, default: int, most: int) -> int:
-    text = _parameter(context, name)
-    if text is None:
-        return default
+def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
         raise InvalidRequestError(f"{name} must be from 1 to {most}.", param=name, code="invalid_value")
     return int(text)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
-from updraft.router.server.page.assets import open_paths
+from updraft.router.server.page.assets import public_paths
 
 __all__ = ["cloud", "cloud_server"]
 
@@ -25,8 +25,8 @@ def http(cloud: FakeCloud, tmp_path: Path) -> Iterator[TestClient]:
 
 
 def test_its_files_want_no_key_and_its_data_does(http: TestClient) -> None:
-    assert len(open_paths()) > 8
-    for path in open_paths():
+    assert len(public_paths()) > 8
+    for path in public_paths():
         answer = http.get(path)
         assert answer.status_code == 200, path
         policy = answer.headers["content-security-policy"]
@@ -41,13 +41,13 @@ def test_what_is_asked_wrongly_is_refused_by_name(http: TestClient) -> None:
     http.headers["authorization"] = "Bearer secret"
     assert http.get("/page/..%2fassets.py").status_code == 404
     for path, param in (("/updraft/requests?limit=0", "limit"), ("/updraft/requests?tier=x", "tier"),
-                        ("/updraft/savings?days=9999", "days")):  # fmt: skip
+                        ("/updraft/savings?days=9999", "days"), ("/updraft/savings?day=1", "day")):  # fmt: skip
         assert http.get(path).json()["error"]["param"] == param
     assert http.post("/updraft/models/pull", json={"model": "/etc/passwd"}).status_code == 400
     assert http.post("/updraft/models/memory", json={"action": "sleep"}).json()["error"]["code"] == "invalid_value"
     assert http.get("/updraft/policy").status_code == 404
     assert http.get("/updraft/requests/none").status_code == 404
-    assert http.post("/updraft/requests/none/feedback", json={"rating": "up"}).status_code == 404
+    assert http.post("/updraft/requests/none/feedback", json={"thumb": "up"}).status_code == 404
 
 
 def test_a_trace_asks_no_cloud_and_writes_no_row(http: TestClient, cloud: FakeCloud) -> None:

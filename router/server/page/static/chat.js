@@ -148,7 +148,7 @@ function whyOf(info) {
   details.addEventListener("toggle", async () => {
     if (!details.open || place.childElementCount > 1) return;
     try {
-      place.append(decisionList((await get(`/updraft/requests/${info.request_id}`)).decisions));
+      place.append(decisionList((await get(`/updraft/requests/${info.request_id}`)).request.decisions));
     } catch (error) {
       place.append(failure(error));
     }
@@ -158,16 +158,16 @@ function whyOf(info) {
 
 export function thumbs(id) {
   const said = el("span", { role: "status" });
-  const thumb = (rating, label, shown) => el("button", {
+  const button = (thumb, label, shown) => el("button", {
     type: "button", "aria-label": label,
     onclick: async () => {
       try {
-        await post(`/updraft/requests/${encodeURIComponent(id)}/feedback`, { rating });
+        await post(`/updraft/requests/${encodeURIComponent(id)}/feedback`, { thumb });
         said.textContent = "Noted.";
       } catch (error) {
         said.textContent = error.message;
       }
     },
   }, shown);
-  return [thumb("up", "Good answer", "Good"), thumb("down", "Bad answer", "Bad"), said];
+  return [button("up", "Good answer", "Good"), button("down", "Bad answer", "Bad"), said];
 }
