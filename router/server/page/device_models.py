@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ....protocol.decoding import decode, prepare_types
-from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import model_file
@@ -88,7 +88,9 @@ async def pull(context: RequestContext) -> WireResponse:
             param="model",
             code="invalid_value",
         )
-    return WireResponse(200, sse.HEADERS, _pulling(wanted))
+    if context.router.pulling.locked():
+        raise OverloadedError("Two models are being pulled: wait for one of them.")
+    return WireResponse(200, sse.HEADERS, _pulling(wanted, context.router.pulling))
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -193,9 +195,10 @@ class _Progress:
         return sse.event({"done": self.done, "total": self.total, "message": self.message})
 
 
-async def _pulling(wanted: str) -> AsyncGenerator[bytes]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[bytes]:
     """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
     progress = _Progress()
+    await pulling.acquire()
     task = asyncio.create_task(asyncio.to_thread(_pull, wanted, progress))
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # one that is stopped may fail
     try:
@@ -209,6 +212,7 @@ async def _pulling(wanted: str) -> AsyncGenerator[bytes]:
         yield sse.DONE
     finally:
         progress.stopped = True
+        pulling.release()
 
 
 def _pull(wanted: str, progress: _Progress) -> str:
