@@ -144,8 +144,6 @@ async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | N
         engine.close()
         raise
     tier = EngineLocalTier(engine)
-    if config.local_idle_s is None:
-        return tier, gates, None
     return IdleLocalTier(tier, lambda: EngineLocalTier(open_local(config)), config.local_idle_s), gates, None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, GateDecision, Gates, NoSignalGates
+from .gates import ConfidenceGates, GateDecision, Gates, NoSignalGates, PolicyGates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
@@ -42,6 +42,7 @@ class ExplorationGates:
         self._gates = gates
         self._shadow = shadow
         self._exploration = 1.0 if shadow else exploration
+        self._observes = True
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens
@@ -65,6 +66,17 @@ class ExplorationGates:
             )
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
+    def unobserved(self) -> ExplorationGates:
+        """The same gates for a request that is no user's: it is not sampled, and no drift is seen in it."""
+        gates = ExplorationGates(self._gates, monitor=self.monitor)
+        gates._observes = False
+        return gates
+
+    @property
+    def calibrated(self) -> PolicyGates | None:
+        """The gates of a calibrated policy, where these go by one."""
+        return self._gates if isinstance(self._gates, PolicyGates) else None
+
     def stop_exploring(self) -> bool:
         """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
         if self._shadow or not self._exploration:
@@ -82,7 +94,7 @@ class ExplorationGates:
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         decision = self._with_alarm_noted(self._gates.before(messages, self._quality(quality)))
-        if self.monitor is not None and decision.p_gain is not None:
+        if self.monitor is not None and self._observes and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
         return decision
 

@@ -12,7 +12,19 @@ from .answers import AnswerService
 from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
-from .routes import batches, chat_completions, completions, embeddings, files, health, metrics, models, responses
+from .page import routes as page
+from .routes import (
+    batches,
+    chat_completions,
+    completions,
+    embeddings,
+    files,
+    health,
+    metrics,
+    models,
+    requests,
+    responses,
+)
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -28,6 +40,8 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *requests.ROUTES,
+    *page.ROUTES,
 )
 
 
