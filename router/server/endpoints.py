@@ -8,7 +8,7 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .routes import chat_completions, completions, embeddings, health, metrics, models, passed_on, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -18,6 +18,8 @@ ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *embeddings.ROUTES,
+    *passed_on.ROUTES,
+    *tokens.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
