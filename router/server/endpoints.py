@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 
 from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models, passed_on, tokens
+from .routes import chat_completions, completions, embeddings, health, metrics, models, openapi, passed_on, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -23,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *openapi.ROUTES,
 )
 
 
@@ -43,13 +46,16 @@ class Endpoints:
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        began = time.monotonic()
         try:
-            return await self._dispatch(request)
+            response = await self._dispatch(request)
         except UpdraftError as error:
-            return answer.failure(error)
+            response = answer.failure(error)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(answer.internal_error())
+            response = answer.failure(answer.internal_error())
+        spent = {"openai-processing-ms": str(int((time.monotonic() - began) * 1e3))}
+        return replace(response, headers={**response.headers, **spent})
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/") or "/"
@@ -57,7 +63,7 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                return await route.handler(RequestContext(self.router, request, parameters))
+                return await route.handler(RequestContext(self.router, request, parameters, self._routes))
             if parameters is not None:
                 others.append(route.method)
         if others:
