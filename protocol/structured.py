@@ -143,7 +143,7 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
 
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decoded request whose `tool_choice` of type `allowed_tools` is written as the tools that it leaves, and its mode.
+    """A decoded request; a `tool_choice` of type `allowed_tools` becomes the tools that it leaves, and its mode.
 
     Raises InvalidRequestError for one that names no tool of the request.
     """

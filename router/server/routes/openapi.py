@@ -52,7 +52,7 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
     answer: dict[str, Any] = {"*/*": {}}
     if route.response_type is not None:
         answer = {"application/json": {"schema": schema_of[route.response_type]}}
-    streamed = {"text/event-stream": {}} if route.streams else {}
+    streamed: dict[str, Any] = {"text/event-stream": {}} if route.streams else {}
     error = {"schema": {"$ref": _REF.format(name="Error")}}
     failure = {"description": "refused", "content": {"application/json": error}}
     operation: dict[str, Any] = {
