@@ -15,9 +15,11 @@ import typer
 from .. import __version__
 from . import bench, demo, evaluate, init, keys, learn, policy, servers, top, tune
 from .calibrate import command as calibrate
+from .cloud import command as cloud
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
+from .plan import command as plan
 from .service import command as service
 from .shared import json_output, output
 from .shared.command_line import CommandLine
@@ -79,6 +81,7 @@ app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
+app.command()(plan.plan)
 app.command()(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command()(store.pull)
@@ -90,6 +93,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(cloud.app, name="cloud")
 app.add_typer(service.app, name="service")
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
-from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.safety.system import outlive_hangup
 from .access.keys import KeyStore
@@ -20,6 +21,8 @@ from .relay.counters import ServiceObjective
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
     from .relay.shared_rows import SharedRows
@@ -59,11 +62,16 @@ class GatewayOptions:
     response_cache_mb: int = 0
     # Processes behind the port.
     workers: int = 1
+    # The time that requests in flight get to finish on SIGTERM.
+    drain_seconds: float = DRAIN_S
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
+
+
+prepare_types(GatewayOptions)
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -82,15 +90,15 @@ def run_gateway(options: GatewayOptions) -> None:
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
-                exit_with_parent()
+                exit_with_parent(options.drain_seconds)
             _serve(options, sock, rows, 0)
             return
 
         def work(number: int) -> None:
-            exit_with_parent()
+            exit_with_parent(options.drain_seconds)
             _serve(options, sock.dup(), rows, number)
 
-        Supervisor(options.workers, work, exit_with_parent=options.exit_with_parent).run()
+        Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:
@@ -111,7 +119,28 @@ def _checked(options: GatewayOptions) -> None:
     check_accounting(options.accounting)
 
 
+def open_gateway(options: GatewayOptions) -> FastAPI:
+    """A gateway for a server of somebody else's, as the only worker of its process. Raises ConfigurationError."""
+    from .relay.shared_rows import SharedRows
+
+    _checked(options)
+    return _app(replace(options, workers=1), SharedRows(), 0)
+
+
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
+    app = _app(options, rows, worker)
+    _collect_seldom()
+    serve(
+        app,
+        sock=sock,
+        ready_file=options.ready_file,
+        drain_s=options.drain_seconds,
+        announces=worker == 0,
+        tls=options.tls,
+    )
+
+
+def _app(options: GatewayOptions, rows: SharedRows, worker: int) -> FastAPI:
     """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
@@ -134,9 +163,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
-    app = create_gateway_app(relay, access)
-    _collect_seldom()
-    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+    return create_gateway_app(relay, access)
 
 
 def _collect_seldom() -> None:

@@ -12,6 +12,7 @@ from import_graph import FLOORS, ROOT, imports_of, sources
 #: The folders and modules of each room, from its top floor down. Those of one line may import each other.
 ROOMS = {
     "protocol": [
+        "dialects",
         "http",
         "embeddings requests responses",
         "decoding telemetry",
@@ -52,7 +53,15 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["gateway", "node", "engine", "models"],
+    "cloud_engine": ["deploy planning", "gateway", "node", "engine", "models"],
+    "cloud_engine.deploy": [
+        "launch",
+        "local ray_cluster",
+        "ray_deployments",
+        "foreign servers",
+        "config credentials",
+        "autoscaling",
+    ],
     "cloud_engine.gateway": [
         "process",
         "workers",
@@ -76,6 +85,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
+    "cloud_engine.planning": ["plan", "simulation", "step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
@@ -95,19 +105,19 @@ ROOMS = {
         "feedback",
         "settings_sources",
         "config",
-        "accounting",
+        "accounting storage",
         "gates",
         "tiers",
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes"],
+    "router.server": ["app", "endpoints reload", "routes", "answers"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",
         "main",
         "bench demo service",
-        "calibrate doctor evaluate init keys learn ledger policy servers talk top tune",
+        "calibrate cloud doctor evaluate init keys learn ledger plan policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import gateway_keys
@@ -16,8 +20,9 @@ import httpx
 import psutil
 import pytest
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
-from updraft.cloud_engine.node.registration import RegistrationOptions
+from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ConfigurationError, OverloadedError
+from waiting import wait_for
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
 Gateway = Callable[..., Any]
@@ -57,13 +62,6 @@ def ask(url: str, keys: Keys) -> int:
         return 0
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.1)
-
-
 def announce(url: str, key: str, announced: Any, method: str = "POST") -> httpx.Response:
     return httpx.request(method, f"{url}/admin/nodes", json={"url": announced}, headers=bearer(key), timeout=60)
 
@@ -72,7 +70,7 @@ def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_
     running = gateway()
     assert httpx.get(f"{running.url}/health").status_code == 503
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     assert ask(running.url, keys) == 200
     node.popen.send_signal(signal.SIGTERM)
     assert node.popen.wait(60) == 0
@@ -82,35 +80,35 @@ def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_
 def test_a_killed_node_vanishes_when_its_heartbeats_stop(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway()
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     time.sleep(LEASE_S + 1)
     assert nodes_of(running.url, keys) == [node.url], "heartbeats keep it"
     node.popen.kill()
-    until(lambda: nodes_of(running.url, keys) == [])
+    wait_for(lambda: nodes_of(running.url, keys) == [])
 
 
 def test_a_gateway_that_starts_anew_has_its_nodes_again(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     first = gateway()
     node = spawn_fake_node("--register", first.url, "--register-key", keys.node)
-    until(lambda: nodes_of(first.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(first.url, keys) == [node.url])
     first.popen.kill()
     first.popen.wait(60)
     Path(f"{keys.path}.nodes").unlink()  # not even the file is needed
     second = gateway(port=first.url.rpartition(":")[2])
-    until(lambda: ask(second.url, keys) == 200)
+    wait_for(lambda: ask(second.url, keys) == 200)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 def test_every_worker_sees_a_node(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway("--workers", "2")
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     workers = psutil.Process(running.popen.pid).children()
     assert len(workers) == 2
     for worker in workers:  # the other one answers alone
         worker.suspend()
         try:
-            until(lambda: ask(running.url, keys) == 200)
+            wait_for(lambda: ask(running.url, keys) == 200)
         finally:
             worker.resume()
 
@@ -143,6 +141,46 @@ def test_who_may_not_and_what_cannot_register(gateway: Gateway, fake_node: Any, 
     assert ask(running.url, keys) == 200
     assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 200
     assert nodes_of(running.url, keys) == []
+
+
+def test_every_gateway_behind_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a headless service of Kubernetes. One of them is down."""
+    told: list[tuple[str, str, str]] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            told.append((self.command, str(self.server.server_address[0]), str(self.headers["host"])))
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_POST = do_DELETE = answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def live(url: str) -> None:
+        registration = Registration(RegistrationOptions(url, "key"), "http://10.0.0.9:4116", 4)
+        registration.start()
+        await asyncio.to_thread(wait_for, lambda: len(told) == 2)
+        await registration.leave()
+
+    first = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    port = first.server_address[1]
+    resolve = socket.getaddrinfo
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3)]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *a, **k: found if host == "many" else resolve(host, *a, **k)
+    )
+    with first, ThreadingHTTPServer(("127.0.0.2", port), Gateway) as second:
+        for server in (first, second):
+            Thread(target=server.serve_forever, daemon=True).start()
+        asyncio.run(live(f"http://many:{port}"))
+        first.shutdown()
+        second.shutdown()
+    expected = [(method, f"127.0.0.{last}", f"many:{port}") for method in ("DELETE", "POST") for last in (1, 2)]
+    assert sorted(told) == expected
 
 
 def test_a_static_node_is_not_taken_twice(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
