@@ -52,11 +52,7 @@ from ..registration import Registration
 from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
-<<<<<<< HEAD
-=======
 from .responses import read_stateless, translated
-from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
->>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)
