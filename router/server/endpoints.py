@@ -29,12 +29,12 @@ log = logging.getLogger("updraft.router")
 
 #: The first one that fits is taken: a plain path stands before a template that fits it too.
 ROUTES: tuple[Route, ...] = (
+    *tokens.ROUTES,
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
     *embeddings.ROUTES,
     *passed_on.ROUTES,
-    *tokens.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
