@@ -89,7 +89,8 @@ def daemon_app(
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
             response = await endpoints.handle(wire)
-        return send(_stamped(response), request)
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        return send(_stamped(response), request, config.heartbeat_s if events else 0.0)
 
     return app
 

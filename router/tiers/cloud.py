@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
+from .interfaces import CloudContent, Content
 from .providers.provider import ProviderCall, with_query
 from .retries import retried
 from .stream import HttpCloudStream
@@ -72,8 +73,8 @@ class HttpCloudTier:
         call = self._call(path, body)
 
         async def attempt() -> dict[str, Any]:
-            raw = await self._whole("POST", call, forwarded)
-            return completion_in(raw, self._url, self._provider)
+            raw = await self._whole("POST", call.path, json_content(call.body), forwarded)
+            return completion_in(raw, self._url, self._provider, is_text=path == "completions")
 
         return await self._ask(attempt, timeout_s, body)
 
@@ -81,9 +82,23 @@ class HttpCloudTier:
         call = self._call("embeddings", body)
 
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", call, forwarded), self._url)
+            return embeddings_in(await self._whole("POST", call.path, json_content(call.body), forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
+
+    async def pass_on(
+        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> CloudContent:
+        target = self._call(path, {"model": content.model}).path
+
+        async def attempt() -> CloudContent:
+            response = await self._send("POST", target, content, forwarded)
+            kind = response.headers.get("content-type", "")
+            if kind.startswith("text/event-stream"):
+                return CloudContent(kind, _chunks(response, self._url))
+            return CloudContent(kind, await self._read_whole(response))
+
+        return await self._ask(attempt, timeout_s, {"model": content.model})
 
     async def open(
         self,
@@ -97,7 +112,7 @@ class HttpCloudTier:
         call = self._call(path, body)
 
         async def attempt() -> HttpCloudStream:
-            response = await self._send("POST", call, forwarded)
+            response = await self._send("POST", call.path, json_content(call.body), forwarded)
             stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s, self._provider)
             try:
                 await stream.wait_for_content()
@@ -171,10 +186,14 @@ class HttpCloudTier:
             raise misconfigured(error) from error
 
     async def _models(self) -> bytes:
-        return await self._whole("GET", ProviderCall(with_query("models", self._endpoint.query), {}))
+        return await self._whole("GET", with_query("models", self._endpoint.query))
 
-    async def _whole(self, method: str, call: ProviderCall, forwarded: Forwarded = NOTHING) -> bytes:
-        response = await self._send(method, call, forwarded)
+    async def _whole(
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
+    ) -> bytes:
+        return await self._read_whole(await self._send(method, path, content, forwarded))
+
+    async def _read_whole(self, response: httpx.Response) -> bytes:
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
@@ -183,16 +202,18 @@ class HttpCloudTier:
         finally:
             await response.aclose()
 
-    async def _send(self, method: str, call: ProviderCall, forwarded: Forwarded = NOTHING) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
+    ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud has no client."))
         request = self._client.build_request(
             method,
-            f"{self._url}/{forwarded.target(call.path)}",
-            content=msgspec.json.encode(call.body) if method == "POST" else None,
+            f"{self._url}/{forwarded.target(path)}",
+            content=None if content is None else content.data,
             headers={name: value for name, value in forwarded.headers.items() if name not in self._client.headers}
-            | ({"content-type": "application/json"} if method == "POST" else {}),
+            | ({} if content is None else {"content-type": content.kind}),
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
@@ -219,6 +240,20 @@ class HttpCloudTier:
         )
         if verdict == "differs":
             raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
+
+
+def json_content(body: dict[str, Any]) -> Content:
+    return Content(msgspec.json.encode(body), "application/json", str(body.get("model")))
+
+
+async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in response.aiter_bytes():
+            yield chunk
+    except httpx.HTTPError as error:
+        raise unreachable(url, error) from error
+    finally:
+        await response.aclose()
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
