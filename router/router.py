@@ -18,6 +18,7 @@ from ..protocol.errors import (
     ConfigurationError,
     EngineError,
     ModelNotFoundError,
+    NotFoundError,
     OverloadedError,
     RequestTimeoutError,
     UpdraftError,
@@ -28,7 +29,7 @@ from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
-from .accounting.ledger import Ledger
+from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
@@ -323,6 +324,24 @@ class Router:
 
     def _state(self) -> RouterState:
         return RouterState(self.config, self._running(), self._latency, self._budget)
+
+    def request(self, request_id: str) -> LedgerRow:
+        """One request as the ledger has it. Raises NotFoundError."""
+        row = self._kept_ledger().get(request_id)
+        if row is None:
+            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+        return row
+
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep whether an answer was good; whether `updraft learn` will see it. Raises NotFoundError."""
+        if not await self._kept_ledger().feedback(request_id, up=up):
+            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+        return self._learner is not None and await self._learner.feedback(request_id, up=up)
+
+    def _kept_ledger(self) -> Ledger:
+        if self._ledger is None:
+            raise NotFoundError("This router keeps no ledger: set `ledger` to a file.")
+        return self._ledger
 
     def models(self) -> list[ModelCard]:
         """Every model name that a request may give. The router has started."""

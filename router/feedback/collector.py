@@ -127,6 +127,10 @@ class ExperienceCollector:
         elif self._counts.dropped == 1:
             log.warning("answers come faster than they can be learned from: some are not kept (see /metrics)")
 
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep a thumb; whether that answer is kept. Raises sqlite3.OperationalError where the file stays busy."""
+        return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
+
     async def close(self) -> None:
         """Keep what waits, for which it takes up to 5 seconds, and close the experience. Idempotent.
 

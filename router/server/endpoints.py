@@ -8,7 +8,7 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .routes import chat_completions, completions, embeddings, health, metrics, models, requests
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -19,6 +19,7 @@ ROUTES: tuple[Route, ...] = (
     *completions.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
+    *requests.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
 )
