@@ -14,7 +14,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/cloud_engine/gateway/test_real_engine.py tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat service test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to p
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
 	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
+
+INTEROP := $(CURDIR)/out/interop
+interop:  ## other libraries' clients and suites against ours, with openai 2 and 3; installs them into out/
+	@mkdir -p $(INTEROP)/javascript && cp tests/interop/javascript/package.json $(INTEROP)/javascript
+	@cd $(INTEROP)/javascript && npm install --silent --no-audit --no-fund
+	@for version in 2 3; do \
+	  $(PYTHON) -m venv $(INTEROP)/openai$$version && \
+	  $(INTEROP)/openai$$version/bin/pip install --quiet --disable-pip-version-check -r tests/interop/openai$$version.txt && \
+	  INTEROP_JAVASCRIPT=$(INTEROP)/javascript PYTHONPATH=.typing:tests/interop $(INTEROP)/openai$$version/bin/python \
+	    -m pytest -W ignore -o asyncio_mode=auto tests/interop $(ARGS) || exit 1; \
+	done
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
