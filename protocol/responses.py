@@ -138,6 +138,8 @@ class AssistantMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    # What the model thought before.
+    reasoning_content: str | UnsetType = UNSET
 
 
 class PromptToken(msgspec.Struct):
@@ -188,6 +190,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     content: str | None = None
     role: Literal["assistant"] | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct):

@@ -42,6 +42,7 @@ from .gates.rules import kept_by
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
 from .request.chat_request import RequestedTier, RoutingRequest, read_model, read_routing_request
+from .responses import cloud_reasoning
 from .responses import completion as answer
 from .responses import streaming as streams
 from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
@@ -236,6 +237,8 @@ class Router:
 
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
+        if isinstance(reply, CloudReply) and self.config.cloud_reasoning_tags:
+            reply = CloudReply(cloud_reasoning.whole(reply.completion))
         if cascade.job.stream:
             events = _events(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
@@ -298,7 +301,7 @@ class Router:
             comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
             streamed = completion is None
             self._learner.observe(
-                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.tools, streamed)
+                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.reader(), streamed)
             )
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)

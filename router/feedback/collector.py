@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.online.experience import Experience, Observation
-    from ...text.tool_stream import OfferedTools
+    from ...text.tool_stream import AnswerParser
 
 __all__ = ["MAX_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
 
@@ -51,8 +51,8 @@ class JudgedRequest:
     answer: LocalAnswer
     # The cloud's answer, if it is known and can be compared.
     cloud: ComparableAnswer | None = None
-    # Those that the device had to call, if any.
-    tools: OfferedTools | None = None
+    # Tells thoughts and calls of the local answer from its text; None where it has neither.
+    reader: AnswerParser | None = None
     # The cloud's answer went by in pieces and was not kept.
     streamed: bool = True
 
@@ -223,5 +223,5 @@ def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None
     if judged.record.tier != "cloud":
         return None, None
     if judged.cloud is not None:
-        return grades(local_comparable_answer(judged.answer, judged.tools), judged.cloud)
+        return grades(local_comparable_answer(judged.answer, judged.reader), judged.cloud)
     return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _TAKEN_OVER), 1.0)

@@ -15,13 +15,14 @@ from ...protocol.http.foreign import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
-from ...text.tool_stream import ToolCallStream
+from ...text.tool_stream import AnswerParser
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from .cloud_reasoning import CloudReasoning
 from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
@@ -94,13 +95,18 @@ class _LocalText:
     `finish_reason` is known once `rest` was called.
     """
 
-    def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
+    def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self._calls = None if cascade.tools is None else ToolCallStream(cascade.tools)
+        self._reader = cascade.reader() if reader is None else reader
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
         self.finish_reason: FinishReason = "stop"
+
+    @property
+    def reader(self) -> AnswerParser | None:
+        """Where it stands in the answer, for who goes on with it."""
+        return self._reader
 
     def token(self, token: Token) -> bytes | None:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
@@ -114,10 +120,10 @@ class _LocalText:
     def _chunk(self, text: str, finish_reason: FinishReason | None, logprobs: ChoiceLogprobs | None) -> bytes | None:
         self.sent += text
         delta = Delta(content=text or None)
-        if self._calls is not None:
-            delta, reason = self._calls.read(text, finish_reason)
+        if self._reader is not None:
+            delta, reason = self._reader.read(text, finish_reason)
             self.finish_reason = reason or self.finish_reason
-        if delta.content is None and delta.tool_calls is None and logprobs is None:
+        if delta == Delta() and logprobs is None:
             return None
         return self.chunks.delta(delta, logprobs)
 
@@ -216,7 +222,7 @@ async def _continue_on_device(
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
-    tail = _LocalText(cascade, writer.chunks)
+    tail = _LocalText(cascade, writer.chunks, writer.reader)
     async for token in run:
         if chunk := tail.token(token):
             yield chunk
@@ -234,6 +240,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
+    reasoning = CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
     try:
         async for payload, event in stream:
             if (usage := CloudUsage.of(event)) is not None:
@@ -241,6 +248,8 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             if not event["choices"]:
                 counted = counted if usage is None else payload
                 continue
+            if reasoning is not None:
+                event = reasoning.event(event)  # noqa: PLW2901
             if adopt is not None:
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
@@ -252,7 +261,8 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
                     yield sse.event(text)
                 continue
             written += 1
-            yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
+            as_it_is = adopt is None and reasoning is None
+            yield b"data: " + payload + b"\n\n" if as_it_is else sse.event(event)
     except CloudFailure as failure:
         record.cloud.completion_tokens = record.cloud.completion_tokens or written
         record.failed(failure)

@@ -23,6 +23,7 @@ ROOMS = {
         "tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
+        "reasoning",
         "chat",
         "templates",
         "detokenize logit_edits repetition fair_queue child marks",
@@ -110,7 +111,7 @@ ROOMS = {
         "request",
     ],
     "router.server": ["app", "endpoints reload", "routes"],
-    "sdk": ["client", "transport", "runtime"],
+    "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime"],
     "cli": [
         "reference",
         "main",

@@ -1,4 +1,4 @@
-"""LangChain's own standard suites for chat models and embeddings, through the SDK's transport, the daemon and the gateway."""
+"""LangChain's own standard suites, for chat models and embeddings, through transport, daemon and gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that people use, each in its own way: an answer, a stream, a tool or a schema, with both tiers behind it."""
+"""Libraries that people use, each in its own way: an answer, a stream, a tool or a schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from conftest import KEY, Place
 from scripted_cloud import TEXT
 
-PARTS = TEXT.split()
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -119,7 +118,9 @@ def test_ollama(daemon: str) -> None:
     _skip_without(daemon, "/api/chat")
     client = ollama.Client(host=daemon.removesuffix("/v1"))
     assert client.chat(model="auto", messages=HELLO).message.content == TEXT
-    assert "".join(part.message.content or "" for part in client.chat(model="auto", messages=HELLO, stream=True)) == TEXT
+    assert (
+        "".join(part.message.content or "" for part in client.chat(model="auto", messages=HELLO, stream=True)) == TEXT
+    )
 
 
 def test_openai_responses(place: Place) -> None:
