@@ -12,6 +12,7 @@ from import_graph import FLOORS, ROOT, imports_of, sources
 #: The folders and modules of each room, from its top floor down. Those of one line may import each other.
 ROOMS = {
     "protocol": [
+        "dialects",
         "http",
         "embeddings requests responses",
         "decoding telemetry",
@@ -53,7 +54,7 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["deploy", "gateway", "node", "engine", "models"],
+    "cloud_engine": ["deploy planning", "gateway", "node", "engine", "models"],
     "cloud_engine.deploy": [
         "launch",
         "local ray_cluster",
@@ -85,6 +86,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
+    "cloud_engine.planning": ["plan", "simulation", "step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
@@ -104,19 +106,19 @@ ROOMS = {
         "feedback",
         "settings_sources",
         "config",
-        "accounting",
+        "accounting storage",
         "gates",
         "tiers",
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes"],
+    "router.server": ["app", "endpoints reload", "routes", "answers"],
     "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime"],
     "cli": [
         "reference",
         "main",
         "bench demo service",
-        "calibrate cloud doctor evaluate init keys learn ledger policy servers talk top tune",
+        "calibrate cloud doctor evaluate init keys learn ledger plan policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],
