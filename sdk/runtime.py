@@ -27,7 +27,7 @@ class Runtime:
     OverloadedError after `close()`, and in a child of `os.fork()` once the parent has started: the thread stayed there.
     """
 
-    def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router] = Router) -> None:
+    def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router]) -> None:
         self.config = config
         self._make_router = make_router
         self._lock = threading.Lock()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
+from ..router.router import Router
 from .runtime import Runtime
 
 
@@ -25,7 +26,8 @@ class _Shared:
 class RuntimePool:
     """Runtimes by their settings, counted by users. A child of `os.fork()` finds it empty: it opens its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_router: Callable[[RouterConfig], Router] = Router) -> None:
+        self._make_router = make_router
         self._forget()
 
     def acquire(self, config: RouterConfig) -> Runtime:
@@ -35,7 +37,7 @@ class RuntimePool:
         with self._lock:
             found = next((each for each in self._shared if each.runtime.config == config), None)
             if found is None:
-                found = _Shared(Runtime(config))
+                found = _Shared(Runtime(config, self._make_router))
                 self._shared.append(found)
             found.users += 1
             return found.runtime
