@@ -9,7 +9,21 @@ from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
-from .routes import chat_completions, completions, embeddings, health, metrics, models, requests, responses
+from .batches.interactive import InteractiveRequests
+from .batches.run import Background
+from .batches.service import BatchService
+from .routes import (
+    batches,
+    chat_completions,
+    completions,
+    embeddings,
+    files,
+    health,
+    metrics,
+    models,
+    requests,
+    responses,
+)
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -20,6 +34,8 @@ ROUTES: tuple[Route, ...] = (
     *completions.ROUTES,
     *responses.ROUTES,
     *embeddings.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
     *health.ROUTES,
@@ -33,22 +49,30 @@ class Endpoints:
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
         self._answers = AnswerService(router.config)
+        self._interactive = InteractiveRequests()
+        self._batches = BatchService(router.config, Background(self._answer, self._interactive))
         self._routes = routes
 
     async def start(self) -> None:
         """Load everything now. Idempotent. Raises as `Router.start`."""
         await self._answers.start()
         await self.router.start()
+        await self._batches.start()
 
     async def close(self) -> None:
         """End what is still streaming, and let go of everything. Idempotent."""
         try:
+            await self._batches.close()
             await self._answers.close()
         finally:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        work = self._answer(request)
+        return await (self._interactive.counted(work) if request.method == "POST" else work)
+
+    async def _answer(self, request: WireRequest) -> WireResponse:
         try:
             return await self._dispatch(request)
         except UpdraftError as error:
@@ -63,7 +87,8 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                return await route.handler(RequestContext(self.router, self._answers, request, parameters))
+                context = RequestContext(self.router, self._answers, self._batches, request, parameters)
+                return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)
         if others:

@@ -112,7 +112,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes", "answers"],
+    "router.server": ["app", "endpoints reload", "routes", "answers batches"],
     "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime"],
     "cli": [
         "reference",
