@@ -54,13 +54,13 @@ def measure(calls: int) -> dict[str, Any]:
         for client in clients.values():
             client.close()
     found: dict[str, Any] = {
-        name: {"p50_ms": float(np.median(each)), "p95_ms": float(np.quantile(each, 0.95))}
+        name: {f"p{percent}_ms": float(np.percentile(each, percent)) for percent in (10, 50, 95)}
         for name, each in times.items()
     }
     for name in ("sdk", "sdk_ledger"):
         for kind in ("", "_stream"):
-            over = found[f"instant{kind}"]["p50_ms"]
-            found[f"{name}{kind}"]["added_p50_ms"] = found[f"{name}{kind}"]["p50_ms"] - over
+            for at in ("p10_ms", "p50_ms"):
+                found[f"{name}{kind}"][f"added_{at}"] = found[f"{name}{kind}"][at] - found[f"instant{kind}"][at]
     return found
 
 

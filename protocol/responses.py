@@ -116,11 +116,13 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
 
     def headers(self) -> dict[str, str]:
         reason = self.reason.replace("\n", " ")
+        if not (reason.isascii() and reason.isprintable()):
+            reason = "".join(each if each.isascii() and each.isprintable() else "?" for each in reason)
         shown = {
             "request-id": self.request_id,
             "tier": self.tier,
             "route": self.route,
-            "reason": "".join(each if each.isascii() and each.isprintable() else "?" for each in reason),
+            "reason": reason,
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
             "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",
             "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",
