@@ -17,7 +17,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 BROWSER := "playwright>=1.50" "axe-playwright-python>=0.1.6"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat service test test-openai test-page screenshots test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-page screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,17 @@ test-page:  ## the page's tests in Chromium (apt-get install chromium), with a d
 
 screenshots:  ## take the docs' pictures of the page anew; what `make test-page` installs is used
 	@PYTHONPATH="$(CURDIR)/out/browser:$(CURDIR)/.typing:$$PYTHONPATH" $(BIN)/python tests/support/screenshots.py docs/images
+
+INTEROP := $(CURDIR)/out/interop
+interop:  ## other libraries' clients and suites against ours, with openai 2 and 3; installs them into out/
+	@mkdir -p $(INTEROP)/javascript && cp tests/interop/javascript/package.json $(INTEROP)/javascript
+	@cd $(INTEROP)/javascript && npm install --silent --no-audit --no-fund
+	@for version in 2 3; do \
+	  $(PYTHON) -m venv $(INTEROP)/openai$$version && \
+	  $(INTEROP)/openai$$version/bin/pip install --quiet --disable-pip-version-check -r tests/interop/openai$$version.txt && \
+	  INTEROP_JAVASCRIPT=$(INTEROP)/javascript PYTHONPATH=.typing:tests/interop $(INTEROP)/openai$$version/bin/python \
+	    -m pytest -W ignore -o asyncio_mode=auto tests/interop $(ARGS) || exit 1; \
+	done
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)

@@ -1,6 +1,6 @@
 """Updraft: answers on the device when that is good enough, and in the cloud when it is not.
 
-`import updraft` is light on purpose: it loads neither torch, llama.cpp nor `openai`. The two client classes are
+`import updraft` is light on purpose: it loads neither torch, llama.cpp nor `openai`. Clients and transports are
 resolved on first use.
 """
 
@@ -24,21 +24,31 @@ def _leave_working_folder() -> None:
 
 _leave_working_folder()
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .sdk import AsyncOpenAI as AsyncOpenAI
     from .sdk import OpenAI as OpenAI
+    from .sdk.libraries import async_transport as async_transport
+    from .sdk.libraries import transport as transport
+    from .sdk.requests import routing as routing
 
 __version__ = "0.1.0"
-__all__ = ["AsyncOpenAI", "OpenAI", "__version__"]
+__all__ = ["AsyncOpenAI", "OpenAI", "__version__", "async_transport", "routing", "transport"]
+
+_HOMES = {
+    "OpenAI": "client",
+    "AsyncOpenAI": "client",
+    "transport": "libraries",
+    "async_transport": "libraries",
+    "routing": "requests",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("OpenAI", "AsyncOpenAI"):
-        from . import sdk
-
-        return getattr(sdk, name)
+    if (home := _HOMES.get(name)) is not None:
+        return getattr(importlib.import_module(f".sdk.{home}", __name__), name)
     raise AttributeError(f"module 'updraft' has no attribute {name!r}")
 
 

@@ -45,6 +45,22 @@ def escalation(
 
 
 @app.command()
+def sdk(
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each kind.")] = 2000,
+    json_path: json_output.File = None,
+) -> None:
+    """What the SDK adds to a call of the openai client, with a stub engine: against an instant transport, in turn.
+
+    \b
+    Example
+      updraft bench sdk --json out/sdk.json
+    """
+    from ..bench.sdk import measure
+
+    _show(_report("sdk", {"calls": calls}, measure(calls)), json_path)
+
+
+@app.command()
 def engine(
     shape: Annotated[
         str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")

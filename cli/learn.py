@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -104,20 +105,35 @@ def feedback(
     Example
       updraft feedback chatcmpl-0123456789abcdef down
     """
-    from ..classifier.online.experience import Experience
     from ..router.settings_sources import load_config
 
-    path = _kept(load_config().experience)
-    experience = Experience(path)
-    try:
-        if not experience.feedback(request_id, up=thumb == "up"):
-            raise NotFoundError(
-                f"No judged answer {request_id!r} is in {path}: only answers that the local model wrote to their end "
-                "are kept, and of those the newest."
-            )
-    finally:
-        experience.close()
+    config, up = load_config(), thumb == "up"
+    noted = _noted_in_ledger(config.ledger, request_id, up=up)
+    learned = _noted_as_experience(config.experience, request_id, up=up)
+    if not (noted or learned):
+        raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger or the experience: see updraft log.")
     if as_json:
-        json_output.show({"request_id": request_id, "feedback": thumb})
+        json_output.show({"request_id": request_id, "feedback": thumb, "learned": learned})
     else:
         output.echo(f"Noted: {thumb} for {request_id}.")
+
+
+def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
+    from ..router.accounting.ledger import Ledger
+
+    if path is None or not path.exists():
+        return False
+    with closing(Ledger(path)) as ledger:
+        return asyncio.run(ledger.feedback(request_id, up=up))
+
+
+def _noted_as_experience(path: Path | None, request_id: str, *, up: bool) -> bool:
+    """Of answers that the local model wrote to their end, and of those the newest."""
+    from ..classifier.online.experience import Experience
+    from ..classifier.policy.folders import experience_file
+
+    path = path or experience_file()
+    if not path.exists():
+        return False
+    with closing(Experience(path)) as experience:
+        return experience.feedback(request_id, up=up)

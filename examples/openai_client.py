@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from updraft import OpenAI
+from updraft import OpenAI, routing
 
 
 def main() -> None:
@@ -19,7 +19,8 @@ def main() -> None:
             messages=[{"role": "user", "content": "What is 17 + 25?"}],
         )
     print(reply.choices[0].message.content)
-    print(f"answered by: {reply.updraft['tier']}, because: {reply.updraft['reason']}")  # type: ignore[attr-defined]
+    if info := routing(reply):
+        print(f"answered by: {info.tier}, because: {info.reason}")
 
 
 if __name__ == "__main__":

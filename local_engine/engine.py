@@ -24,6 +24,7 @@ from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.marks import typed_marks
+from ..text.reasoning import ReasoningStyle
 from ..text.templates import tool_messages as tool_turns
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
@@ -123,6 +124,11 @@ class LocalEngine:
 
         return ToolFormat.of(self._tool_parser, self)
 
+    @property
+    def reasoning(self) -> ReasoningStyle | None:
+        """How the model thinks before it answers; None if its chat template shows nothing of the kind."""
+        return ReasoningStyle.of(self.chat_template)
+
     def special_id(self, text: str) -> int | None:
         """The control token written `text`; None if there is none."""
         return self._model.special_id(text)
@@ -158,7 +164,8 @@ class LocalEngine:
             continue_final_message=continue_final_message,
         )
         form = None if tools is None else self.tool_format
-        offered = None if tools is None or form is None else OfferedTools(form, tools)
+        reasoning = None if constraint is not None else self.reasoning
+        offered = None if tools is None or form is None else OfferedTools(form, tools, reasoning)
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:

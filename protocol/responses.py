@@ -122,11 +122,13 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
 
     def headers(self) -> dict[str, str]:
         reason = self.reason.replace("\n", " ")
+        if not (reason.isascii() and reason.isprintable()):
+            reason = "".join(each if each.isascii() and each.isprintable() else "?" for each in reason)
         shown = {
             "request-id": self.request_id,
             "tier": self.tier,
             "route": self.route,
-            "reason": "".join(each if each.isascii() and each.isprintable() else "?" for each in reason),
+            "reason": reason,
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
             "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",
             "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",
@@ -144,6 +146,8 @@ class AssistantMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    # What the model thought before.
+    reasoning_content: str | UnsetType = UNSET
 
 
 class PromptToken(msgspec.Struct):
@@ -196,6 +200,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     content: str | None = None
     role: Literal["assistant"] | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct):

@@ -166,6 +166,9 @@ class RouterConfig:
     # Send the local answer along as `prediction` to clouds that are no Updraft nodes, too. Some bill the tokens of it
     # that they reject. An Updraft node is known by `owned_by` in its list of models.
     send_drafts: bool = False
+    # Whether the cloud leaves its reasoning in the text of an answer, as `<think>`: it is then told apart, as
+    # `reasoning_content`.
+    cloud_reasoning_tags: bool = False
     # When the device's answer stands in for the cloud's: where the cloud is `unreachable` (no connection, too slow, 429
     # or 5xx after retries, no usable answer), after `any` failure (a wrong key or model, too), or `never`.
     fallback: Fallback = "unreachable"

@@ -29,7 +29,7 @@ from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
-from .accounting.ledger import Ledger
+from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
@@ -42,6 +42,7 @@ from .gates.rules import no_local_configured
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
 from .request.chat_request import RequestedTier, RoutingRequest, read_model, read_routing_request
+from .responses import cloud_reasoning
 from .responses import completion as answer
 from .responses import streaming as streams
 from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
@@ -317,6 +318,8 @@ class Router:
 
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
+        if isinstance(reply, CloudReply) and self.config.cloud_reasoning_tags:
+            reply = CloudReply(cloud_reasoning.whole(reply.completion))
         if cascade.job.stream:
             events = _events(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
@@ -381,7 +384,7 @@ class Router:
             comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
             streamed = completion is None
             self._learner.observe(
-                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.tools, streamed)
+                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.reader(), streamed)
             )
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
@@ -407,6 +410,24 @@ class Router:
 
     def _state(self) -> RouterState:
         return RouterState(self.config, self._running(), self._latency, self._budget)
+
+    def request(self, request_id: str) -> LedgerRow:
+        """One request as the ledger has it. Raises NotFoundError."""
+        row = self._kept_ledger().get(request_id)
+        if row is None:
+            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+        return row
+
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep whether an answer was good; whether `updraft learn` will see it. Raises NotFoundError."""
+        if not await self._kept_ledger().feedback(request_id, up=up):
+            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+        return self._learner is not None and await self._learner.feedback(request_id, up=up)
+
+    def _kept_ledger(self) -> Ledger:
+        if self._ledger is None:
+            raise NotFoundError("This router keeps no ledger: set `ledger` to a file.")
+        return self._ledger
 
     def models(self) -> list[ModelCard]:
         """Every model name that a request may give. The router has started."""
@@ -553,7 +574,9 @@ def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
     if isinstance(reply, LocalReply):
         return streams.replay(cascade, reply.answer)
     if isinstance(reply, CloudStreamReply):
-        return streams.relay(cascade.record, reply.stream, include_usage=cascade.job.include_usage)
+        reasoning = streams.cloud_reasoning(cascade)
+        include_usage = cascade.job.include_usage
+        return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
     if isinstance(reply, LiveReply):
         return streams.live(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from ..protocol.requests import ConfidenceSignal
 from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.factory import check_startable
 from ..router.settings_sources import load_config
-from .runtime import Runtime
-from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
+from .requests import AsyncRequests, Requests
+from .sharing import RuntimeLease
+from .transport import BASE_URL, async_transport, httpx_of_openai, sync_transport
 
 # The router sits in this process and asks for no key; openai's constructor does.
 PLACEHOLDER_KEY = "updraft-in-process"
@@ -78,7 +80,12 @@ class OpenAI(openai.OpenAI):
             confidence_signal=confidence_signal,
             promise=promise,
         )
-        super().__init__(**_upstream(options, config, given, sync_client))
+        super().__init__(**_upstream(options, config, given, _sync_client))
+
+    @cached_property
+    def updraft(self) -> Requests:
+        """This router's requests: `why` and `feedback`."""
+        return Requests(self)
 
 
 class AsyncOpenAI(openai.AsyncOpenAI):
@@ -116,7 +123,12 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             confidence_signal=confidence_signal,
             promise=promise,
         )
-        super().__init__(**_upstream(options, config, given, async_client))
+        super().__init__(**_upstream(options, config, given, _async_client))
+
+    @cached_property
+    def updraft(self) -> AsyncRequests:
+        """This router's requests: `why` and `feedback`."""
+        return AsyncRequests(self)
 
 
 def _given(**settings: Any) -> dict[str, Any]:
@@ -127,12 +139,12 @@ def _given(**settings: Any) -> dict[str, Any]:
 
 
 def _upstream(
-    options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[Any, Runtime], Any]
+    options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[RuntimeLease], Any]
 ) -> dict[str, Any]:
     """The arguments of openai's own constructor. `copy()` and `with_options()` pass our client on: one router."""
     http_client = options.get("http_client")
     if http_client is not None:
-        if getattr(http_client, "updraft_runtime", None) is None:
+        if getattr(http_client, "updraft_lease", None) is None:
             raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
         if given or config is not None:
             raise ConfigurationError("A copy shares the router of its original: its settings cannot change.")
@@ -142,7 +154,7 @@ def _upstream(
     if http_client is None:
         settings = _settings(config, given, options.get("api_key"))
         check_startable(settings)
-        http_client = client(httpx_of_openai(), Runtime(settings))
+        http_client = client(RuntimeLease(settings))
     return {
         **options,
         "api_key": options.get("api_key") or PLACEHOLDER_KEY,
@@ -151,9 +163,28 @@ def _upstream(
     }
 
 
+def _sync_client(lease: RuntimeLease) -> Any:
+    httpx = httpx_of_openai()
+    return _leased(httpx.Client(transport=sync_transport(httpx, lease), base_url=BASE_URL), lease)
+
+
+def _async_client(lease: RuntimeLease) -> Any:
+    httpx = httpx_of_openai()
+    return _leased(httpx.AsyncClient(transport=async_transport(httpx, lease), base_url=BASE_URL), lease)
+
+
+def _leased(client: Any, lease: RuntimeLease) -> Any:
+    client.updraft_lease = lease  # what tells ours from others
+    return client
+
+
 def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:
     if isinstance(api_key, str):
         given = {"cloud_api_key": api_key, **given}
+    return settings_of(config, given)
+
+
+def settings_of(config: RouterConfig | None, given: dict[str, Any]) -> RouterConfig:
     if config is None:
         return load_config(given)
     if given.get("cloud_url") not in (None, config.cloud_url):  # the key of `config` is for its own URL

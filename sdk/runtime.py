@@ -27,7 +27,7 @@ class Runtime:
     OverloadedError after `close()`, and in a child of `os.fork()` once the parent has started: the thread stayed there.
     """
 
-    def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router] = Router) -> None:
+    def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router]) -> None:
         self.config = config
         self._make_router = make_router
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Runtime:
         """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent, and nothing
         in a child of the process that started it: sockets and files are the parent's.
         """
-        if self._is_of_the_parent:
+        if self.is_of_the_parent:
             return
         with self._lock:
             self._closed = True
@@ -80,22 +80,23 @@ class Runtime:
             return self._endpoints
 
     @property
-    def _is_of_the_parent(self) -> bool:
+    def is_of_the_parent(self) -> bool:
+        """This process is a fork of the one that started it."""
         return self._pid not in (None, os.getpid())
 
     def _check_process(self) -> None:
         """Before anything is locked: the fork may have found the lock taken, by a thread that is not here."""
-        if self._is_of_the_parent:
+        if self.is_of_the_parent:
             raise OverloadedError(
-                "This client was used before os.fork(), and its models and connections stayed with the parent process: "
-                "make a new client in the child.",
+                "This answer began before os.fork(), and stayed with the parent process: ask again in the child.",
                 code="forked",
             )
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        loop = None if self._is_of_the_parent else self._loop
+        loop = None if self.is_of_the_parent else self._loop
         if loop is None:
             work.close()
+            self._check_process()
             raise OverloadedError("This client is closed.")
         return asyncio.run_coroutine_threadsafe(work, loop)
 

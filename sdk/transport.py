@@ -18,7 +18,8 @@ import msgspec
 from ..protocol.errors import UpdraftError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.telemetry.tracing import callers_headers
-from .runtime import CancelledError, Runtime, wait
+from .runtime import CancelledError, wait
+from .sharing import RuntimeLease
 
 T = TypeVar("T")
 
@@ -41,76 +42,74 @@ def httpx_of_openai() -> Any:
     )
 
 
-def sync_client(httpx: Any, runtime: Runtime) -> Any:
-    """An `httpx.Client` whose requests go to the router; closing or losing it closes the router."""
-    bridge = _Bridge(httpx, runtime)
+def sync_transport(httpx: Any, lease: RuntimeLease) -> Any:
+    """An `httpx.BaseTransport` whose requests go to the router; closing or losing it ends the lease."""
+    bridge = _Bridge(httpx)
 
     class Body(httpx.SyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
-            self._chunks, self._request = chunks, request
-            self._forget = weakref.finalize(self, bridge.releasing, chunks)  # a stream dropped unclosed stops too
+            self._stream, self._request = lease.stream(chunks), request
+            self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
 
         def __iter__(self) -> Iterator[bytes]:
-            while (chunk := bridge.call(lambda: runtime.next_chunk(self._chunks), self._request)) is not None:
+            while (chunk := bridge.call(self._stream.next_chunk, self._request)) is not None:
                 yield chunk
 
         def close(self) -> None:
-            if self._forget.detach() is not None:
-                bridge.release(self._chunks)
+            if self._forget.detach() is not None and (released := self._stream.release()) is not None:
+                released.result()
 
     class Transport(httpx.BaseTransport):
         def handle_request(self, request: Any) -> Any:
             wire = bridge.wire(request, request.read())
-            response = bridge.call(lambda: runtime.handle(wire), request, GRACE_S)
+            response = bridge.call(lambda: lease.handle(wire), request, GRACE_S)
             return bridge.response(response, request, Body)
 
         def close(self) -> None:
-            runtime.close()
+            lease.close()
 
-    return bridge.owned(httpx.Client(transport=Transport(), base_url=BASE_URL))
+    return _owning(Transport(), lease)
 
 
-def async_client(httpx: Any, runtime: Runtime) -> Any:
-    """An `httpx.AsyncClient` whose requests go to the router; usable from any event loop."""
-    bridge = _Bridge(httpx, runtime)
+def async_transport(httpx: Any, lease: RuntimeLease) -> Any:
+    """An `httpx.AsyncBaseTransport` in the same way; usable from any event loop."""
+    bridge = _Bridge(httpx)
 
     class Body(httpx.AsyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
-            self._chunks, self._request = chunks, request
-            self._forget = weakref.finalize(self, bridge.releasing, chunks)  # a stream dropped unclosed stops too
+            self._stream, self._request = lease.stream(chunks), request
+            self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while (chunk := await bridge.acall(lambda: runtime.next_chunk(self._chunks), self._request)) is not None:
+            while (chunk := await bridge.acall(self._stream.next_chunk, self._request)) is not None:
                 yield chunk
 
         async def aclose(self) -> None:
-            if self._forget.detach() is not None and (released := bridge.releasing(self._chunks)) is not None:
+            if self._forget.detach() is not None and (released := self._stream.release()) is not None:
                 await asyncio.wrap_future(released)
 
     class Transport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
             wire = bridge.wire(request, await request.aread())
-            response = await bridge.acall(lambda: runtime.handle(wire), request, GRACE_S)
+            response = await bridge.acall(lambda: lease.handle(wire), request, GRACE_S)
             return bridge.response(response, request, Body)
 
         async def aclose(self) -> None:
-            await asyncio.to_thread(runtime.close)
+            await asyncio.to_thread(lease.close)
 
-    return bridge.owned(httpx.AsyncClient(transport=Transport(), base_url=BASE_URL))
+    return _owning(Transport(), lease)
+
+
+def _owning(transport: Any, lease: RuntimeLease) -> Any:
+    weakref.finalize(transport, lease.close)
+    return transport
 
 
 class _Bridge:
     """Shared by both directions: requests and responses as bytes, timeouts, and errors in the caller's own types."""
 
-    def __init__(self, httpx: Any, runtime: Runtime) -> None:
+    def __init__(self, httpx: Any) -> None:
         self._httpx = httpx
-        self._runtime = runtime
-
-    def owned(self, client: Any) -> Any:
-        """Mark the client as ours, and close the router when it is garbage collected unclosed."""
-        client.updraft_runtime = self._runtime
-        weakref.finalize(client, self._runtime.close)
-        return client
 
     def wire(self, request: Any, body: bytes) -> WireRequest:
         headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
@@ -143,17 +142,6 @@ class _Bridge:
             raise self._timeout("No answer in time.", request)
         # A stream, as a socket would give it: with_streaming_response is to find it open.
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
-
-    def releasing(self, chunks: AsyncIterator[bytes]) -> Future[None] | None:
-        """Begin to stop a stream; None if the router is gone, and every stream with it."""
-        try:
-            return self._runtime.release(chunks)
-        except UpdraftError:
-            return None
-
-    def release(self, chunks: AsyncIterator[bytes]) -> None:
-        if (released := self.releasing(chunks)) is not None:
-            released.result()
 
     def _translated(self, error: Exception, request: Any) -> Exception:
         if isinstance(error, (TimeoutError, FutureTimeoutError)):

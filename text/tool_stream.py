@@ -1,12 +1,15 @@
-"""Tool calls of an answer as OpenAI's clients expect them: whole, or piece by piece."""
+"""An answer as OpenAI's clients expect it, whole or piece by piece: thoughts and tool calls apart from the text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
 from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
+from .reasoning import ReasoningSplitter, ReasoningStyle
 from .tool_calls import CallDelta, ToolCallParser
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ class OfferedTools:
 
     format: ToolFormat
     use: ToolUse
+    # Calls inside of thoughts are none.
+    reasoning: ReasoningStyle | None = None
 
     def parser(self) -> ToolCallParser:
         """For one answer."""
@@ -31,7 +36,9 @@ class OfferedTools:
         it to that, or behind one that it repeats. None where neither can be.
         """
         once = constraint is None and not self.use.parallel
-        return CallLimit(self.parser(), once=once) if once or (detects_repetition and self.use.parallel) else None
+        if not (once or (detects_repetition and self.use.parallel)):
+            return None
+        return CallLimit(self.parser(), once=once, reasoning=self.reasoning)
 
 
 class CallLimit:
@@ -39,8 +46,9 @@ class CallLimit:
     pushed the text like a `StopMatcher`.
     """
 
-    def __init__(self, parser: ToolCallParser, *, once: bool) -> None:
+    def __init__(self, parser: ToolCallParser, *, once: bool, reasoning: ReasoningStyle | None = None) -> None:
         self._parser = parser
+        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
         self._once = once
         self._calls: list[list[str]] = []  # name and arguments of each, as far as they are written
 
@@ -48,7 +56,8 @@ class CallLimit:
         """As much of `text` as belongs to the answer, and whether that ends here."""
         for end, char in enumerate(text, 1):
             before = self._parser.num_calls
-            for call in self._parser.push(char).calls:
+            shown = char if self._splitter is None else self._splitter.push(char)[1]
+            for call in self._parser.push(shown).calls:
                 if call.index == len(self._calls):
                     self._calls.append(["", ""])
                 self._calls[call.index][0] += call.name
@@ -60,16 +69,29 @@ class CallLimit:
         return text, False
 
 
-class ToolCallStream:
+class AnswerParser:
     """Reads one answer in the format of its model. An answer that called a tool ends with the reason `tool_calls`."""
 
-    def __init__(self, tools: OfferedTools) -> None:
-        self._format = tools.format
-        self._parser = tools.parser()
+    def __init__(self, tools: OfferedTools | None, reasoning: ReasoningStyle | None = None) -> None:
+        self._format = None if tools is None else tools.format
+        self._parser = None if tools is None else tools.parser()
+        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
         self._called = False
 
     def read(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:
         """More of the answer, as what is to be shown of it now. `finish_reason` comes with the last of the text."""
+        thoughts = ""
+        if self._splitter is not None:
+            thoughts, text = self._splitter.push(text)
+            rest = self._splitter.flush() if finish_reason is not None else ("", "")
+            thoughts, text = thoughts + rest[0], text + rest[1]
+        delta, reason = self._without_thoughts(text, finish_reason)
+        delta.reasoning_content = thoughts or None
+        return delta, reason
+
+    def _without_thoughts(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:
+        if self._parser is None:
+            return Delta(content=text or None), finish_reason
         parsed = [self._parser.push(text)]
         if finish_reason is not None:
             parsed.append(self._parser.flush())
@@ -87,12 +109,13 @@ class ToolCallStream:
             if isinstance(more.id, str):
                 calls.append(ToolCall(more.id, CalledFunction(more.function.name or "", "")))
             calls[more.index].function.arguments += more.function.arguments
+        thoughts = delta.reasoning_content or UNSET
         if not calls:
-            return AssistantMessage(delta.content or ""), reason
-        return AssistantMessage(delta.content, tool_calls=calls), reason
+            return AssistantMessage(delta.content or "", reasoning_content=thoughts), reason
+        return AssistantMessage(delta.content, tool_calls=calls, reasoning_content=thoughts), reason
 
     def _delta(self, call: CallDelta) -> ToolCallDelta:
-        if call.name:
+        if call.name and self._format is not None:
             name = FunctionDelta(call.arguments, call.name)
             return ToolCallDelta(call.index, name, self._format.new_call_id(), "function")
         return ToolCallDelta(call.index, FunctionDelta(call.arguments))

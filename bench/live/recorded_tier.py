@@ -34,6 +34,7 @@ class RecordedTier:
 
     context_length = 2048
     tool_format = None
+    reasoning = None
 
     def __init__(self, model_id: str, rows: Mapping[str, GradedRow]) -> None:
         self.model_id = model_id

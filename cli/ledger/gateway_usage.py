@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output, output
-from .rows import printable
 
 if TYPE_CHECKING:
     from ...cloud_engine.gateway.ledger.reading import Group
@@ -64,6 +63,7 @@ class GatewayUsage:
         from rich.markup import escape
         from rich.table import Table
 
+        from ...router.accounting.explanation import printable
         from ..shared.console import Console
         from ..shared.tables import dollars
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..shared import json_output
-from .rows import LedgerPath, facts_of, open_ledger, printable, time_of
+from .rows import LedgerPath, open_ledger
 
 
 def log(
@@ -29,6 +29,8 @@ def log(
       updraft log -n 100 --tier cloud
       updraft log --json
     """
+    from ...router.accounting.explanation import facts_of, printable, time_of
+
     with open_ledger(ledger) as opened:
         rows = opened.rows(limit=number, tier=tier)
     if as_json:

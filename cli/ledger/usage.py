@@ -13,7 +13,7 @@ import typer
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output
 from .gateway_usage import GatewayUsage
-from .rows import LedgerPath, open_ledger, printable
+from .rows import LedgerPath, open_ledger
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,6 +82,7 @@ def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from ...router.accounting.explanation import printable
     from ..shared.tables import dollars, number
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=False)

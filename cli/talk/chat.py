@@ -116,8 +116,8 @@ class Session:
 
     def _why(self) -> str:
         """From the ledger, as `updraft why` tells it; without one, from the answer itself."""
+        from ...router.accounting.explanation import explained
         from ...router.accounting.ledger import Ledger
-        from ..ledger.why import explained
         from .conversation import provenance
 
         if self.last is None:

@@ -77,6 +77,8 @@ class LedgerRow:
     cloud_ms: float = 0.0
     # Digest of the request's `user`.
     user: str = ""
+    # What its reader thought of the answer: 1 good, -1 bad, 0 nothing said.
+    feedback: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO spending SELECT 'day', * FROM spending_of_days",
         "DROP TABLE spending_of_days",
     ),
+    ("ALTER TABLE requests ADD COLUMN feedback INTEGER NOT NULL DEFAULT 0",),
 )
 _VERSION = len(_MIGRATIONS)
 _COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
@@ -233,6 +236,11 @@ class Ledger:
 
     def get(self, request_id: str) -> LedgerRow | None:
         return next(iter(self._select("WHERE id = ?", request_id)), None)
+
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep a thumb; whether there is such a request. The last thumb counts. Waits as `alone` does."""
+        query, thumb = "UPDATE requests SET feedback = ? WHERE id = ?", 1 if up else -1
+        return await self.alone(lambda connection: connection.execute(query, (thumb, request_id)).rowcount > 0)
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
         """Over the rows from `since` (seconds since the epoch) on, per group `by` (of `GROUPS`); None: one for all."""

@@ -18,7 +18,8 @@ from typing import TypeVar
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
 from ...protocol.sampling import SamplingParams
-from ...text.tool_stream import OfferedTools
+from ...text.reasoning import ReasoningStyle
+from ...text.tool_stream import AnswerParser, OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
@@ -92,6 +93,7 @@ class Cascade:
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
+        self.reasoning: ReasoningStyle | None = None  # of the local run
         self.escalation = Escalation(job, router_state, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
@@ -276,6 +278,9 @@ class Cascade:
         """A run that answers the request, sampled by `params`; who begins it closes it."""
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
+        self.reasoning = None if constraint is not None else self.local.reasoning
+        if self.reasoning is not None and chat.continue_final_message:
+            self.reasoning = ReasoningStyle()
         self.record.notes = () if constraint is None else constraint.notes
         run = await self.local.start(
             chat.messages,
@@ -288,6 +293,11 @@ class Cascade:
         if params.max_tokens is not None and params.max_tokens > room:
             self.record.notes += (f"max_tokens: the context of the model on this device ends after {room} tokens",)
         return run
+
+    def reader(self) -> AnswerParser | None:
+        """For one local answer; None where its text is all there is to it."""
+        tools = self.tools
+        return None if tools is None and self.reasoning is None else AnswerParser(tools, self.reasoning)
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""

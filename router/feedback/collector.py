@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.online.experience import Experience, Observation
-    from ...text.tool_stream import OfferedTools
+    from ...text.tool_stream import AnswerParser
 
 __all__ = ["MAX_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
 
@@ -51,8 +51,8 @@ class JudgedRequest:
     answer: LocalAnswer
     # The cloud's answer, if it is known and can be compared.
     cloud: ComparableAnswer | None = None
-    # Those that the device had to call, if any.
-    tools: OfferedTools | None = None
+    # Tells thoughts and calls of the local answer from its text; None where it has neither.
+    reader: AnswerParser | None = None
     # The cloud's answer went by in pieces and was not kept.
     streamed: bool = True
 
@@ -126,6 +126,10 @@ class ExperienceCollector:
             self._last = self._thread.submit(self._keep)
         elif self._counts.dropped == 1:
             log.warning("answers come faster than they can be learned from: some are not kept (see /metrics)")
+
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep a thumb; whether that answer is kept. Raises sqlite3.OperationalError where the file stays busy."""
+        return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:
         """Keep what waits, for which it takes up to 5 seconds, and close the experience. Idempotent.
@@ -219,5 +223,5 @@ def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None
     if judged.record.tier != "cloud":
         return None, None
     if judged.cloud is not None:
-        return grades(local_comparable_answer(judged.answer, judged.tools), judged.cloud)
+        return grades(local_comparable_answer(judged.answer, judged.reader), judged.cloud)
     return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _TAKEN_OVER), 1.0)

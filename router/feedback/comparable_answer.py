@@ -8,7 +8,7 @@ import msgspec
 
 from ...classifier.grading.agreement import ComparableAnswer
 from ...protocol.decoding import prepare_types
-from ...text.tool_stream import OfferedTools, ToolCallStream
+from ...text.tool_stream import AnswerParser
 from ..tiers.interfaces import LocalAnswer
 
 __all__ = ["cloud_comparable_answer", "local_comparable_answer"]
@@ -34,12 +34,12 @@ class _Message(msgspec.Struct):
 prepare_types(_Message)
 
 
-def local_comparable_answer(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAnswer:
-    """`tools`: what the device had to call; None for nothing."""
+def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) -> ComparableAnswer:
+    """`reader`: of an answer with thoughts or calls in it; None where it is its text."""
     reason = answer.finish_reason or "stop"
-    if tools is None:
+    if reader is None:
         return ComparableAnswer(answer.text, reason)
-    message, reason = ToolCallStream(tools).whole(answer.text, reason)
+    message, reason = reader.whole(answer.text, reason)
     calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
     return ComparableAnswer(message.content or "", reason or "stop", calls)
 

@@ -28,7 +28,6 @@ from ...protocol.responses import (
     fingerprint,
 )
 from ...text.detokenize import IncrementalDetokenizer
-from ...text.tool_stream import ToolCallStream
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..request.json_narrowing import rows, table
@@ -46,8 +45,8 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
         tokens = [other for token in answer.tokens for other in shown.push(token)]
         logprobs = token_logprobs([*tokens, *shown.flush(answer)], local.token_bytes)
     message, reason = AssistantMessage(content=answer.text), answer.finish_reason
-    if cascade.tools is not None:
-        message, reason = ToolCallStream(cascade.tools).whole(answer.text, reason or "stop")
+    if (reader := cascade.reader()) is not None:
+        message, reason = reader.whole(answer.text, reason or "stop")
     return ChatCompletion(
         id=record.request_id,
         model=local.model_id,

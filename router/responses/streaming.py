@@ -15,7 +15,7 @@ from ...protocol.http.foreign import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
-from ...text.tool_stream import ToolCallStream
+from ...text.tool_stream import AnswerParser
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
@@ -23,6 +23,7 @@ from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from .cloud_reasoning import CloudReasoning
 from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
@@ -49,9 +50,14 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     yield chunks.finish(writer.finish_reason, usage, answer)
 
 
-async def relay(record: RequestRecord, stream: CloudStream, *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`."""
-    async for event in _relayed(record, stream, None, include_usage=include_usage):
+async def relay(
+    record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
+) -> AsyncGenerator[bytes]:
+    """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`.
+
+    `reasoning`: sets apart what the model thought, where the cloud leaves it in the text.
+    """
+    async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
     yield sse.DONE
 
@@ -95,13 +101,18 @@ class _LocalText:
     `finish_reason` is known once `rest` was called.
     """
 
-    def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
+    def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self._calls = None if cascade.tools is None else ToolCallStream(cascade.tools)
+        self._reader = cascade.reader() if reader is None else reader
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
         self.finish_reason: FinishReason = "stop"
+
+    @property
+    def reader(self) -> AnswerParser | None:
+        """Where it stands in the answer, for who goes on with it."""
+        return self._reader
 
     def token(self, token: Token) -> bytes | None:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
@@ -115,10 +126,10 @@ class _LocalText:
     def _chunk(self, text: str, finish_reason: FinishReason | None, logprobs: ChoiceLogprobs | None) -> bytes | None:
         self.sent += text
         delta = Delta(content=text or None)
-        if self._calls is not None:
-            delta, reason = self._calls.read(text, finish_reason)
+        if self._reader is not None:
+            delta, reason = self._reader.read(text, finish_reason)
             self.finish_reason = reason or self.finish_reason
-        if delta.content is None and delta.tool_calls is None and logprobs is None:
+        if delta == Delta() and logprobs is None:
             return None
         return self.chunks.delta(delta, logprobs)
 
@@ -194,7 +205,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         return
     cascade.record.route = "escalated"
     cascade.record.note = "the cloud continued the streamed text"
-    async for event in _relayed(cascade.record, stream, writer.chunks):
+    async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
         yield event
     if cascade.job.include_usage:
         cloud = cascade.record.cloud
@@ -217,7 +228,7 @@ async def _continue_on_device(
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
-    tail = _LocalText(cascade, writer.chunks)
+    tail = _LocalText(cascade, writer.chunks, writer.reader)
     async for token in run:
         if chunk := tail.token(token):
             yield chunk
@@ -230,7 +241,12 @@ async def _continue_on_device(
 
 
 async def _relayed(
-    record: RequestRecord, stream: CloudStream, adopt: ChunkWriter | None, *, include_usage: bool = False
+    record: RequestRecord,
+    stream: CloudStream,
+    adopt: ChunkWriter | None,
+    *,
+    include_usage: bool = False,
+    reasoning: CloudReasoning | None,
 ) -> AsyncGenerator[bytes]:
     """The cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
     finish: dict[str, Any] | None = None
@@ -243,6 +259,8 @@ async def _relayed(
             if not event["choices"]:
                 counted = counted if usage is None else payload
                 continue
+            if reasoning is not None:
+                event = reasoning.event(event)  # noqa: PLW2901
             if adopt is not None:
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
@@ -254,7 +272,8 @@ async def _relayed(
                     yield sse.event(text)
                 continue
             written += 1
-            yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
+            as_it_is = adopt is None and reasoning is None
+            yield b"data: " + payload + b"\n\n" if as_it_is else sse.event(event)
     except CloudFailure as failure:
         record.cloud.completion_tokens = record.cloud.completion_tokens or written
         record.failed(failure)
@@ -267,6 +286,11 @@ async def _relayed(
     yield sse.event({**finish, "updraft": record.info()})
     if counted is not None and adopt is None and include_usage:
         yield b"data: " + counted + b"\n\n"
+
+
+def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
+    """For one stream of the cloud; None where the settings do not ask for it."""
+    return CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
 
 
 def _indices(event: dict[str, Any]) -> list[Any]:

@@ -45,10 +45,10 @@ ROUTES: tuple[Route, ...] = (
     *files.ROUTES,
     *batches.ROUTES,
     *models.ROUTES,
+    *requests.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
     *openapi.ROUTES,
-    *requests.ROUTES,
     *page.ROUTES,
 )
 

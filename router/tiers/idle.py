@@ -15,6 +15,7 @@ from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 
 if TYPE_CHECKING:
+    from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class IdleLocalTier:
         self.model_id = tier.model_id
         self.context_length = tier.context_length
         self.tool_format: ToolFormat | None = tier.tool_format
+        self.reasoning: ReasoningStyle | None = tier.reasoning
         self._wait()
 
     @property

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...classifier.features.gate_inputs import Signals
+    from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 
@@ -88,6 +89,11 @@ class LocalTier(Protocol):
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model calls tools; None if it calls none."""
+        ...
+
+    @property
+    def reasoning(self) -> ReasoningStyle | None:
+        """How the model thinks before it answers; None if it does not."""
         ...
 
     async def start(

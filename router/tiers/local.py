@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...local_engine.engine import LocalEngine
     from ...local_engine.runtime.run import LocalRun
     from ...text.grammars.check import GrammarCheck
+    from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class EngineLocalTier:
     @property
     def tool_format(self) -> ToolFormat | None:
         return self._engine.tool_format
+
+    @property
+    def reasoning(self) -> ReasoningStyle | None:
+        return self._engine.reasoning
 
     async def start(
         self,

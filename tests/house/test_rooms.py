@@ -24,6 +24,7 @@ ROOMS = {
         "tokenization tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
+        "reasoning",
         "chat",
         "templates",
         "detokenize logit_edits repetition fair_queue child marks",
@@ -112,7 +113,7 @@ ROOMS = {
         "request",
     ],
     "router.server": ["app", "endpoints reload", "page", "routes", "answers batches"],
-    "sdk": ["client", "transport", "runtime"],
+    "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime"],
     "cli": [
         "reference",
         "main",

@@ -8,8 +8,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,6 @@ from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
-from updraft.router.router import Router
-from updraft.sdk import transport
-from updraft.sdk.runtime import Runtime
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -516,7 +513,7 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
 
     def settings(**options: Any) -> RouterConfig:
         with updraft.OpenAI(**options) as client:
-            return client._client.updraft_runtime.config  # type: ignore[attr-defined]
+            return client._client.updraft_lease.config  # type: ignore[attr-defined]
 
     assert settings(local="pocket").cloud_api_key is None, "OPENAI_API_KEY is for OpenAI, not for any cloud_url"
     assert settings(local="pocket", api_key="sk-1").cloud_api_key == "sk-1"
@@ -669,18 +666,10 @@ def test_sixty_four_async_requests_while_the_cloud_dies(
 # The other httpx
 
 
-@contextmanager
-def on_httpx(make: Callable[[Any, Runtime], Any], config: RouterConfig) -> Iterator[Any]:
-    runtime = Runtime(config, Router)
-    try:
-        yield make(httpx, runtime)
-    finally:
-        runtime.close()
-
-
 def test_the_adapter_of_older_openai_releases(config: RouterConfig, local: ScriptedLocal) -> None:
     body = {"model": "local", "messages": USER}
-    with on_httpx(transport.sync_client, config) as client, client:
+    url = "http://updraft.local/v1"
+    with httpx.Client(transport=updraft.transport(config, httpx=httpx), base_url=url) as client:
         assert client.post("/chat/completions", json=body).json()["model"] == "fake-small"
         with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -691,12 +680,11 @@ def test_the_adapter_of_older_openai_releases(config: RouterConfig, local: Scrip
             client.post("/chat/completions", json=body, timeout=0.5)
 
     async def test() -> None:
-        async with client:
+        async with httpx.AsyncClient(transport=updraft.async_transport(config, httpx=httpx), base_url=url) as client:
             assert (await client.post("/chat/completions", json=body)).json()["model"] == "fake-small"
             async with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:
                 events = [line async for line in response.aiter_lines() if line]
             assert json.loads(events[-2].removeprefix("data: "))["updraft"]["tier"] == "local"
 
     local.delay_s = 0
-    with on_httpx(transport.async_client, config) as client:
-        asyncio.run(test())
+    asyncio.run(test())

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from homes import home_in
-from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, FakeCloud
 
 README = Path(__file__).parents[2] / "README.md"
@@ -88,8 +87,7 @@ print(ask(used))
 """
 
 
-@passes_errors_on
-def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
+def test_a_fork_opens_a_router_of_its_own(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-c", FORK],
@@ -99,6 +97,4 @@ def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    first, refused, fresh, again = done.stdout.splitlines()
-    assert (first, fresh, again, done.returncode) == ("answered", "answered", "answered", 0)
-    assert "make a new client in the child" in refused
+    assert (done.stdout.splitlines(), done.returncode) == (["answered"] * 4, 0)

@@ -104,6 +104,7 @@ class ScriptedLocal:
     model_id = "fake-small"
     context_length = 512
     tool_format: Any = None
+    reasoning: Any = None
 
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
         self.text = text

@@ -16,7 +16,7 @@ from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary
 from updraft.text.tokenizer import Tokenizer
 from updraft.text.tool_calls import ToolCallParser, ToolSyntax
 from updraft.text.tool_formats import ToolFormat
-from updraft.text.tool_stream import OfferedTools, ToolCallStream
+from updraft.text.tool_stream import AnswerParser, OfferedTools
 
 POCKET = Path(__file__).resolve().parents[2] / "embedded" / "weights" / "pocket-large"
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat-templates" / "llama.cpp"
@@ -257,7 +257,7 @@ def test_an_answer_that_may_call_once_ends_behind_its_call(tokenizer: Tokenizer,
         if ended:
             break
     assert kept == TWO_CALLS[: TWO_CALLS.index("</tool_call>")]
-    message, reason = ToolCallStream(offered).whole(kept, "stop")
+    message, reason = AnswerParser(offered).whole(kept, "stop")
     assert (message.content, reason) == ("Well.", "tool_calls")
     assert isinstance(message.tool_calls, list)
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("f", '{"a": 1}')]
@@ -290,7 +290,7 @@ def test_an_answer_that_repeats_its_calls_ends(
     text, ended = kept("".join(calls * 9))
     assert ended
     assert text == "".join(calls).removesuffix("\n</tool_call>\n")
-    message, reason = ToolCallStream(offered).whole(text, "stop")
+    message, reason = AnswerParser(offered).whole(text, "stop")
     assert (len(message.tool_calls or ()), reason) == (5, "tool_calls")
 
 

@@ -13,6 +13,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ....protocol.sampling import SamplingDefaults
+from ....text.reasoning import ReasoningStyle
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
@@ -58,6 +59,7 @@ class JobMaker:
         self._model_id = model_id
         self._tool_format = tool_format
         self._sampling = sampling
+        self._reasoning = ReasoningStyle.of(tokenizer.chat_template)
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = longest * context_length
 
@@ -83,8 +85,11 @@ class JobMaker:
             params = replace(each.params, repetition_detection=False)  # arguments may repeat themselves
             # A call may end an answer.
             each = replace(each, params=params, constraint=constraint, streamed=True)
+        reasoning = None if each.constraint is not None else self._reasoning
+        if reasoning is not None and request.continue_final_message:
+            reasoning = ReasoningStyle()
         notes = () if each.constraint is None else each.constraint.notes
-        job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes))
+        job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes, reasoning))
         return replace(job, tools=offered)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
@@ -117,7 +122,7 @@ class JobMaker:
                 "or start the node with --tool-parser.",
                 param="tools",
             )
-        return OfferedTools(self._tool_format, request.tool_use)
+        return OfferedTools(self._tool_format, request.tool_use, self._reasoning)
 
     def _given_answer(self, request: ChatRequest | CompletionRequest) -> list[int]:
         given, vocab_size = request.answer_token_ids or [], self._tokenizer.vocab_size

@@ -1,22 +1,19 @@
-"""`/updraft/requests/{id}`: why an answer came from where it came, and whether it was good."""
+"""`/updraft/requests/{id}`: why an answer came from where it came, and what its reader thought of it."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import closing
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ....protocol.decoding import decode, prepare_types
-from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
+from ...accounting.explanation import Explanation, FeedbackNote, explanation_of
 from .route import RequestContext, Route
 
 
 class Feedback(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether an answer was good."""
+    """The body of a feedback."""
 
     thumb: Literal["up", "down"]
 
@@ -25,40 +22,25 @@ prepare_types(Feedback)
 
 
 async def why(context: RequestContext) -> WireResponse:
-    request_id = context.parameters["id"]
-    row = await context.router.read_ledger(lambda ledger: ledger.get(request_id))
-    if row is None:
-        raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
-    decisions = msgspec.Raw(row.decisions.encode())
-    return WireResponse.json({"request": {**msgspec.to_builtins(row), "decisions": decisions}})
+    await context.router.start()
+    return WireResponse.json(explanation_of(context.router.request(context.parameters["id"])))
 
 
 async def give_feedback(context: RequestContext) -> WireResponse:
-    given, request_id = decode(context.request.body, Feedback), context.parameters["id"]
-    path = context.router.config.experience
-    if path is None or not path.exists() or not await asyncio.to_thread(_keep, path, request_id, given.thumb == "up"):
-        raise NotFoundError(
-            f"No judged answer {request_id[:100]!r} is kept: only answers that the local model wrote to their end are, "
-            "and of those the newest."
-        )
-    return WireResponse.json(given)
-
-
-def _keep(path: Path, request_id: str, up: bool) -> bool:
-    from ....classifier.online.experience import Experience
-
-    with closing(Experience(path)) as experience:
-        return experience.feedback(request_id, up=up)
+    await context.router.start()
+    request_id, thumb = context.parameters["id"], decode(context.request.body, Feedback).thumb
+    learned = await context.router.feedback(request_id, up=thumb == "up")
+    return WireResponse.json(FeedbackNote(request_id=request_id, feedback=thumb, learned=learned))
 
 
 ROUTES = (
-    Route("GET", "/updraft/requests/{id}", why, "its row in the ledger, with every decision"),
+    Route("GET", "/updraft/requests/{id}", why, "one request as `updraft why` tells it", response_type=Explanation),
     Route(
         "POST",
         "/updraft/requests/{id}/feedback",
         give_feedback,
-        "`thumb`: `up` or `down`, for `updraft learn`",
+        "`thumb`: `up` or `down`, kept in the ledger and, where there is experience, for `updraft learn`",
         Feedback,
-        Feedback,
+        FeedbackNote,
     ),
 )

@@ -26,6 +26,7 @@ from .address import ServerAddress
 from .tokens import TOP, SeenVocabulary, ServerToken, reported_in
 
 if TYPE_CHECKING:
+    from ....text.reasoning import ReasoningStyle
     from ....text.tokenization import TextEncoder
     from ....text.tool_formats import ToolFormat
 
@@ -125,6 +126,7 @@ class ServerLocalTier:
     """`LocalTier` over one model of a server. `max_tokens`: of answers whose request sets none."""
 
     tool_format: ToolFormat | None = None
+    reasoning: ReasoningStyle | None = None
 
     def __init__(self, client: httpx.AsyncClient, model: LocalServerModel, max_tokens: int) -> None:
         self._client = client

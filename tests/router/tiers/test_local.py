@@ -67,6 +67,7 @@ class SlowEngine:
     model_id = "slow"
     context_length = 512
     tool_format = None
+    reasoning = None
 
     def __init__(self) -> None:
         self.length, self.delay_s, self.fails_at = 5, 0.0, -1

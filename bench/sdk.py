@@ -1,0 +1,164 @@
+"""What the SDK adds to a call of the openai client: the same calls over an instant transport and over a stub engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import openai
+
+from ..protocol.requests import Message
+from ..protocol.sampling import SamplingParams
+from ..router.config import RouterConfig
+from ..router.router import Router
+from ..router.state import Tiers
+from ..router.tiers.interfaces import LocalAnswer
+from ..sdk.sharing import RuntimeLease, RuntimePool
+from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
+
+__all__ = ["measure"]
+
+_MODEL = "stub"
+_TEXT = "Yes."
+_MESSAGES: Any = [{"role": "user", "content": "Is this quick?"}]
+_WARM = 50
+_HEAD = {"id": "chatcmpl-1", "created": 1, "model": _MODEL}
+_WHOLE = {
+    **_HEAD,
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": _TEXT}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8},
+}
+
+
+def measure(calls: int) -> dict[str, Any]:
+    """Milliseconds a call, over `calls` of each kind in turn: a busy machine slows all of them alike."""
+    httpx = httpx_of_openai()
+    with TemporaryDirectory() as folder:
+        ways = {
+            "instant": httpx.MockTransport(lambda request: _instant(httpx, request)),
+            "sdk": sync_transport(httpx, _lease(None)),
+            "sdk_ledger": sync_transport(httpx, _lease(Path(folder) / "ledger.sqlite3")),
+        }
+        clients = {name: _client(httpx, way) for name, way in ways.items()}
+        asks: dict[str, Callable[[], object]] = {}
+        for name, client in clients.items():
+            asks[name], asks[f"{name}_stream"] = _whole(client), _streamed(client)
+        times = _timed(asks, calls)
+        for client in clients.values():
+            client.close()
+    found: dict[str, Any] = {
+        name: {f"p{percent}_ms": float(np.percentile(each, percent)) for percent in (10, 50, 95)}
+        for name, each in times.items()
+    }
+    for name in ("sdk", "sdk_ledger"):
+        for kind in ("", "_stream"):
+            for at in ("p10_ms", "p50_ms"):
+                found[f"{name}{kind}"][f"added_{at}"] = found[f"{name}{kind}"][at] - found[f"instant{kind}"][at]
+    return found
+
+
+def _timed(asks: dict[str, Callable[[], object]], calls: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in asks}
+    for turn in range(_WARM + calls):
+        for name, ask in asks.items():
+            began = time.perf_counter()
+            ask()
+            if turn >= _WARM:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def _client(httpx: Any, transport: Any) -> openai.OpenAI:
+    return openai.OpenAI(
+        api_key="none", base_url=BASE_URL, http_client=httpx.Client(transport=transport), max_retries=0
+    )
+
+
+def _whole(client: openai.OpenAI) -> Callable[[], object]:
+    return lambda: client.chat.completions.create(model="local", messages=_MESSAGES)
+
+
+def _streamed(client: openai.OpenAI) -> Callable[[], object]:
+    return lambda: list(client.chat.completions.create(model="local", messages=_MESSAGES, stream=True))
+
+
+def _instant(httpx: Any, request: Any) -> Any:
+    if not json.loads(request.content).get("stream"):
+        return httpx.Response(200, json=_WHOLE)
+    deltas = (({"role": "assistant", "content": ""}, None), ({"content": _TEXT}, None), ({}, "stop"))
+    chunks = [
+        {
+            **_HEAD,
+            "object": "chat.completion.chunk",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
+        }
+        for delta, reason in deltas
+    ]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body)
+
+
+def _lease(ledger: Path | None) -> RuntimeLease:
+    config = RouterConfig(local="pocket", ledger=ledger)
+    return RuntimeLease(config, RuntimePool(lambda config: Router(config, Tiers(_StubTier(), None, None))))
+
+
+class _StubTier:
+    """`LocalTier` that has its one token at once."""
+
+    model_id = _MODEL
+    context_length = 4096
+    tool_format = None
+    reasoning = None
+
+    async def start(self, messages: Sequence[Message], params: SamplingParams, **_: Any) -> _StubGeneration:  # noqa: ARG002
+        return _StubGeneration()
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002
+        return b""
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+class _StubGeneration:
+    def __init__(self) -> None:
+        self.answer = LocalAnswer(prompt_tokens=7)
+
+    def __aiter__(self) -> _StubGeneration:
+        return self
+
+    async def __anext__(self) -> _StubToken:
+        if self.answer.tokens:
+            self.answer.finish_reason = "stop"
+            raise StopAsyncIteration
+        token = _StubToken()
+        self.answer.tokens.append(token)
+        self.answer.signals.append(token.signals)
+        self.answer.text = token.text
+        return token
+
+    async def aclose(self) -> None:
+        """Nothing runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StubSignals:
+    logprob: float = -0.1
+    entropy: float = 0.2
+    margin: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _StubToken:
+    id: int = 1
+    text: str = _TEXT
+    signals: _StubSignals = _StubSignals()
+    top: tuple[tuple[int, float], ...] = ()

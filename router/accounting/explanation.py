@@ -1,0 +1,105 @@
+"""One request explained from its ledger row: for `updraft why`, for programs, and for the SDK."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from .ledger import LedgerRow
+
+GATES = ("rules", "before", "during", "after")
+ROUTES = {
+    "local": "by the device",
+    "cloud": "by the cloud",
+    "escalated": "by the cloud, which continued or verified what the device wrote",
+    "fallback": "by the device, because the cloud could not",
+    "cache": "with an earlier answer to the same request",
+    "none": "not at all",
+}
+THUMBS = {1: "up", -1: "down"}
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """What `GET /updraft/requests/{id}` answers."""
+
+    # The ledger row, with its decisions as objects.
+    request: dict[str, Any]
+    # Labelled lines, in the order in which a person asks: `answered`, `because`, `decisions` and more.
+    explanation: dict[str, str]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label}: {text}" for label, text in self.explanation.items())
+
+
+class FeedbackNote(msgspec.Struct, kw_only=True):
+    """What `POST /updraft/requests/{id}/feedback` answers."""
+
+    request_id: str
+    # What is kept now.
+    feedback: Literal["up", "down"]
+    # `updraft learn` will see it: the local model wrote the whole answer, and experience is kept.
+    learned: bool
+
+
+def explanation_of(row: LedgerRow) -> Explanation:
+    return Explanation(request=facts_of(row), explanation=explained(row))
+
+
+def facts_of(row: LedgerRow) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "decisions": decisions_of(row)}
+
+
+def decisions_of(row: LedgerRow) -> list[dict[str, Any]]:
+    return json.loads(row.decisions)
+
+
+def explained(row: LedgerRow) -> dict[str, str]:
+    """The row as labelled lines, fit for a terminal."""
+    facts = {
+        "request": [f"{row.id}, {time_of(row)}, model {row.model or '-'}, status {row.status}"],
+        "answered": [ROUTES.get(row.route, row.route)],
+        "because": [row.reason],
+        "decisions": [_decision(each) for each in decisions_of(row)] or ["none kept"],
+    }
+    if row.failure:
+        facts["cloud failed"] = [row.failure]
+    facts["time"] = [f"{row.latency_ms:,.0f} ms: device {row.local_ms:,.0f} ms, cloud {row.cloud_ms:,.0f} ms"]
+    facts["tokens"] = [
+        f"device {row.local_prompt_tokens:,} read, {row.local_tokens:,} written; "
+        f"cloud {row.cloud_prompt_tokens:,} read, {row.cloud_tokens:,} written"
+    ]
+    if row.draft_proposed:
+        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens kept by the cloud"]
+    if row.cloud_model:
+        facts["cloud"] = [row.cloud_model]
+    facts["cost"] = [f"{_dollars(row.cost_usd)}, saved {_dollars(row.saved_usd)} against the cloud alone"]
+    if row.feedback:
+        facts["feedback"] = [THUMBS[row.feedback]]
+    if row.key:
+        facts["key"] = [f"{row.key[:12]} (digest)"]
+    return {label: "\n".join(map(printable, lines)) for label, lines in facts.items()}
+
+
+def time_of(row: LedgerRow) -> str:
+    """When the request came, by the clock of this machine."""
+    return datetime.fromtimestamp(row.ts).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def printable(text: str) -> str:
+    """Text of callers may be in it, and must not command the terminal nor look like another line."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _dollars(value: float | None) -> str:
+    return "unknown" if value is None else f"${value:.6f}"
+
+
+def _decision(verdict: dict[str, Any]) -> str:
+    gate = verdict["gate"]
+    p_gain, threshold = verdict["p_gain"], verdict["threshold"]
+    sure = "" if p_gain is None or threshold is None else f" [P(gain) {p_gain:.3f}, threshold {threshold:.3f}]"
+    return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"

@@ -1,0 +1,75 @@
+"""Where foreign clients are tried: a scripted cloud behind the SDK's transport, the daemon and the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from scripted_cloud import MODEL, scripted_cloud
+from server_processes import running
+
+KEY = "sk-interop-0123456789"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a client's requests go."""
+
+    name: str
+    # Ends in /v1.
+    url: str
+    model: str
+    key: str = KEY
+    # `httpx` clients for libraries that take them: {} where the URL is a real one.
+    clients: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="session")
+def cloud_url() -> Iterator[str]:
+    with scripted_cloud() as url:
+        yield f"{url}/v1"
+
+
+@pytest.fixture(scope="session")
+def daemon(cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its URL, with /v1."""
+    home = tmp_path_factory.mktemp("home")
+    command = ["-m", "updraft", "serve", "--cloud", cloud_url, "--cloud-model", MODEL, "--port", "0"]
+    with running(*command, UPDRAFT_HOME=str(home)) as process:
+        yield f"{process.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def gateway(cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Its URL, with /v1, and a key for it."""
+    from gateway_keys import make_key
+
+    folder = tmp_path_factory.mktemp("gateway")
+    key = make_key(folder / "keys", "interop")
+    command = ["-m", "updraft", "gateway", "--node", cloud_url.removesuffix("/v1"), "--keys", str(folder / "keys")]
+    with running(*command, "--db", str(folder / "usage.sqlite3"), "--port", "0") as process:
+        yield f"{process.url}/v1", key
+
+
+@pytest.fixture(scope="session", params=["transport", "daemon", "gateway"])
+def place(request: pytest.FixtureRequest, cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if request.param == "daemon":
+        yield Place("daemon", request.getfixturevalue("daemon"), "auto")
+        return
+    if request.param == "gateway":
+        url, key = request.getfixturevalue("gateway")
+        yield Place("gateway", url, MODEL, key)
+        return
+    import updraft
+    from updraft.router.config import RouterConfig
+    from updraft.sdk.transport import httpx_of_openai
+
+    httpx = httpx_of_openai()
+    config = RouterConfig(
+        cloud_url=cloud_url, cloud_model=MODEL, ledger=tmp_path_factory.mktemp("transport") / "ledger.sqlite3"
+    )
+    with httpx.Client(transport=updraft.transport(config)) as client:
+        clients = {"sync": client, "async": httpx.AsyncClient(transport=updraft.async_transport(config))}
+        yield Place("transport", "http://updraft.local/v1", "auto", clients=clients)

@@ -1,0 +1,146 @@
+"""Libraries that people use, each in its own way: an answer, a stream, a tool or a schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conftest import KEY, Place
+from scripted_cloud import TEXT
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def _openai(place: Place) -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=place.url, api_key=place.key, http_client=place.clients.get("sync"))
+
+
+def test_instructor(place: Place) -> None:
+    instructor = pytest.importorskip("instructor")
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+        people: int
+
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        client = instructor.from_openai(_openai(place), mode=mode)
+        found = client.chat.completions.create(
+            model=place.model, response_model=City, messages=[{"role": "user", "content": "It is 'Oslo'."}]
+        )
+        assert (found.name, found.people) == ("Oslo", 3)
+
+
+def test_pydantic_ai(place: Place) -> None:
+    pytest.importorskip("pydantic_ai")
+    import openai
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    client = openai.AsyncOpenAI(base_url=place.url, api_key=place.key, http_client=place.clients.get("async"))
+    agent = Agent(OpenAIChatModel(place.model, provider=OpenAIProvider(openai_client=client)))
+    seen: list[tuple[str, int]] = []
+
+    @agent.tool_plain
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        seen.append(("weather", len(city)))
+        return "sunny"
+
+    @agent.tool_plain
+    def people(city: str) -> int:
+        """How many live there."""
+        seen.append(("people", len(city)))
+        return 700_000
+
+    assert agent.run_sync("Tell me both of 'Oslo'.").output == TEXT
+    assert sorted(seen) == [("people", 4), ("weather", 4)], "parallel calls came back, and their results went up"
+
+
+def test_litellm(place: Place) -> None:
+    litellm = pytest.importorskip("litellm")
+    options = {"model": f"openai/{place.model}", "api_base": place.url, "api_key": place.key}
+    if place.clients:
+        options["client"] = _openai(place)
+    assert litellm.completion(messages=HELLO, **options).choices[0].message.content == TEXT
+    chunks = litellm.completion(messages=HELLO, stream=True, **options)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+
+
+def test_llama_index(place: Place) -> None:
+    pytest.importorskip("llama_index.llms.openai_like")
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(
+        model=place.model,
+        api_base=place.url,
+        api_key=place.key,
+        is_chat_model=True,
+        http_client=place.clients.get("sync"),
+    )
+    assert model.chat([ChatMessage(role="user", content="Hello")]).message.content == TEXT
+    assert "".join(part.delta or "" for part in model.stream_chat([ChatMessage(role="user", content="Hello")])) == TEXT
+
+
+def test_llm(place: Place, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = pytest.importorskip("llm")
+    if place.clients:
+        pytest.skip("llm takes a URL, and no HTTP client")
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: here\n  model_name: {place.model}\n  api_base: {place.url}\n  api_key_name: here\n"
+    )
+    assert llm.get_model("here").prompt("Hello", key=place.key).text() == TEXT
+
+
+def test_anthropic(daemon: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=daemon.removesuffix("/v1"), api_key=KEY, max_retries=0)
+    _skip_without(daemon, "/v1/messages")
+    message = client.messages.create(model="auto", max_tokens=50, messages=HELLO)
+    assert message.content[0].text == TEXT
+    with client.messages.stream(model="auto", max_tokens=50, messages=HELLO) as stream:
+        assert "".join(stream.text_stream) == TEXT
+    tool = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    called = client.messages.create(
+        model="auto", max_tokens=50, messages=[{"role": "user", "content": "In 'Oslo'?"}], tools=[tool]
+    )
+    assert [part.input for part in called.content if part.type == "tool_use"] == [{"city": "Oslo"}]
+
+
+def test_ollama(daemon: str) -> None:
+    ollama = pytest.importorskip("ollama")
+    _skip_without(daemon, "/api/chat")
+    client = ollama.Client(host=daemon.removesuffix("/v1"))
+    assert client.chat(model="auto", messages=HELLO).message.content == TEXT
+    assert (
+        "".join(part.message.content or "" for part in client.chat(model="auto", messages=HELLO, stream=True)) == TEXT
+    )
+
+
+def test_openai_responses(place: Place) -> None:
+    if place.name == "gateway":
+        pytest.skip("the scripted cloud has no Responses API for a gateway to relay to")
+    if place.name == "daemon":
+        _skip_without(place.url, "/v1/responses")
+    import openai
+
+    try:
+        assert _openai(place).responses.create(model=place.model, input="Hello").output_text == TEXT
+    except openai.NotFoundError as error:
+        pytest.skip(f"no Responses API here: {error}")
+    with _openai(place).responses.stream(model=place.model, input="Hello") as stream:
+        assert json.loads(stream.get_final_response().model_dump_json())["status"] == "completed"
+
+
+def _skip_without(url: str, path: str) -> None:
+    """Skip where the daemon does not know the route: another part of Updraft brings it."""
+    import httpx
+
+    if httpx.post(url.removesuffix("/v1") + path, json={}).status_code == 404:
+        pytest.skip(f"the daemon has no {path}")

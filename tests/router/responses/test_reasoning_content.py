@@ -1,0 +1,56 @@
+"""Thoughts come as `reasoning_content`: of the local model, and of a cloud that leaves them in its text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cascade_bench import run, text_of
+from router_fakes import FakeCloud
+from updraft.text.reasoning import ReasoningStyle
+
+FORMAT = {"type": "json_object"}
+
+
+def thoughts_of(events: list[dict[str, Any]]) -> str:
+    deltas = [choice["delta"] for event in events for choice in event.get("choices", [])]
+    return "".join(delta.get("reasoning_content") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_the_local_model_thinks(bench: Any, begun: bool) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.reasoning = ReasoningStyle(begun)
+            b.local.text = ("" if begun else "<think>\n") + "Let me see.\n</think>\n\nIt is 42."
+            message = (await b.answer("local"))["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == ("Let me see.", "It is 42.")
+            _, events, _ = await b.stream("local")
+            assert (thoughts_of(events), text_of(events)) == ("Let me see.", "It is 42.")
+            b.local.text = '{"a": 1}'
+            message = (await b.answer("local", response_format=FORMAT))["choices"][0]["message"]
+            assert message["content"] == '{"a": 1}', "an answer held to a format has no thoughts in it"
+
+    run(test())
+
+
+def test_what_a_cloud_leaves_in_its_text(bench: Any, cloud: FakeCloud) -> None:
+    text = "<think>Let me see.</think>\nIt is 42."
+    message = {"role": "assistant", "content": text}
+    whole = {"id": "c", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    deltas = [*({"content": text[at : at + 5]} for at in range(0, len(text), 5)), {}]
+    chunks = [{"choices": [{"index": 0, "delta": each, "finish_reason": None if each else "stop"}]} for each in deltas]
+
+    async def test() -> None:
+        for settings, shown in (({"cloud_reasoning_tags": True}, ("Let me see.", "It is 42.")), ({}, ("", text))):
+            async with bench(**settings) as b:
+                cloud.says = 200, json.dumps(whole).encode()
+                found = (await b.answer("cloud"))["choices"][0]["message"]
+                assert (found.get("reasoning_content", ""), found["content"]) == shown
+                cloud.says = 200, *(f"data: {json.dumps(each)}\n\n".encode() for each in chunks), b"data: [DONE]\n\n"
+                _, events, done = await b.stream("cloud")
+                assert done
+                assert (thoughts_of(events), text_of(events)) == shown
+
+    run(test())

@@ -1,0 +1,81 @@
+"""Thoughts told apart from answers, however the text is cut; calls of tools inside of them are none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.protocol.structured import Function, Tool, ToolUse
+from updraft.text.chat import ChatTemplate
+from updraft.text.reasoning import ReasoningSplitter, ReasoningStyle
+from updraft.text.tool_calls import ToolSyntax
+from updraft.text.tool_formats import ToolFormat
+from updraft.text.tool_stream import AnswerParser, OfferedTools
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+FORMAT = ToolFormat("hermes", ToolSyntax("<tool_call>", "</tool_call>"), {})
+TOOLS = OfferedTools(FORMAT, ToolUse([Tool("function", Function("f"))], "auto", parallel=False))
+
+
+def split(pieces: list[str], *, begun: bool = False) -> tuple[str, str]:
+    splitter = ReasoningSplitter(ReasoningStyle(begun))
+    parts = [*map(splitter.push, pieces), splitter.flush()]
+    return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "thoughts", "answer"),
+    [
+        ("<think>\nHm.\n</think>\n\n42", False, "Hm.", "42"),
+        ("\n<think></think>42", False, "", "42"),
+        ("Hm.\n</think>\n42", True, "Hm.", "42"),
+        ("<think>Hm.</think>42", True, "Hm.", "42"),
+        ("42 <think>is text</think>", False, "", "42 <think>is text</think>"),
+        ("<thin", False, "", "<thin"),
+        ("<think>Hm. </thin", False, "Hm. </thin", ""),
+        ("<think>Hm.</think>a</think> b", False, "Hm.", "a</think> b"),
+        ("", True, "", ""),
+    ],
+)
+def test_thoughts_and_answer(text: str, begun: bool, thoughts: str, answer: str) -> None:
+    assert split([text], begun=begun) == (thoughts, answer)
+    assert split(list(text), begun=begun) == (thoughts, answer)
+
+
+WORDS = st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "a", "<thi", "nk>"])
+
+
+@given(st.lists(WORDS, max_size=12), st.integers(0, 40), st.booleans())
+def test_it_does_not_matter_how_the_text_is_cut(words: list[str], at: int, begun: bool) -> None:
+    text = "".join(words)
+    whole = split([text], begun=begun)
+    assert split([text[:at], text[at:]], begun=begun) == whole
+    assert split(list(text), begun=begun) == whole
+    bare = text.replace("<think>", "", 1).replace("</think>", "", 1)
+    assert len("".join(whole).replace(" ", "").replace("\n", "")) >= len("".join(bare.split())), "nothing is lost"
+
+
+def test_a_call_inside_thoughts_is_none() -> None:
+    text = f"<think>I could write {CALL}</think>{CALL}"
+    message, reason = AnswerParser(TOOLS, ReasoningStyle()).whole(text, "stop")
+    assert reason == "tool_calls"
+    assert message.reasoning_content == f"I could write {CALL}"
+    assert [call.function.name for call in message.tool_calls] == ["f"]
+    message, reason = AnswerParser(TOOLS, ReasoningStyle()).whole(f"<think>{CALL}</think>No.", "stop")
+    assert (message.content, reason, message.tool_calls or []) == ("No.", "stop", [])
+    limit = OfferedTools(TOOLS.format, TOOLS.use, ReasoningStyle()).call_limit(None, detects_repetition=False)
+    assert limit is not None
+    assert limit.push(f"<think>{CALL}</think>") == (f"<think>{CALL}</think>", False)
+    assert limit.push(f"{CALL} more") == (CALL.removesuffix("\n</tool_call>"), True)
+
+
+@pytest.mark.parametrize(
+    ("source", "style"),
+    [
+        ("{{ messages[0].content }}", None),
+        ("{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}", ReasoningStyle(True)),
+        ("{{ '<think>' + reasoning + '</think>' }}{{ '<|im_start|>assistant\\n' }}", ReasoningStyle(False)),
+    ],
+)
+def test_the_template_shows_whether_a_model_thinks(source: str, style: ReasoningStyle | None) -> None:
+    assert ReasoningStyle.of(ChatTemplate(source)) == style

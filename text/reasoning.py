@@ -1,0 +1,86 @@
+"""What a model thinks before it answers, told apart from the answer: `<think>...</think>` at its beginning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .chat import ChatTemplate
+
+OPENER, CLOSER = "<think>", "</think>"
+_BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s*)*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningStyle:
+    """How a model thinks. `begun`: its prompt ends with the opener, so that an answer begins behind it."""
+
+    begun: bool = False
+
+    @staticmethod
+    def of(template: ChatTemplate | None) -> ReasoningStyle | None:
+        """As the chat template shows it; None for a model that does not think aloud."""
+        source = "" if template is None else template.source
+        if CLOSER not in source and OPENER not in source:
+            return None
+        return ReasoningStyle(begun=_BEGUN.search(source) is not None)
+
+
+class ReasoningSplitter:
+    """Reads one answer piece by piece. However it is cut, the results join to the same.
+
+    An opener counts only where the answer begins; blanks around the thoughts belong to neither part.
+    """
+
+    def __init__(self, style: ReasoningStyle | None = None) -> None:
+        self._begun = style is not None and style.begun
+        self._thinking = False
+        self._answering = False
+        self._trims = True  # leading blanks of what comes now
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The thoughts and the answer, as far as they are sure."""
+        if self._answering and not self._trims:
+            return "", text
+        self._held += text
+        if not self._answering and not self._thinking:
+            begun = self._held.lstrip()
+            if OPENER.startswith(begun) and begun != OPENER:
+                return "", ""
+            self._thinking = self._begun or begun.startswith(OPENER)
+            if not self._thinking:
+                self._answering, self._trims = True, False
+                return "", self._taken(len(self._held))
+            self._held = begun.removeprefix(OPENER)
+        thoughts = self._think() if self._thinking else ""
+        return thoughts, self._answer() if self._answering else ""
+
+    def flush(self) -> tuple[str, str]:
+        """The rest, at the end of the answer."""
+        rest = self._taken(len(self._held))
+        if self._answering:
+            return "", ""  # blanks behind the thoughts
+        return (rest, "") if self._thinking or self._begun else ("", rest)
+
+    def _think(self) -> str:
+        if self._trims:
+            self._held = self._held.lstrip()
+            self._trims = not self._held
+        thoughts, closed, rest = self._held.partition(CLOSER)
+        if closed:
+            self._thinking, self._answering, self._trims, self._held = False, True, True, rest
+            return thoughts.rstrip()
+        begun = next((n for n in range(len(CLOSER) - 1, 0, -1) if self._held.endswith(CLOSER[:n])), 0)
+        return self._taken(len(self._held[: len(self._held) - begun].rstrip()))
+
+    def _answer(self) -> str:
+        self._held = self._held.lstrip()
+        self._trims = not self._held
+        return self._taken(len(self._held))
+
+    def _taken(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
