@@ -43,10 +43,11 @@ _OPTIONAL = frozenset(
         "ledger",
         "ledger_days",
         "experience",
+        "store",
         *TARGETS,
     }
 )
-_SWITCHES: dict[Any, bool] = {True: True, "true": True, "features": True, False: False, "false": False}
+_SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
 def load_config(
@@ -67,8 +68,11 @@ def load_config(
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
-    if (keeps := _SWITCHES.get(values.get("experience"))) is not None:
+    experience = values.get("experience")
+    if (keeps := _SWITCHES.get("true" if experience == "features" else experience)) is not None:
         values["experience"] = experience_file() if keeps else None
+    if (keeps := _SWITCHES.get(values.get("store"))) is not None:
+        values["store"] = settings.state_folder() / "answers.sqlite3" if keeps else None
     words = {
         name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
     }  # msgspec names no choices

@@ -8,7 +8,8 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .answers import AnswerService
+from .routes import chat_completions, completions, embeddings, health, metrics, models, responses
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -17,6 +18,7 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     *completions.ROUTES,
+    *responses.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
@@ -29,6 +31,7 @@ class Endpoints:
 
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
+        self._answers = AnswerService(router.config)
         self._routes = routes
 
     async def start(self) -> None:
@@ -37,7 +40,10 @@ class Endpoints:
 
     async def close(self) -> None:
         """End what is still streaming, and let go of everything. Idempotent."""
-        await self.router.close()
+        try:
+            await self._answers.close()
+        finally:
+            await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
@@ -55,7 +61,7 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                return await route.handler(RequestContext(self.router, request, parameters))
+                return await route.handler(RequestContext(self.router, self._answers, request, parameters))
             if parameters is not None:
                 others.append(route.method)
         if others:

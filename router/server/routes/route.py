@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...router import Router
+from ..answers import AnswerService
 
 Handler = Callable[["RequestContext"], Awaitable[WireResponse]]
 
@@ -17,6 +18,7 @@ class RequestContext:
     """One request, with everything its handler may use."""
 
     router: Router
+    answers: AnswerService
     request: WireRequest
     # What the path's placeholders stand for: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]
