@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+# A third worker works while the others wait for servers. Files keep their order: those with long tests come first.
+XDIST  := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
@@ -32,16 +34,16 @@ service:  ## run the router in the background from now on, with SmolLM2 as the l
 	@$(SETUP) --extras edge
 	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
-test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
+	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
-	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/sdk
+	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
+	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
 
 security: install  ## every known hole of servers like ours, tried on ours; a part of `make test`
 	@$(BIN)/python -m pytest tests/security $(ELSEWHERE) $(ARGS)

@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from .gateway_load import LoadResult, drive
+from .gateway_load import LoadResult, drive, offer, percentile_ms
 from .gateway_servers import Server, litellm, nginx, stub, updraft
 
 Figures = dict[str, Any]
+
+_OVERLOAD = 5
+_NODE_ROOM = 16  # requests that the overloaded node takes at a time
+_NODE_S = 0.05  # of each
+_MOST_OPEN = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,10 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
                         figures[server.name] = _all(server, setting, say)
                 except FileNotFoundError as missing:
                     say(f"{missing} is not installed: left out")
+        figures["overload"] = _overload(gateway_core, load_core, setting.seconds)
     finally:
         psutil.Process().cpu_affinity(cores)
+    say(f"overload: {figures['overload']}")
     return {**figures, **_compared(figures, setting)}
 
 
@@ -109,6 +116,30 @@ async def _memory(server: Server, setting: Setting) -> Figures:
     requests, megabytes = np.array(rows[len(rows) // 5 :], float).T
     slope = float(np.polyfit(requests, megabytes, 1)[0]) * 1e5 if len(set(requests)) > 1 else float("nan")
     return {"requests": len(load.latencies), "mb": float(megabytes[-1]), "mb_per_100k_requests": slope}
+
+
+def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
+    """More requests than a node can take: the most that it answers, and what is left of that at five times as many."""
+    room = ("--node-concurrency", str(_NODE_ROOM))
+    with (
+        stub(load_core, "--delay-s", str(_NODE_S)) as node,
+        TemporaryDirectory() as name,
+        updraft(node.url, gateway_core, Path(name), *room) as server,
+    ):
+        peak, _ = _driven(server, 2 * _NODE_ROOM, seconds)
+        before = server.cpu_s()
+        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * peak.per_second, seconds, _MOST_OPEN))
+        cpu_s = server.cpu_s() - before
+    return {
+        "peak_per_s": peak.per_second,
+        "answered_or_refused_per_s": (len(load.latencies) + len(load.refused)) / load.seconds,
+        "goodput_share": load.per_second / peak.per_second,
+        "refused_p50_ms": percentile_ms(load.refused, 0.5),
+        "refused_p99_ms": percentile_ms(load.refused, 0.99),
+        "answered_p99_ms": load.percentile_ms(0.99),
+        "cpu_share": cpu_s / load.seconds,
+        "failures": load.failures,
+    }
 
 
 def _compared(figures: Figures, setting: Setting) -> Figures:

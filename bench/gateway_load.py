@@ -1,9 +1,11 @@
-"""The load generator of `updraft bench gateway`: connections that send a request as soon as the last is answered."""
+"""The load generator of `updraft bench gateway`: requests one after another, or at a rate, whatever becomes of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -15,11 +17,13 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 class LoadResult:
     """The figures of one run of requests."""
 
-    # Seconds of each request, from its first byte out to its last byte in.
+    # Seconds of each answered request, from its first byte out, or the time it was due, to its last byte in.
     latencies: list[float] = field(default_factory=list[float])
+    # The same of requests that were refused with 429 or 503.
+    refused: list[float] = field(default_factory=list[float])
     # Events of streams.
     frames: int = 0
-    # Answers that were not 200, or broke off.
+    # Other answers that were not 200, or broke off.
     failures: int = 0
     # Seconds of the whole run.
     seconds: float = 0.0
@@ -29,20 +33,37 @@ class LoadResult:
         return len(self.latencies) / self.seconds
 
     def percentile_ms(self, share: float) -> float:
-        ordered = sorted(self.latencies)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1e3 if ordered else float("nan")
+        return percentile_ms(self.latencies, share)
+
+
+def percentile_ms(seconds: list[float], share: float) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1e3 if ordered else float("nan")
 
 
 class _Client(asyncio.Protocol):
-    def __init__(self, request: bytes, load: LoadResult, until: float, done: asyncio.Future[None]) -> None:
-        self._request, self._load, self._until, self._done = request, load, until, done
+    """One connection. `on_answer` is told when it may send again, `on_lost` when it is closed."""
+
+    def __init__(
+        self, load: LoadResult, on_answer: Callable[[_Client], None], on_lost: Callable[[_Client], None]
+    ) -> None:
+        self._load, self._on_answer, self._on_lost = load, on_answer, on_lost
         self._buffer = bytearray()
         self._length = -1  # of the answer; 0 for chunks
+        self._status = b""
+        self._is_asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._send()
+
+    def send(self, request: bytes, since: float) -> None:
+        self._buffer.clear()
+        self._length, self._since, self._is_asked = -1, since, True
+        self._transport.write(request)
+
+    def close(self) -> None:
+        self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -52,7 +73,7 @@ class _Client(asyncio.Protocol):
                 return
             head = bytes(self._buffer[:end]).lower()
             del self._buffer[: end + 4]
-            self._load.failures += not head.startswith(b"http/1.1 200")
+            self._status = head[9:12]
             self._length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
             data = bytes(self._buffer)
         if self._length:
@@ -62,23 +83,20 @@ class _Client(asyncio.Protocol):
             ended = self._buffer.endswith(b"0\r\n\r\n")
             del self._buffer[:-5]
         if ended:
-            self._load.latencies.append(time.perf_counter() - self._started)
-            self._send()
+            self._note(time.perf_counter() - self._since)
+            self._is_asked = False
+            self._on_answer(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        if not self._done.done():
-            self._load.failures += 1
-            self._done.set_result(None)
+        self._load.failures += self._is_asked
+        self._on_lost(self)
 
-    def _send(self) -> None:
-        self._buffer.clear()
-        self._length = -1
-        self._started = time.perf_counter()
-        if self._started >= self._until:
-            self._done.set_result(None)
-            self._transport.close()
-            return
-        self._transport.write(self._request)
+    def _note(self, seconds: float) -> None:
+        if self._status in (b"429", b"503"):
+            self._load.refused.append(seconds)
+        else:
+            self._load.latencies.append(seconds)
+            self._load.failures += self._status != b"200"
 
 
 def request_for(url: str, key: str, *, stream: bool) -> bytes:
@@ -93,14 +111,74 @@ async def drive(  # noqa: PLR0913
     """`concurrency` connections for `seconds`; each finishes the request that it began. `load` grows meanwhile."""
     loop, request = asyncio.get_running_loop(), request_for(url, key, stream=stream)
     load = LoadResult() if load is None else load
-    address, began = urlsplit(url), time.perf_counter()
-    ends: list[asyncio.Future[None]] = []
+    began, ended, left = time.perf_counter(), loop.create_future(), concurrency
+
+    def go_on(client: _Client) -> None:
+        if (now := time.perf_counter()) < began + seconds:
+            client.send(request, now)
+        else:
+            client.close()
+
+    def count_down(_client: _Client) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            ended.set_result(None)
+
     for _ in range(concurrency):
-        done: asyncio.Future[None] = loop.create_future()
-        ends.append(done)
-        await loop.create_connection(
-            lambda done=done: _Client(request, load, began + seconds, done), address.hostname or "", address.port or 80
-        )
-    await asyncio.gather(*ends)
+        go_on(await _connected(url, load, go_on, count_down))
+    await ended
     load.seconds = time.perf_counter() - began
     return load
+
+
+async def offer(url: str, key: str, per_second: float, seconds: float, most_open: int) -> LoadResult:
+    """Requests that come at a rate, however long the others take: each on a connection that is free, or a new one.
+
+    With `most_open` in flight, one that is due waits, and its time runs. Answers count that come within `seconds`.
+    """
+    request, load, began = request_for(url, key, stream=False), LoadResult(), time.perf_counter()
+    clients: set[_Client] = set()
+    free: list[_Client] = []
+    answered = asyncio.Event()
+
+    def take_back(client: _Client) -> None:
+        free.append(client)
+        answered.set()
+
+    def forget(client: _Client) -> None:
+        clients.discard(client)
+        if client in free:
+            free.remove(client)
+        answered.set()
+
+    for number in range(int(per_second * seconds)):
+        due = began + number / per_second
+        if (wait_s := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        while not free and len(clients) >= most_open:
+            answered.clear()
+            await answered.wait()
+        if not free:
+            client = await _connected(url, load, take_back, forget)
+            clients.add(client)
+        else:
+            client = free.pop()
+        client.send(request, due)
+    load.seconds = time.perf_counter() - began
+    within = deepcopy(load)
+    while len(free) < len(clients):
+        answered.clear()
+        await answered.wait()
+    for client in clients:
+        client.close()
+    return within
+
+
+async def _connected(
+    url: str, load: LoadResult, on_answer: Callable[[_Client], None], on_lost: Callable[[_Client], None]
+) -> _Client:
+    address = urlsplit(url)
+    loop, port = asyncio.get_running_loop(), address.port or 80
+    made = await loop.create_connection(lambda: _Client(load, on_answer, on_lost), address.hostname or "", port)
+    return made[1]

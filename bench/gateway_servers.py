@@ -73,11 +73,11 @@ def stub(core: int, *options: str) -> Generator[Server]:
 
 
 @contextmanager
-def updraft(node: str, core: int, folder: Path) -> Generator[Server]:
+def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Server]:
     keys = folder / "keys.sqlite3"
     _, key = KeyDatabase(keys).create(NewKey("bench"), "bench")
     command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
-    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3")]
+    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), *options]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 

@@ -15,6 +15,7 @@ import typer
 from .. import __version__
 from . import bench, demo, evaluate, init, keys, learn, policy, servers, top, tune
 from .calibrate import command as calibrate
+from .cloud import command as cloud
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
@@ -90,6 +91,7 @@ app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
+app.add_typer(cloud.app, name="cloud")
 app.add_typer(service.app, name="service")
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")

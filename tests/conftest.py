@@ -1,6 +1,17 @@
 """What all tests share: property tests are judged by their results, not by the load of the machine they run on."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("updraft", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "updraft", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+# pytest --hypothesis-profile thorough
+settings.register_profile("thorough", settings.get_profile("updraft"), max_examples=1000)
 settings.load_profile("updraft")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first: no worker is left with one at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)

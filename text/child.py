@@ -44,8 +44,10 @@ def read(stream: IO[bytes]) -> bytes:
 
 
 def prepare() -> None:
-    """Interrupts are the parent's to handle, and a crash leaves no core file."""
+    """Interrupts are the parent's to handle, who writes to a dead parent just ends, and a crash leaves no core file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     no_core_files()
 
 

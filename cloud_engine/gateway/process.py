@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -20,6 +20,8 @@ from .relay.counters import ServiceObjective
 from .upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
     from .relay.shared_rows import SharedRows
@@ -111,7 +113,21 @@ def _checked(options: GatewayOptions) -> None:
     check_accounting(options.accounting)
 
 
+def open_gateway(options: GatewayOptions) -> FastAPI:
+    """A gateway for a server of somebody else's, as the only worker of its process. Raises ConfigurationError."""
+    from .relay.shared_rows import SharedRows
+
+    _checked(options)
+    return _app(replace(options, workers=1), SharedRows(), 0)
+
+
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
+    app = _app(options, rows, worker)
+    _collect_seldom()
+    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+
+
+def _app(options: GatewayOptions, rows: SharedRows, worker: int) -> FastAPI:
     """One worker. All state that it shares with others is in the database and in `rows`."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
@@ -134,9 +150,7 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
-    app = create_gateway_app(relay, access)
-    _collect_seldom()
-    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+    return create_gateway_app(relay, access)
 
 
 def _collect_seldom() -> None:

@@ -74,12 +74,19 @@ class Supervisor:
             if process not in self._started:
                 continue
             number, since = self._started.pop(process)
+            code = os.waitstatus_to_exitcode(status)
+            cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            code = os.waitstatus_to_exitcode(status)
+            cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             is_quick = time.monotonic() - since < _QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
             if self._quick_deaths >= _MOST_QUICK:
-                raise ConfigurationError(f"{_MOST_QUICK} workers in a row died at their start: see the log above.")
+                raise ConfigurationError(
+                    f"{_MOST_QUICK} workers in a row died within {_QUICK_S:g} s of their start, the last {cause}: "
+                    "the gateway ends rather than start them for ever. The log above says why they cannot start."
+                )
             if not self._stopping:
-                _log.warning("Worker %d died (%d): starting it anew", number, os.waitstatus_to_exitcode(status))
+                _log.warning("Worker %d died %s: starting it anew", number, cause)
                 self._start(number)
 
     def _end_all(self) -> None:

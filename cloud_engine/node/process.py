@@ -12,12 +12,11 @@ from ...protocol.errors import MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve, url_of
 from ...protocol.http.tls import TlsFiles, check_encrypted
+from ..engine.config import EngineConfig
 from .registration import Registration, RegistrationOptions
 
 if TYPE_CHECKING:
     from socket import socket
-
-    from ..engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

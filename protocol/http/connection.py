@@ -22,17 +22,23 @@ STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
 
 class _Framing(h11.Connection):
-    """h11, with a short way for the pieces of a stream: they are most of what a server sends."""
+    """h11, with a short way for the pieces of a stream, and one write for the head and the body of a whole answer."""
 
     _is_chunked = False
+    _head = b""  # of a whole answer, whose body comes next
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         if type(event) is h11.Data and self._is_chunked and event.data and self.our_state is h11.SEND_BODY:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         output = super().send(event)
-        if type(event) is h11.Response:
-            self._is_chunked = output is not None and b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
-        return output
+        if type(event) is not h11.Response or output is None:
+            head, self._head = self._head, b""
+            return head + output if head and output is not None else output
+        self._is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
+        if self._is_chunked or b"\r\ncontent-length: " not in output.lower():
+            return output
+        self._head = output
+        return b""
 
 
 class Connection(H11Protocol):

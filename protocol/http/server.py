@@ -75,6 +75,7 @@ def serve(  # noqa: PLR0913
         plain,
         http=partial(Connection, limits=usual_limits()),  # type: ignore[arg-type]
         ws="none",
+        loop="asyncio",  # not uvloop wherever some other package has brought it (decision 044)
         log_config=None,
         access_log=False,
         server_header=False,

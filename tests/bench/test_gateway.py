@@ -25,3 +25,6 @@ def test_of_short_runs(tmp_path: Path) -> None:
     assert metrics["updraft.stream.cpu_us_per_frame"] > 0
     assert metrics["updraft.memory.mb"] > 10
     assert metrics["most_requests_per_s.updraft"] > 0
+    assert metrics["overload.failures"] == 0
+    assert metrics["overload.goodput_share"] > 0
+    assert metrics["overload.answered_or_refused_per_s"] > 0

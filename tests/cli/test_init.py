@@ -83,13 +83,13 @@ def test_a_person_is_asked(environment, cloud: str, home: Path, tmp_path: Path) 
     assert settings_in(home)["cloud_model"] == "big"
 
 
-def test_settings_are_not_replaced_silently(updraft, cloud: str, home: Path) -> None:
+def test_settings_are_not_replaced_silently(in_process, cloud: str, home: Path) -> None:
     (home / "config.toml").write_text("offline = true\n")
     flags = ["--yes", "--cloud-url", cloud, "--cloud-model", "big", "--key-env", "CLOUD_KEY"]
-    refused = updraft("init", *flags, env={"CLOUD_KEY": KEY})
+    refused = in_process("init", *flags, env={"CLOUD_KEY": KEY})
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
     assert settings_in(home) == {"offline": True}
-    assert updraft("init", *flags, "--force", env={"CLOUD_KEY": KEY}).returncode == 0
+    assert in_process("init", *flags, "--force", env={"CLOUD_KEY": KEY}).returncode == 0
     assert settings_in(home)["cloud_url"] == cloud
     assert (home / "config.toml.old").read_text() == "offline = true\n"
 
@@ -109,11 +109,11 @@ def test_settings_are_not_replaced_silently(updraft, cloud: str, home: Path) -> 
     ],
 )
 def test_nothing_is_written_unless_all_of_it_works(
-    updraft, cloud: str, home: Path, tmp_path: Path, flags: list[str], code: int, message: str
+    in_process, cloud: str, home: Path, tmp_path: Path, flags: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "wrong").write_text("sk-wrong")
-    done = updraft("init", "--yes", *[cloud if flag == "URL" else flag for flag in flags], env={"CLOUD_KEY": KEY})
+    done = in_process("init", "--yes", *[cloud if flag == "URL" else flag for flag in flags], env={"CLOUD_KEY": KEY})
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "sk-wrong" not in done.stderr

@@ -61,7 +61,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     assert "No judged answer" in unknown.stderr
 
 
-def test_a_log_without_texts_makes_no_policy(updraft, tmp_path: Path) -> None:
+def test_a_log_without_texts_makes_no_policy(in_process, tmp_path: Path) -> None:
     file = tmp_path / "experience.sqlite3"
     experience = Experience(file)
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
@@ -70,17 +70,17 @@ def test_a_log_without_texts_makes_no_policy(updraft, tmp_path: Path) -> None:
         experience.add(Observation(f"r{number}", "pocket-small with big", 1.0, *measured, features, sampled=1))
     experience.close()
     call = ["calibrate", "--from-log", str(file), "--local", "pocket", "--cloud-model"]
-    done = updraft(*call, "big")
+    done = in_process(*call, "big")
     assert done.returncode == 2
     printed = " ".join(done.stderr.split())
     assert "Of 120 judged answers 120 were sampled at random and graded, and 0 kept their texts" in printed
     assert "experience_text = true" in printed
-    other = updraft(*call, "another")
+    other = in_process(*call, "another")
     assert "holds nothing of pocket-small with another. It knows pocket-small with big (120)." in other.stderr
 
 
-def test_nothing_was_seen(updraft) -> None:
-    done = updraft("learn")
+def test_nothing_was_seen(in_process) -> None:
+    done = in_process("learn")
     assert done.returncode == 2
     assert "set experience = 'features', exploration or shadow" in " ".join(done.stderr.split())
 

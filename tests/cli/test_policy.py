@@ -96,45 +96,45 @@ def test_a_policy_is_for_one_chat_template(files: dict[str, Path], home: Path, t
         load_learning_gates(config, "model")
 
 
-def test_list_and_show(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+def test_list_and_show(in_process, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
     shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
     settings = {"UPDRAFT_LOCAL": str(tmp_path / "model.gguf"), "COLUMNS": "200"}
-    listed = updraft("policy", "list", env=settings)
+    listed = in_process("policy", "list", env=settings)
     assert listed.returncode == 0, listed.stderr
     line = next(line for line in listed.stdout.splitlines() if "model--big" in line)
     for word in ("model with big", " 120 ", "quality 0.98: 100% to the cloud, 90% confidence", "2026-01-02", " yes"):
         assert word in line
-    listed = json.loads(updraft("policy", "list", "--json", env=settings).stdout)
+    listed = json.loads(in_process("policy", "list", "--json", env=settings).stdout)
     assert [(each["name"], each["rows"], [check["status"] for check in each["checks"]]) for each in listed] == [
         ("model--big", 120, ["ok", "ok"])
     ]
-    shown = updraft("policy", "show", "model--big", env=settings).stdout
+    shown = in_process("policy", "show", "model--big", env=settings).stdout
     assert "model as Q8_0, run by llama-cpp-python" in shown
     assert "It rests on mine.jsonl (120 rows): single questions, in Latin script." in shown
     assert "With 90% confidence" in shown
-    card = json.loads(updraft("policy", "show", "model--big", "--json", env=settings).stdout)["card"]
+    card = json.loads(in_process("policy", "show", "model--big", "--json", env=settings).stdout)["card"]
     assert card["local_model"]["quantization"] == "Q8_0"
-    unknown = updraft("policy", "show", "nothing", env=settings)
+    unknown = in_process("policy", "show", "nothing", env=settings)
     assert unknown.returncode == 1
     assert "There is no policy 'nothing'. Known: model--big." in unknown.stderr
 
 
-def test_verify(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
-    elsewhere = updraft("policy", "verify")
+    elsewhere = in_process("policy", "verify")
     assert elsewhere.returncode == 0
     assert "no local model model is here to compare with" in elsewhere.stdout
     shutil.copy(files["Q8_0"], model)
-    sound = updraft("policy", "verify", "model--big", "--local", str(model))
+    sound = in_process("policy", "verify", "model--big", "--local", str(model))
     assert (sound.returncode, sound.stdout.count("ok ")) == (0, 2), sound.stdout
     data = bytearray(model.read_bytes())
     data[-100] ^= 1
     model.write_bytes(data)
-    flipped = updraft("policy", "verify", "--local", str(model))
+    flipped = in_process("policy", "verify", "--local", str(model))
     assert flipped.returncode == 1
     assert "not the file of the calibration, byte for byte" in flipped.stdout
     shutil.copy(files["Q4_0"], model)
-    other = updraft("policy", "verify", "--local", str(model), "--json")
+    other = in_process("policy", "verify", "--local", str(model), "--json")
     assert other.returncode == 1
     (found,) = json.loads(other.stdout)
     assert "as Q8_0, and here it runs as Q4_0" in found["checks"][1]["found"]
@@ -142,30 +142,30 @@ def test_verify(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> 
     assert "as Q8_0, and here it runs as Q4_0" in " ".join(doctor.stdout.split())
     graph = next(home.glob("gate1*.onnx"))
     graph.write_bytes(graph.read_bytes()[:-1])
-    damaged = updraft("policy", "verify")
+    damaged = in_process("policy", "verify")
     assert damaged.returncode == 1
     assert "damaged or replaced" in damaged.stdout
 
 
-def test_another_engine_is_a_warning(updraft, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
+def test_another_engine_is_a_warning(in_process, files: dict[str, Path], home: Path, tmp_path: Path) -> None:
     card = home / "policy.json"
     facts = json.loads(card.read_text())
     facts["local_model"]["engine"] = "llama-cpp-python 0.1.0"
     card.write_text(json.dumps(facts))
     model = shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
-    done = updraft("policy", "verify", "--local", str(model))
+    done = in_process("policy", "verify", "--local", str(model))
     assert done.returncode == 0
     assert "it was calibrated with llama-cpp-python 0.1.0" in done.stdout
 
 
-def test_rm(updraft, home: Path) -> None:
-    done = updraft("policy", "rm", "model--big", input="")
+def test_rm(in_process, home: Path) -> None:
+    done = in_process("policy", "rm", "model--big", input="")
     assert done.returncode == 2
     assert "confirm with --yes" in done.stderr
     assert home.is_dir()
     for name in ("../policies", "nothing"):
-        assert updraft("policy", "rm", name, "--yes").returncode == 1
-    done = updraft("policy", "rm", "model--big", "--yes")
+        assert in_process("policy", "rm", name, "--yes").returncode == 1
+    done = in_process("policy", "rm", "model--big", "--yes")
     assert (done.returncode, done.stderr) == (0, "model--big is deleted.\n")
     assert not home.exists()
-    assert updraft("policy", "list").stderr == "No pair is calibrated yet. updraft calibrate makes a policy.\n"
+    assert in_process("policy", "list").stderr == "No pair is calibrated yet. updraft calibrate makes a policy.\n"

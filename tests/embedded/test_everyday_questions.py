@@ -75,7 +75,7 @@ def test_what_lies_outside_the_suite_gets_the_one_sentence(answers: Answers) -> 
 @pytest.fixture(scope="module", params=[small, large])
 def shares(request: pytest.FixtureRequest) -> tuple[float, float]:
     """Shares that get the sentence: of questions outside the suite in wordings never trained on, and of the suite's."""
-    tasks = make_tasks("test", 2100, seed=21)
+    tasks = make_tasks("test", 1000, seed=21)
     got = request.param(tasks)
     outside = [answer == OUTSIDE for task, answer in zip(tasks, got, strict=True) if task.kind == "outside"]
     suite = [answer == OUTSIDE for task, answer in zip(tasks, got, strict=True) if task.kind != "outside"]

@@ -61,6 +61,17 @@ def test_the_imports_are_seen() -> None:
     assert {("cli", "protocol"), ("cli", "bench"), ("sdk", "router")} <= imported
 
 
+def test_ray_is_imported_where_the_extra_is_needed_only() -> None:
+    """By the deployments when they are loaded, and by functions that say what is missing."""
+    found: set[str] = set()
+    for path in sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {path.name for name in names if name.partition(".")[0] == "ray"}
+    assert found == {"ray_deployments.py"}
+
+
 def test_our_own_modules_are_imported_relatively() -> None:
     assert [import_.where for path in sources() for import_ in imports_of(path) if import_.is_absolute] == []
 

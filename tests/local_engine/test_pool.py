@@ -188,7 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(stateful_step_count=30)
 
 
 def test_the_least_recently_used_go_first_and_no_more_than_needed() -> None:

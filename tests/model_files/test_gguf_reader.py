@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.engine import LocalEngine
 from updraft.model_files.gguf_reader import read_header
@@ -19,7 +19,6 @@ def test_header_of_a_good_file(tiny):
     assert header.data_end <= tiny.gguf.stat().st_size < header.data_end + 32
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_cut_at_any_byte(tiny, tmp_path_factory, data):
     header = read_header(tiny.gguf)
@@ -30,7 +29,6 @@ def test_cut_at_any_byte(tiny, tmp_path_factory, data):
         LocalEngine.load(path)
 
 
-@settings(max_examples=100)
 @given(body=st.binary(max_size=400), magic=st.booleans(), version=st.sampled_from([1, 2, 3, 2**31]))
 def test_garbage(tmp_path_factory, body, magic, version):
     path = tmp_path_factory.getbasetemp() / "garbage.gguf"
@@ -39,7 +37,6 @@ def test_garbage(tmp_path_factory, body, magic, version):
         LocalEngine.load(path)
 
 
-@settings(max_examples=200)
 @given(data=st.data())
 def test_header_reader_survives_any_change(tiny, tmp_path_factory, data):
     """A flipped byte gives a header or a ModelLoadError; nothing else, and no endless loop over huge counts."""

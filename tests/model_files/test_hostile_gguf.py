@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import gguf
@@ -294,10 +295,13 @@ def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
 
 
 def ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
-@pytest.mark.parametrize(("seconds", "how"), [(60, psutil.Process.kill), (5, psutil.Process.suspend)])
+@pytest.mark.parametrize(("seconds", "how"), [(60, psutil.Process.kill), (8, psutil.Process.suspend)])
 def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
     """Also with one that lives but does nothing any more, a little after its time."""
     file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
@@ -306,12 +310,13 @@ def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
     code += "child.run_child('updraft.local_engine.trial_load', [sys.argv[1]], timeout_s=float(sys.argv[2]))"
     with subprocess.Popen([sys.executable, "-c", code, str(path), str(seconds)]) as parent:
         try:
-            process, end = psutil.Process(parent.pid), time.monotonic() + 30
+            process, end = psutil.Process(parent.pid), time.monotonic() + 120
             while not (children := process.children()):
                 assert time.monotonic() < end
-            while children[0].cpu_times().user < 0.6:  # past its imports
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            with suppress(psutil.NoSuchProcess):  # its time is over before it has had as much of a busy processor
+                while children[0].cpu_times().user < 0.6:  # past its imports
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
             how(process)
             while not ended(children[0]):
                 assert time.monotonic() < end, "it goes on"

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +18,9 @@ from gateway_cluster import CLIENTS, Cluster
 TIMEOUT_S = 60.0
 _REAL_PROMPTS = 4
 _REAL_TOKENS = 40
+_REAL_EVERY = 6  # clients
+_REAL_PAUSE_S = 1.0  # the tiny model writes as fast as it can, and would leave the others no time
+_TOLD_EVERY = 50  # kills
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Clients:
     def __init__(self, target: Cluster) -> None:
         self.attempts: list[Attempt] = []
         self._target = target
-        self._real_texts = [_undisturbed(target.real.url, prompt) for prompt in range(_REAL_PROMPTS)]
+        self._real_texts = [_undisturbed(target.reals.nodes[0].url, prompt) for prompt in range(_REAL_PROMPTS)]
         self._whole = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -65,7 +69,8 @@ class Clients:
     def wait_for_answers(self, count: int) -> None:
         """So many more whole answers; whoever was stopped for long enough goes on meanwhile."""
         before, until = self._whole, time.monotonic() + TIMEOUT_S
-        while self._whole < before + count and time.monotonic() < until:
+        while self._whole < before + count:
+            assert time.monotonic() < until, "nobody gets an answer any more"
             self._target.resume()
             time.sleep(0.05)
 
@@ -79,16 +84,16 @@ class Clients:
             if self._stopping.is_set():
                 return
             id_, prompt = f"client-{number}-{count}", count % _REAL_PROMPTS
-            if number % 10:
-                text = f"{id_} says what no other one says, letter by letter"
+            if number % _REAL_EVERY:
+                text = f"{id_} says it letter by letter"
                 attempt, body = Attempt(id_, "echo", text), _body("echo", text)
             else:
                 attempt, body = Attempt(id_, "tiny", self._real_texts[prompt]), _real_body(prompt)
             await stream(client, self._target.url, attempt, body)
             self.attempts.append(attempt)
             self._whole += attempt.is_whole
-            if not attempt.is_whole:
-                await asyncio.sleep(0.3)
+            if attempt.model == "tiny" or not attempt.is_whole:
+                await asyncio.sleep(_REAL_PAUSE_S if attempt.is_whole else 0.3)
 
 
 async def stream(
@@ -146,27 +151,31 @@ def all_at_once(target: Cluster, count: int) -> list[Attempt]:
     return asyncio.run(run())
 
 
-Action = Literal["node", "worker", "gateway", "stop"]
-_ACTIONS: dict[Action, Callable[[Cluster, random.Random], bool]] = {
-    "node": Cluster.kill_node,
-    "worker": Cluster.kill_worker,
-    "gateway": Cluster.kill_gateway,
-    "stop": Cluster.stop,
+Action = Literal["stub", "face", "core", "worker", "gateway", "stop"]
+_ACTIONS: dict[Action, tuple[Callable[[Cluster, random.Random], bool], float]] = {
+    "stub": (Cluster.kill_stub, 5),
+    "face": (Cluster.kill_face, 1),
+    "core": (Cluster.kill_core, 1),
+    "worker": (Cluster.kill_worker, 2),
+    "gateway": (Cluster.kill_gateway, 0.3),
+    "stop": (Cluster.stop, 4),
 }
-_WEIGHTS = (5, 6, 0.6, 4)
 
 
-def make_trouble(target: Cluster, clients: Clients, kills: int) -> dict[Action, int]:
+def make_trouble(target: Cluster, clients: Clients, kills: int) -> Counter[Action]:
     """So many kills and stops at random, with some answers between them."""
-    chance, done = random.Random(kills), dict[Action, int](node=0, worker=0, gateway=0, stop=0)
-    while sum(done.values()) < kills:
-        action = chance.choices(tuple(_ACTIONS), _WEIGHTS)[0]
-        done[action] += _ACTIONS[action](target, chance)
-        clients.wait_for_answers(chance.randrange(10))
-    target.resume(everything=True)
-    if target.returning is not None:
-        target.returning.join()
-    target.wait_for_nodes()
+    chance, done = random.Random(kills), Counter[Action]()
+    weights = [weight for _, weight in _ACTIONS.values()]
+    while done.total() < kills:
+        action = chance.choices(tuple(_ACTIONS), weights)[0]
+        if not _ACTIONS[action][0](target, chance):
+            clients.wait_for_answers(1)
+            continue
+        done[action] += 1
+        if done.total() % _TOLD_EVERY == 0:
+            print(f"{time.strftime('%X')} {dict(done)}", flush=True)
+        clients.wait_for_answers(chance.randrange(4))
+    target.wait_for_return()
     return done
 
 

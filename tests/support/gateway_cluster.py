@@ -1,4 +1,4 @@
-"""A gateway with two workers before four nodes, and the ways to kill and stop each of them."""
+"""A gateway with two workers before scripted and real nodes, and the ways to kill and stop each of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,37 @@ from updraft.cloud_engine.gateway.access.principal import Limits
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 
-CLIENTS = 20
+CLIENTS = 24
 CONCURRENT = 2 * CLIENTS  # the key's limit: an answer is read a moment before its reservation is settled
-_STUBS = 3
+_STUBS = 4
+_LEFT = 2
 _STOPPED_S = 5.0
 _SETTLED_WORKER_S = 3.0  # the supervisor takes workers that die sooner for ones that cannot start
+_STABLE_CORE_S = 60.0  # a node gives up on cores that die again and again before
+_RETURN_S = 120.0
+
+
+@dataclass
+class Group:
+    """Nodes with one model, which may be killed or stopped while two others are left."""
+
+    # Starts a node at a port.
+    start: Callable[[str], AbstractContextManager[Process]]
+    nodes: list[Process]
+    # By URL: brings back a node that was killed.
+    returning: dict[str, threading.Thread] = field(default_factory=dict[str, threading.Thread])
+    # By URL: when a core was killed.
+    cores_killed: dict[str, float] = field(default_factory=dict[str, float])
+
+    def expendable(self, stopped: set[int]) -> list[Process]:
+        """Those of which one may go. `stopped`: processes."""
+        away = {url for url, thread in self.returning.items() if thread.is_alive()}
+        here = [node for node in self.nodes if node.url not in away and not stopped & {node.popen.pid, core_of(node)}]
+        return here if len(here) > _LEFT else []
+
+    def bring_back(self, node: Process, task: Callable[[], None]) -> None:
+        self.returning[node.url] = threading.Thread(target=task)
+        self.returning[node.url].start()
 
 
 @dataclass
@@ -38,16 +64,17 @@ class Cluster:
     folder: Path
     port: int
     key: str
-    nodes: list[Process]
-    real: Process
+    admin_key: str
+    stubs: Group
+    reals: Group
     stack: ExitStack
     gateway: Process | None = None
-    #: From when to when workers, or all, were being killed.
+    #: From when to when workers, or all, were being killed, and the gateway was not back.
     kills: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     #: Who is stopped, and until when.
     stopped: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    #: Starts the node anew that was killed last.
-    returning: threading.Thread | None = None
+    #: Cores that went on behind the death of their node.
+    outlived: list[int] = field(default_factory=list[int])
 
     @property
     def url(self) -> str:
@@ -58,17 +85,15 @@ class Cluster:
         return {"authorization": f"Bearer {self.key}"}
 
     @property
+    def admin_headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.admin_key}"}
+
+    @property
     def db(self) -> Path:
         return self.folder / "usage.sqlite3"
 
-    @property
-    def lacks_a_node(self) -> bool:
-        """Whether one is killed or stopped: the two others are to be left alone."""
-        stubs, stopped = {node.popen.pid for node in self.nodes}, {process for _, process in self.stopped}
-        return bool(stubs & stopped) or (self.returning is not None and self.returning.is_alive())
-
     def start_gateway(self) -> None:
-        nodes = [word for node in (*self.nodes, self.real) for word in ("--node", node.url)]
+        nodes = [word for node in (*self.stubs.nodes, *self.reals.nodes) for word in ("--node", node.url)]
         files = ("--db", str(self.db), "--keys", str(self.folder / "keys"))
         command = ("-m", "updraft", "gateway", "--port", str(self.port), "--workers", "2", *nodes, *files)
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
@@ -101,33 +126,59 @@ class Cluster:
                 worker.kill()
         self.gateway.popen.wait()
         psutil.wait_procs(workers, 60)
-        self.kills.append((began, time.monotonic()))
         self.start_gateway()
+        self.kills.append((began, time.monotonic()))
         return True
 
-    def kill_node(self, chance: random.Random) -> bool:
-        """Two others are left: the next one may be killed once this one is in again."""
-        if self.lacks_a_node:
+    def kill_stub(self, chance: random.Random) -> bool:
+        return self._kill_face(self.stubs, chance)
+
+    def kill_face(self, chance: random.Random) -> bool:
+        return self._kill_face(self.reals, chance)
+
+    def kill_core(self, chance: random.Random) -> bool:
+        """The engine of a real node, which starts another one."""
+        group, long_ago = self.reals, time.monotonic() - _STABLE_CORE_S
+        stable = [node for node in self._expendable(group) if group.cores_killed.get(node.url, 0.0) < long_ago]
+        if not stable or not (core := core_of(node := chance.choice(stable))):
             return False
-        number = chance.randrange(_STUBS)
-        node = self.nodes[number]
+        os.kill(core, signal.SIGKILL)
+        group.cores_killed[node.url] = time.monotonic()
+
+        def restarted() -> None:
+            _wait(lambda: not _is_healthy(node.url), 10)
+            self.wait_for(node)
+
+        group.bring_back(node, restarted)
+        return True
+
+    def _kill_face(self, group: Group, chance: random.Random) -> bool:
+        if not (nodes := self._expendable(group)):
+            return False
+        node = chance.choice(nodes)
+        core = core_of(node)
         node.popen.kill()
 
         def restart() -> None:
             node.popen.wait()
-            self.nodes[number] = self.stack.enter_context(stub(node.url.rpartition(":")[2]))
-            self.wait_for_nodes()
+            group.nodes[group.nodes.index(node)] = self.stack.enter_context(group.start(node.url.rpartition(":")[2]))
+            if core and _has_core(core):
+                self.outlived.append(core)
+            self.wait_for(node)
 
-        self.returning = threading.Thread(target=restart)
-        self.returning.start()
+        group.bring_back(node, restart)
         return True
 
+    def _expendable(self, group: Group) -> list[Process]:
+        return group.expendable({process for _, process in self.stopped})
+
     def stop(self, chance: random.Random) -> bool:
-        """Stop a worker or a stub, and go on: `resume` lets it run again."""
-        workers = [each.pid for each in self.workers()]
-        process = chance.choice(
-            [*workers, *(() if self.lacks_a_node else (node.popen.pid for node in self.nodes))] or [0]
-        )
+        """Stop a worker, or a node's face or core, and go on: `resume` lets it run again."""
+        if self.stopped:
+            return False
+        nodes = [*self._expendable(self.stubs), *self._expendable(self.reals)]
+        processes = [process for node in nodes for process in (node.popen.pid, core_of(node)) if process]
+        process = chance.choice([*(each.pid for each in self.workers()), *processes] or [0])
         if not process:
             return False
         with suppress(ProcessLookupError):
@@ -144,14 +195,27 @@ class Cluster:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
 
-    def wait_for_nodes(self) -> None:
-        """Until every worker that answers has all nodes in: whichever was asked, several times in a row."""
-        in_a_row, until = 0, time.monotonic() + 60
-        while in_a_row < 4 and time.monotonic() < until:
+    def wait_for(self, *nodes: Process) -> None:
+        """Until every worker that answers has the nodes in: whichever was asked, several times in a row."""
+        in_a_row, urls = 0, {node.url for node in nodes}
+
+        def are_in() -> bool:
+            nonlocal in_a_row
             with suppress(httpx.HTTPError):
-                health = httpx.get(f"{self.url}/health", timeout=2).json()
-                in_a_row = in_a_row + 1 if health.get("healthy_nodes") == _STUBS + 1 else 0
-            time.sleep(0.05)
+                answer = httpx.get(f"{self.url}/admin/nodes", headers=self.admin_headers, timeout=2)
+                healthy = {node["url"] for node in answer.raise_for_status().json()["nodes"] if node["healthy"]}
+                in_a_row = in_a_row + 1 if urls <= healthy else 0
+            return in_a_row >= 4
+
+        _wait(are_in, _RETURN_S)
+
+    def wait_for_return(self) -> None:
+        """Nobody is stopped, and nobody is missing."""
+        self.resume(everything=True)
+        for group in (self.stubs, self.reals):
+            for thread in group.returning.values():
+                thread.join()
+            self.wait_for(*group.nodes)
 
     def rows(self) -> list[dict[str, Any]]:
         """What is in the ledger, after the gateway's end and with the dead ones' intents marked."""
@@ -161,24 +225,59 @@ class Cluster:
             return [dict(row) for row in connection.execute("SELECT * FROM usage")]
 
 
-@contextmanager
-def stub(port: str = "0") -> Iterator[Process]:
-    with running(str(FAKE_NODE), "--port", port, "--delay", "0.02") as process:
-        yield process
+def core_of(node: Process) -> int:
+    """The process of a node's engine; 0 where it has none, or none now."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        for child in psutil.Process(node.popen.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if any(word.endswith("core_main") for word in child.cmdline()):
+                    return child.pid
+    return 0
+
+
+def _has_core(process: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(word.endswith("core_main") for word in psutil.Process(process).cmdline())
+    return False
+
+
+def _is_healthy(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    return False
+
+
+def _wait(condition: Callable[[], bool], limit_s: float) -> None:
+    """Until it holds, or for as long."""
+    until = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
+def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
+    """Real nodes are left alone where they are fewer than three."""
+    model = write_model(folder / "tiny", 0, context=512)
+
+    def log() -> Path:
+        return folder / f"log-{time.time_ns()}"
+
+    def stub(port: str) -> AbstractContextManager[Process]:
+        return running(str(FAKE_NODE), "--port", port, "--delay", "0.05", log=log())
+
+    def real(port: str) -> AbstractContextManager[Process]:
+        command = ("-m", "updraft", "node", "--port", port, "--threads", "1", "--model", str(model), "--restart")
+        return running(*command, "--exit-with-parent", log=log())
+
     with ExitStack() as stack:
-        model = write_model(folder / "tiny", 0, context=512)
-        nodes = [stack.enter_context(stub()) for _ in range(_STUBS)]
-        command = ("-m", "updraft", "node", "--port", "0", "--threads", "1", "--model", str(model))
-        real = stack.enter_context(running(*command, "--exit-with-parent"))
+        stubs = Group(stub, [stack.enter_context(stub("0")) for _ in range(_STUBS)])
+        reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
         key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
+        admin_key = make_key(folder / "keys", "admin", "admin")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        made = Cluster(folder, port, key, nodes, real, stack)
+        made = Cluster(folder, port, key, admin_key, stubs, reals, stack)
         made.start_gateway()
         try:
             yield made

@@ -30,7 +30,20 @@ _NAMES = (
     "x-request-id", "x-updraft-tenant", "traceparent", "accept-encoding", "expect", "upgrade", "te", "range", "cookie",
     "x-forwarded-for", "origin", "content-encoding", "http2-settings", "x" * 300, "x-\xff", "x y", "",
 )  # fmt: skip
+_FORM = "multipart/form-data; boundary=b"
+_FORM_TYPES = (
+    *[_FORM] * 7,
+    "multipart/form-data",
+    "text/plain",
+    f'{_FORM}"; boundary="',
+    "multipart/form-data; boundary=\xff",
+    "",
+)
 _METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PRI", "get", "\xff", "")
+
+
+class Form(dict[str, str]):
+    """Fields of a body that is sent as a form."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,8 @@ class Fuzzer:
             scheme = rng.choice(("Bearer ", "Basic ", "bearer\t", ""))
             headers.append(f"authorization: {scheme}{self.canary}{self._text()}")
         headers += [f"{rng.choice(_NAMES)}:{self._text()}" for _ in range(self._junk_headers())]
+        if isinstance(endpoint.body, Form):
+            headers.append(f"content-type: {rng.choice(_FORM_TYPES)}")
         body, framing = self._framed(self._body(endpoint))
         rng.shuffle(headers)
         head = "\r\n".join([f"{method} {self._target(endpoint.path)} {version}", *headers, *framing, "", ""])
@@ -95,7 +110,8 @@ class Fuzzer:
         for _ in range(rng.choice((0, 0, 1, 1, 2))):
             name = rng.choice((*fields, "n", "stream", "stream_options", "max_tokens", "stop", "user", "tools", "seed"))
             fields[name] = self._value(0)
-        return self._harmed(json.dumps(fields).encode(), 0.1)
+        encoded = _form(fields) if isinstance(endpoint.body, Form) else json.dumps(fields).encode()
+        return self._harmed(encoded, 0.1)
 
     def _value(self, depth: int) -> Any:
         rng = self._random
@@ -144,6 +160,12 @@ class Fuzzer:
     def _text(self) -> str:
         rng = self._random
         return rng.choice((*_WORDS, "".join(chr(rng.randrange(1, 0x250)) for _ in range(rng.randrange(20)))))
+
+
+def _form(fields: dict[str, Any]) -> bytes:
+    part = '--b\r\ncontent-disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    text = "".join(part.format(name, value) for name, value in fields.items()) + "--b--\r\n"
+    return text.encode("utf-8", "replace")
 
 
 def answer_to(url: str, request: bytes, silence_s: float = 0.5) -> bytes:

@@ -35,7 +35,8 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         chance = random.Random(number)
         amount = chance.randint(50, 100)
         asked = claims(limit, amount)
-        if (await store.admit(asked)).refused is not None:
+        admission = await store.admit(asked)
+        if admission.refused is not None:
             return
         admitted += 1
         if holds:
@@ -43,7 +44,7 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         await asyncio.sleep(chance.random() / 50)
         actual = chance.randint(10, amount)
         used += actual
-        await store.settle(asked, {"tokens": actual, "usd_per_day": actual / 1000})
+        await store.settle(asked, {"tokens": actual, "usd_per_day": actual / 1000}, admission.receipt)
 
     print("ready", flush=True)
     sys.stdin.readline()

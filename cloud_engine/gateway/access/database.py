@@ -9,8 +9,6 @@ import hashlib
 import secrets
 import sqlite3
 import time
-from collections.abc import Generator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +17,8 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError, NotFoundError
 from ....protocol.http.ids import new_id
-from ....protocol.safety.private_files import private_file
-from ....protocol.wal import transaction, use_wal
+from ....protocol.safety.shared_file import SharedFile
+from ....protocol.wal import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0
@@ -102,13 +100,8 @@ class KeyDatabase:
     def __init__(self, path: Path) -> None:
         """Open or create it. Raises ConfigurationError."""
         self.path = path
-        try:
-            private_file(path)
-        except OSError as error:
-            raise ConfigurationError(f"Cannot use {path} as the key database: {error}.", param="keys") from error
-        with self._connected() as connection:
-            use_wal(connection)
-            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        self._file = SharedFile(path, "as the key database", "keys", _BUSY_S)
+        self._file.create(_SCHEMA)
 
     @classmethod
     def existing(cls, path: Path) -> KeyDatabase:
@@ -127,7 +120,7 @@ class KeyDatabase:
             new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
         )
         expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
-        with self._connected() as connection, transaction(connection):
+        with self._file.connected() as connection, transaction(connection):
             if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
                 raise ConfigurationError(
                     f"There is a key {new.name!r} already: rotate or revoke it, or take another name.", param="name"
@@ -142,7 +135,7 @@ class KeyDatabase:
 
     def keys(self) -> list[KeyRecord]:
         """Those that are not revoked, by name."""
-        with self._connected() as connection:
+        with self._file.connected() as connection:
             rows = connection.execute(f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL ORDER BY name")
             return [_record(row) for row in rows]
 
@@ -150,7 +143,7 @@ class KeyDatabase:
         """A new secret for a key, named by id or name. Raises NotFoundError."""
         now, fresh = time.time(), _new_key()
         until = now + (rotation or KeyRotation()).overlap_s
-        with self._connected() as connection, transaction(connection):
+        with self._file.connected() as connection, transaction(connection):
             record = _live(connection, key)
             key_id = record.principal.key_id
             connection.execute("DELETE FROM digests WHERE key_id = ? AND expires_at <= ?", (key_id, now))
@@ -163,7 +156,7 @@ class KeyDatabase:
 
     def revoke(self, key: str, actor: str) -> KeyRecord:
         """The key, named by id or name, works no longer. Raises NotFoundError."""
-        with self._connected() as connection, transaction(connection):
+        with self._file.connected() as connection, transaction(connection):
             record = _live(connection, key)
             key_id = record.principal.key_id
             connection.execute("DELETE FROM digests WHERE key_id = ?", (key_id,))
@@ -173,19 +166,11 @@ class KeyDatabase:
 
     def audit(self, most: int = 1000) -> list[AuditEntry]:
         """The latest changes, the last one first."""
-        with self._connected() as connection:
+        with self._file.connected() as connection:
             rows = connection.execute(
                 "SELECT at, actor, action, key_id, name FROM audit ORDER BY id DESC LIMIT ?", (most,)
             )
             return [AuditEntry(*row) for row in rows]
-
-    @contextmanager
-    def _connected(self) -> Generator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
-                yield connection
-        except sqlite3.Error as error:
-            raise ConfigurationError(f"Cannot use {self.path} as the key database: {error}.", param="keys") from error
 
 
 _RECORD = "principal, created_at, expires_at"

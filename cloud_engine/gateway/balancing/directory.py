@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Generator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....protocol.errors import ConfigurationError, OverloadedError
-from ....protocol.safety.private_files import private_file
-from ....protocol.wal import transaction, use_wal
+from ....protocol.errors import OverloadedError
+from ....protocol.safety.shared_file import SharedFile
+from ....protocol.wal import transaction
 from .node import NodeAddress
 
 LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
@@ -36,18 +33,12 @@ class NodeDirectory:
 
     def create(self) -> None:
         """Make the file, if there is none."""
-        try:
-            private_file(self.path)
-        except OSError as error:
-            raise ConfigurationError(f"Cannot keep registered nodes in {self.path}: {error}.", param="keys") from error
-        with self._connected() as connection:
-            use_wal(connection)
-            connection.execute(_SCHEMA)
+        self._file.create(_SCHEMA)
 
     def register(self, url: str, concurrency: int | None) -> None:
         """Keep a node for the length of a lease. Raises OverloadedError where there are too many."""
         now = time.time()
-        with self._connected() as connection, transaction(connection):
+        with self._file.connected() as connection, transaction(connection):
             connection.execute("DELETE FROM nodes WHERE expires_at <= ? OR url = ?", (now, url))
             (count,) = connection.execute("SELECT count(*) FROM nodes").fetchone()
             if count >= _MOST_NODES:
@@ -55,20 +46,16 @@ class NodeDirectory:
             connection.execute("INSERT INTO nodes VALUES (?, ?, ?)", (url, concurrency, now + LEASE_S))
 
     def remove(self, url: str) -> None:
-        with self._connected() as connection:
+        with self._file.connected() as connection:
             connection.execute("DELETE FROM nodes WHERE url = ?", (url,))
 
     def addresses(self) -> list[NodeAddress]:
         """The nodes whose lease lasts, with one worker's share of what they take."""
-        with self._connected() as connection:
+        with self._file.connected() as connection:
             rows = connection.execute("SELECT url, concurrency FROM nodes WHERE expires_at > ?", (time.time(),))
             found = [NodeAddress(url, concurrency=limit or self.concurrency) for url, limit in rows]
         return [address.of_worker(self.workers, self.worker) for address in found]
 
-    @contextmanager
-    def _connected(self) -> Generator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
-                yield connection
-        except sqlite3.Error as error:
-            raise ConfigurationError(f"Cannot keep registered nodes in {self.path}: {error}.", param="keys") from error
+    @property
+    def _file(self) -> SharedFile:
+        return SharedFile(self.path, "for registered nodes", "keys", _BUSY_S)

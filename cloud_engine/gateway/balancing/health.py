@@ -11,11 +11,11 @@ import msgspec
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import OverloadedError
 from ..upstream.client import Upstream, UpstreamRequest
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import UpstreamFailure, UpstreamTimeout
 from .node import Model, Node
 
 _PROBE_S = 0.5
-_PROBE_TIMEOUT_S = 2.0
+_LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 2.0, 10.0
 _TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
 _MODELS_EVERY = 20  # probes
 _TOKEN_EVERY_S = 30.0  # without an answer to a client
@@ -29,6 +29,22 @@ class _Models(msgspec.Struct):
 prepare_types(_Models)
 
 
+class ProbeTimeout:
+    """How long a probe may take: as TCP bounds a round trip, by the mean of earlier ones and four deviations."""
+
+    def __init__(self) -> None:
+        self._mean_s = self._deviation_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, self._mean_s + 4 * self._deviation_s))
+
+    def answered(self, after_s: float) -> None:
+        off_s = after_s - self._mean_s
+        self._mean_s += off_s / 8
+        self._deviation_s += (abs(off_s) - self._deviation_s) / 4
+
+
 class HealthWatch:
     """Watches one node. A node that only seems well is found by asking it for a token."""
 
@@ -37,6 +53,7 @@ class HealthWatch:
         self._node = node
         self._upstream = upstream
         self._on_probe = on_probe
+        self._timeout = ProbeTimeout()
         self._timeouts = 0
         self._token_at = time.monotonic()
 
@@ -53,9 +70,9 @@ class HealthWatch:
 
     async def probe(self, *, with_models: bool) -> None:
         """One look at `/health` (a server without that route counts as well), and at the models."""
-        node = self._node
+        node, began = self._node, time.monotonic()
         try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout.seconds):
                 status, _ = await self._upstream.get(node.target, b"/health")
                 if status not in (200, 404, 405):
                     node.failed(f"/health answered {status}")
@@ -66,20 +83,25 @@ class HealthWatch:
                         node.failed(f"/v1/models answered {status}")
                         return
                     node.serves(msgspec.json.decode(body, type=_Models).data)
+        except OverloadedError:
+            return  # the gateway's own want of sockets says nothing of a node
+        except (TimeoutError, UpstreamTimeout):
+            self._was_late(began)
         except (UpstreamFailure, *UNREADABLE) as error:
             node.failed(str(error))
-        except (TimeoutError, OverloadedError) as error:
-            self._was_late(error)
         else:
             self._timeouts = 0
+            self._timeout.answered(time.monotonic() - began)
             node.probed()
 
-    def _was_late(self, error: TimeoutError | OverloadedError) -> None:
-        if isinstance(error, OverloadedError):
-            return  # the gateway's own want of sockets says nothing of a node
+    def _was_late(self, since: float) -> None:
+        """A node that has sent anything to anybody since then is busy, and not dead."""
+        if self._upstream.last_heard(self._node.target) > since:
+            self._timeouts = 0
+            return
         self._timeouts += 1
         if self._timeouts >= _TIMEOUTS_TO_LEAVE:
-            self._node.hangs(f"{self._timeouts} probes in a row without an answer within {_PROBE_TIMEOUT_S} s")
+            self._node.hangs(f"{self._timeouts} probes in a row without an answer within {self._timeout.seconds:.1f} s")
 
     def _wants_token(self) -> bool:
         """Of a node that is idle for long: not of servers that bill it, nor of a node that is at work."""

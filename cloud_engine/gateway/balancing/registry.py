@@ -51,11 +51,16 @@ class NodeRegistry:
         self._watchers: list[asyncio.Task[None]] = []
         self._registered: dict[str, tuple[Node, asyncio.Task[None]]] = {}
         self._following = asyncio.Lock()
+        self._fails_to_follow = False
 
     @property
     def waiting(self) -> dict[Priority, int]:
         """Requests that wait for a node."""
         return self._line.by_priority()
+
+    def check_line(self, priority: Priority) -> None:
+        """Raises OverloadedError where a request of this class finds no place to wait, whatever its model is."""
+        self._line.check(priority)
 
     def serves(self, model: str) -> bool:
         """Whether a node has the model."""
@@ -71,6 +76,7 @@ class NodeRegistry:
         await asyncio.gather(*(watch.probe(with_models=True) for watch in watches))
         self._watchers = [asyncio.create_task(watch.run()) for watch in watches]
         if self.directory is not None:
+            await self._follow_once()  # a gateway that comes beside others knows what they know
             self._watchers.append(asyncio.create_task(self._follow()))
 
     async def close(self) -> None:
@@ -111,16 +117,18 @@ class NodeRegistry:
         _log.info("Node %s has registered", node.url)
 
     async def _follow(self) -> None:
-        failing = False
         while True:
-            try:
-                await self.follow_directory()
-                failing = False
-            except ConfigurationError as error:
-                if not failing:
-                    _log.error("Registered nodes stay as they are: %s", error)
-                failing = True
             await asyncio.sleep(_FOLLOW_S)
+            await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        try:
+            await self.follow_directory()
+            self._fails_to_follow = False
+        except ConfigurationError as error:
+            if not self._fails_to_follow:
+                _log.error("Registered nodes stay as they are: %s", error)
+            self._fails_to_follow = True
 
     def models(self) -> list[ModelCard]:
         """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ....protocol.errors import OverloadedError, UpdraftError
@@ -46,10 +46,16 @@ class WaitingLine:
     def by_priority(self) -> dict[Priority, int]:
         return {priority: len(line) for priority, line in self._lines.items()}
 
+    def check(self, priority: Priority) -> None:
+        """Raises OverloadedError where the line is full, and none in it would make room for one of this class."""
+        if len(self) >= self._most and not any(self._lines[lower] for lower in _below(priority)):
+            raise _full()
+
     async def wait(
         self, priority: Priority, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:
         """A node, once `take` finds one for this request. Raises OverloadedError where the line is full."""
+        self.check(priority)
         if len(self) >= self._most:
             self._shed_below(priority)
         waiter = _Waiter(alike, take)
@@ -78,14 +84,16 @@ class WaitingLine:
                     full.add(waiter.alike)
 
     def _shed_below(self, priority: Priority) -> None:
-        """Make room for one of this class. Raises OverloadedError where all in line go before it."""
-        for lower in reversed(PRIORITIES[PRIORITIES.index(priority) + 1 :]):
-            if self._lines[lower]:
-                waiter = self._lines[lower].pop()
-                if not waiter.placed.done():  # else its client has just left
-                    waiter.placed.set_exception(_full())
-                return
-        raise _full()
+        """Make room for one of this class, for which somebody in line can make it."""
+        line = next(self._lines[lower] for lower in _below(priority) if self._lines[lower])
+        waiter = line.pop()
+        if not waiter.placed.done():  # else its client has just left
+            waiter.placed.set_exception(_full())
+
+
+def _below(priority: Priority) -> Sequence[Priority]:
+    """The lower classes, the lowest first."""
+    return PRIORITIES[: PRIORITIES.index(priority) : -1]
 
 
 def _full() -> OverloadedError:

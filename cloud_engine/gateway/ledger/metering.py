@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from random import getrandbits  # seeded anew in each forked process
 from typing import Any, Literal
 
 RESPONSE_CACHE = "response-cache"
@@ -16,7 +16,7 @@ State = Literal["intent", "settled", "abandoned"]
 
 def row_id() -> str:
     """Unique among workers and gateways, and in the order of time, so that an index grows at its end."""
-    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
+    return f"{time.time_ns():016x}{getrandbits(64):016x}"
 
 
 @dataclass(slots=True)

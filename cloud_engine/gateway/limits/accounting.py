@@ -17,6 +17,7 @@ from ..ledger.prices import DatedPrice, PriceTable, load_prices
 from ..ledger.reading import UsageReader
 from .limiter import Limiter, LimitReservation
 from .policy import LimitPolicy, load_policy
+from .prompt_tokens import PromptTokens
 from .redis_store import RedisStore
 from .request_size import RequestSize
 from .shared_memory import SharedMemoryStore
@@ -50,6 +51,8 @@ class Accounting:
     prices: PriceTable
     # Of nodes with prices of their own, by URL.
     node_prices: Mapping[str, DatedPrice] = field(default_factory=dict[str, DatedPrice])
+    # What prompts really had.
+    prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
     async def admitted(
@@ -59,11 +62,13 @@ class Accounting:
 
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
-        reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.max_tokens)
+        prompt_tokens = self.prompts.estimate(principal.key_id, row.model, size.prompt_tokens)
+        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens)
         try:
             await self.ledger.open(row)
             yield reservation
         finally:
+            self.prompts.learn(principal.key_id, row.model, size.prompt_tokens, row.prompt_tokens)
             price = self.node_prices.get(row.node) or self.prices.at(row.model, row.started_at)
             if price is not None:
                 row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)

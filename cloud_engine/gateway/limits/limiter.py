@@ -74,6 +74,8 @@ class LimitReservation:
     claims: Sequence[Claim] = ()
     # How the accounts stood before.
     standings: Sequence[Standing] = ()
+    # The store's.
+    receipt: str = ""
     # Whether it is settled.
     is_settled: bool = False
 
@@ -88,7 +90,7 @@ class LimitReservation:
         self.is_settled = True
         amounts: dict[Kind, float] = {"tokens": prompt_tokens + completion_tokens}
         amounts["usd_per_day"] = amounts["usd_per_month"] = usd or 0.0
-        await self.store.settle(self.claims, amounts)
+        await self.store.settle(self.claims, amounts, self.receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Limiter:
             admission = await self.store.admit(claims)
         if (refused := admission.refused) is not None:
             raise _refusal(refused, claims, admission.standings, admission.now)
-        return LimitReservation(self.store, claims, admission.standings)
+        return LimitReservation(self.store, claims, admission.standings, admission.receipt)
 
     def _claims(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None) -> Iterator[Claim]:
         none = Limits()

@@ -33,6 +33,7 @@ _log = logging.getLogger("updraft.gateway")
 # have one hash tag: a cluster keeps them together.
 _SCRIPT = f"""
 local prefix, worker, action = '{{updraft}}:', ARGV[1], ARGV[2]
+local unsettled = prefix .. 'unsettled:' .. ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 redis.call('SET', prefix .. 'worker:' .. worker, 1, 'PX', {LEASE_S * 1000:.0f})
@@ -80,8 +81,9 @@ local function reserved(key)
 end
 
 local result = {{string.format('%.17g', now), 'taken', 0}}
+if action == 'settle' and redis.call('DEL', unsettled) == 0 then return result end
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 5
+  local at = 4 + (i - 1) * 5
   local kind, limit, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local ends, settled = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
   local value = redis.call('HGET', key, 'value')
@@ -106,9 +108,10 @@ for i, key in ipairs(KEYS) do
 end
 if action == 'admit' then
   for i, key in ipairs(KEYS) do
-    local at = 3 + (i - 1) * 5
+    local at = 4 + (i - 1) * 5
     if ARGV[at + 4] == '1' then
       reserve(key, tonumber(ARGV[at + 2]))
+      redis.call('SET', unsettled, 1, 'PX', 86400000)
       redis.call('PEXPIRE', key, 86400000 + math.ceil(math.max(tonumber(ARGV[at + 3]) - now, 0) * 1000))
     else
       use(key, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), 0)
@@ -143,14 +146,19 @@ class RedisStore:
         self._failure: type[Exception] = RedisError
         self._script = self._redis.register_script(_SCRIPT)
         self._worker = secrets.token_hex(8)
-        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float]]] = deque(maxlen=_MOST_UNSETTLED)
+        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float], str]] = deque(maxlen=_MOST_UNSETTLED)
         self._is_down = False
         self._renewal: asyncio.Task[None] | None = None
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
         if self._renewal is None:
             self._renewal = asyncio.create_task(self._renew())
-        now, outcome, at, *numbers = await self._run("admit", claims, [float(each.is_reserved) for each in claims])
+        receipt, reserved = secrets.token_hex(8), [float(each.is_reserved) for each in claims]
+        try:
+            now, outcome, at, *numbers = await self._run("admit", claims, reserved, receipt)
+        except OverloadedError:  # an answer that did not come may have been a yes
+            self._unsettled.append((*_settlement(claims, {}), receipt))
+            raise
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         standings = [Standing(float(before), float(held)) for before, held in pairs]
         return Admission(
@@ -158,16 +166,18 @@ class RedisStore:
             claims[at] if outcome == "refused" else None,
             claims[at] if outcome == "unknown" else None,
             float(now),
+            receipt,
         )
 
-    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
-        """Later, if the server cannot be reached now."""
-        claims = [claim for claim in claims if claim.is_reserved]
-        settled = [amounts.get(claim.kind, 0.0) for claim in claims]
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:
+        """Later, if the server cannot be reached now. It has settled once then, whether or not its answer got lost."""
+        reserved, settled = _settlement(claims, amounts)
+        if not reserved:
+            return
         try:
-            await self._run("settle", claims, settled)
+            await self._run("settle", reserved, settled, receipt)
         except OverloadedError:
-            self._unsettled.append((claims, settled))
+            self._unsettled.append((reserved, settled, receipt))
 
     async def seed(self, claim: Claim, spent: float) -> None:
         await self._run("seed", [claim], [spent])
@@ -187,9 +197,11 @@ class RedisStore:
                     await self._run("settle", *self._unsettled[0])
                     self._unsettled.popleft()
 
-    async def _run(self, action: str, claims: Sequence[Claim], settled: Sequence[float]) -> list[Any]:
+    async def _run(
+        self, action: str, claims: Sequence[Claim], settled: Sequence[float], receipt: str = ""
+    ) -> list[Any]:
         keys = [f"{{updraft}}:{claim.account}" for claim in claims]
-        arguments: list[str | float] = [self._worker, action]
+        arguments: list[str | float] = [self._worker, action, receipt]
         for claim, amount in zip(claims, settled, strict=True):
             kind = "rate" if claim.is_rate else "budget" if claim.is_budget else "concurrent"
             arguments += [kind, repr(claim.limit), repr(claim.amount), repr(claim.ends), f"{amount:.17g}"]
@@ -202,3 +214,8 @@ class RedisStore:
             raise OverloadedError("The limits cannot be looked up now: try again later.") from error
         self._is_down = False
         return answer
+
+
+def _settlement(claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> tuple[Sequence[Claim], Sequence[float]]:
+    reserved = [claim for claim in claims if claim.is_reserved]
+    return reserved, [amounts.get(claim.kind, 0.0) for claim in reserved]

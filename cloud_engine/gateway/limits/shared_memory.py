@@ -70,7 +70,7 @@ class SharedMemoryStore:
                 admission = self._admit(claims)
             return admission
 
-    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:  # noqa: ARG002
         self._unsettled.append((claims, amounts))
         with suppress(OverloadedError):  # whoever has the memory next settles it
             async with self._alone():

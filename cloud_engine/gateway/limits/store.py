@@ -21,6 +21,8 @@ class Admission:
     unknown: Claim | None = None
     # The store's time, in seconds since the epoch.
     now: float = 0.0
+    # With which it is settled, once; stores whose answers cannot get lost need none.
+    receipt: str = ""
 
 
 class LimitStore(Protocol):
@@ -30,7 +32,7 @@ class LimitStore(Protocol):
         """Take all of the claims or none."""
         ...
 
-    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> None:
+    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:
         """Put what was really used in the place of what the claims reserved. Later, where it cannot be reached now."""
         ...
 

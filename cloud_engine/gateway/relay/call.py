@@ -13,7 +13,6 @@ from starlette.types import Send
 from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
-from ....protocol.http.ids import new_id
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
 from ..access.principal import Priority
@@ -73,8 +72,6 @@ class Call:
     send: Send
     # Whose cached prefixes it may share.
     tenant: str = ""
-    # The id under which nodes keep the cost of one answer.
-    attempt: bytes = field(default_factory=lambda: new_id("try").encode())
     # How much it may take of its limits.
     size: RequestSize = field(default_factory=RequestSize)
     # `x-ratelimit-*`, for the client.
@@ -102,6 +99,11 @@ class Call:
 
     def __post_init__(self) -> None:
         self.begun = BegunAnswer(self.path, self.body)
+
+    @property
+    def attempt(self) -> bytes:
+        """The id under which nodes keep the cost of one answer."""
+        return b"try-" + self.row.id.encode()
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""

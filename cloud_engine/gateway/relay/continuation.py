@@ -53,11 +53,9 @@ class BegunAnswer:
         self._first = b""
         self._text = bytearray()
         self._tokens = bytearray()  # as they stand in JSON, a comma behind each
-        self._tokens_say_all = True
-        self._has_all_tokens = True  # false once a text went to another node
-        self._is_text = True
-        self._is_continued = False
-        self._counts = (0, 0)
+        self._has_all_tokens = True  # of the text
+        self._is_text = True  # and nothing else, and not too long
+        self._before: tuple[int, int] | None = None
         self.is_finished = False
 
     @property
@@ -66,32 +64,35 @@ class BegunAnswer:
         return len(self._text)
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens_before(self) -> int:
         """Tokens that the client has got from nodes before this one."""
-        return self._counts[1]
+        return 0 if self._before is None else self._before[1]
 
     def read(self, event: bytes) -> bytes | None:
         """Keep what `event` says, and return it as the client is to see it; None if it says nothing new to it."""
-        if self._is_continued:
-            adopted = self._adopted(event)
+        if self._before is not None:
+            adopted = self._adopted(event, self._before)
             if adopted is None:
                 return None
             event = adopted
         if not self._is_known or not event.startswith(b"data: {"):
             return event
+        tokens = _TOKENS.search(event)
         self._first = self._first or _readable(event)
+        if self._is_text:
+            self._keep(event, b"" if tokens is None else tokens[1] + b",")
+        if tokens is None or self._shows_tokens:
+            return event
+        return event[: tokens.start()] + event[tokens.end() :]
+
+    def _keep(self, event: bytes, tokens: bytes) -> None:
+        self._tokens += tokens
         if (found := _TEXT.search(event)) is not None and found[1]:
             self._text += found[1]
-            self._is_text = self._is_text and len(self._text) <= _MOST_TEXT
-            self._tokens_say_all = False
+            self._has_all_tokens = self._has_all_tokens and bool(tokens)
         marked = b"_call" in event or b"reasoning" in event or b"refusal" in event or b"audio" in event
-        if marked and _MORE_THAN_TEXT.search(event):
-            self._is_text = False
-        if (tokens := _TOKENS.search(event)) is not None:
-            self._tokens += tokens[1] + b","
-            self._tokens_say_all = True
-            return event if self._shows_tokens else event[: tokens.start()] + event[tokens.end() :]
-        return event
+        is_more = marked and _MORE_THAN_TEXT.search(event) is not None
+        self._is_text = not is_more and len(self._text) <= _MOST_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
         """The request by which another node goes on; None if it cannot. `counts`: tokens of prompt and answer so far.
@@ -104,7 +105,7 @@ class BegunAnswer:
         if any(fields.get(name) not in (None, *neutral) for name, neutral in _INEXACT.items()):
             return None
         tokens = cast("list[int]", msgspec.json.decode(b"[%b]" % self._tokens.rstrip(b",")))
-        exact = bool(takes_tokens and self._has_all_tokens and self._tokens_say_all and not fields.get("tools"))
+        exact = bool(takes_tokens and self._has_all_tokens and not fields.get("tools"))
         num_given = len(tokens) if exact else counts[1]
         if exact:
             fields["answer_token_ids"] = [*(fields.get("answer_token_ids") or []), *tokens]
@@ -112,7 +113,7 @@ class BegunAnswer:
             return None
         if not _less(fields, num_given, None if self._is_chat else _DEFAULT_COMPLETION):
             return None
-        self._is_continued, self._counts, self._has_all_tokens = True, (counts[0], num_given), exact
+        self._before, self._has_all_tokens = (counts[0], num_given), exact
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
@@ -148,7 +149,7 @@ class BegunAnswer:
         fields.update(continue_final_message=True, add_generation_prompt=False)
         return takes_text
 
-    def _adopted(self, event: bytes) -> bytes | None:
+    def _adopted(self, event: bytes, before: tuple[int, int]) -> bytes | None:
         """An event of a node that goes on, as one of the stream that the client reads. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
@@ -165,17 +166,17 @@ class BegunAnswer:
         if choices and not any(map(_says, choices)):
             return None
         if isinstance(usage := chunk.get("usage"), dict):
-            self._count_once(cast("dict[str, Any]", usage))
+            _count_once(cast("dict[str, Any]", usage), *before)
         return sse.event(chunk)
 
-    def _count_once(self, usage: dict[str, Any]) -> None:
-        """Counts earlier text as a part of the answer, and not of the prompt."""
-        prompt, before = self._counts
-        answer = usage.get("completion_tokens") or 0
-        prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
-        if isinstance(details := usage.get("prompt_tokens_details"), dict):
-            details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
-        usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
+
+def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
+    """Counts earlier text as a part of the answer, and not of the prompt."""
+    answer = usage.get("completion_tokens") or 0
+    prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
+    if isinstance(details := usage.get("prompt_tokens_details"), dict):
+        details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
+    usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
 
 
 def _readable(event: bytes) -> bytes:

@@ -11,7 +11,7 @@ from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
-from ..upstream.client import JSON, Headers, Upstream, UpstreamRequest
+from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
 from ..upstream.connection import Patience
 from ..upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
@@ -97,10 +97,9 @@ class Dispatch:
 
     async def _attempt(self, call: Call, node: Node, course: _Course) -> bool:
         """False: the node answered that it cannot, and another may."""
-        goes_on, body = call.answered, self._body(call, node)
+        body = self._body(call, node)
         if body is None:
             return False
-        may_move = self.registry.has_another(call.model, call.tried)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(call.span.child("relay", "CLIENT", {"server.address": node.url}))
             async with node.unless_it_hangs():
@@ -108,36 +107,43 @@ class Dispatch:
                 patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
                 sent = self.upstream.open(node.target, request, patience)
                 response = await stack.enter_async_context(sent)
-            if goes_on and response.status != 200:  # the client has the status of the first answer
-                course.engine_failures += response.status != OverloadedError.status
-                return False
-            if response.status in _TRY_ELSEWHERE and may_move and self._moves(response.status, course):
-                course.erred.append(node)
-                return False
-            if response.status in _HAS_NO_ROUTE and call.passage is not None and may_move:
+            if self._goes_elsewhere(call, node, response.status, course):
                 return False
             call.row.status = response.status
-            without_key = self.upstream.key_remover(node.target)
-            if call.passage is not None:
-                with node.giving_up(lambda: response.give_up(node.reason)):
-                    await relay_passage(call, call.passage, response, without_key)
-            elif call.stream and response.status == 200:
-                begun = call.begun.num_tokens
-                meter = StreamMeter(call.row, call.usage_options, running=node.tells_usage, begun=begun)
-                may_break = may_move and not course.engine_failures
-                with node.giving_up(lambda: response.give_up(node.reason)):
-                    await relay_stream(call, response, meter, without_key, may_break=may_break)
-            else:
-                await relay_whole(call, response, without_key)
+            with node.giving_up(lambda: response.give_up(node.reason)):
+                await self._relay(call, node, response, course)
         return True
 
-    def _moves(self, status: int, course: _Course) -> bool:
-        """Whether an error is tried elsewhere: an engine's failure once, a want of room as often as there are nodes."""
-        if status != OverloadedError.status:
-            if course.engine_failures:
-                return False
-            course.engine_failures += 1
-        return self.registry.retries.take()
+    def _goes_elsewhere(self, call: Call, node: Node, status: int, course: _Course) -> bool:
+        """Whether another node is asked: once after an engine's failure, and of all nodes where there is no room."""
+        is_full = status == OverloadedError.status
+        if call.answered:  # the client has the status of the first answer
+            course.engine_failures += status != 200 and not is_full
+            return status != 200
+        if not self.registry.has_another(call.model, call.tried):
+            return False
+        if status in _HAS_NO_ROUTE:
+            return call.passage is not None
+        if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
+            return False
+        course.engine_failures += not is_full
+        if not self.registry.retries.take():
+            return False
+        course.erred.append(node)
+        return True
+
+    async def _relay(self, call: Call, node: Node, response: Response, course: _Course) -> None:
+        without_key = self.upstream.key_remover(node.target)
+        if call.passage is not None:
+            await relay_passage(call, call.passage, response, without_key)
+        elif call.stream and response.status == 200:
+            meter = StreamMeter(
+                call.row, call.usage_options, running=node.tells_usage, begun=call.begun.num_tokens_before
+            )
+            may_break = not course.engine_failures and self.registry.has_another(call.model, call.tried)
+            await relay_stream(call, response, meter, without_key, may_break=may_break)
+        else:
+            await relay_whole(call, response, without_key)
 
     def _body(self, call: Call, node: Node) -> bytes | None:
         """The request body for the node: for the whole answer, or for its missing part. None: it could not go on."""

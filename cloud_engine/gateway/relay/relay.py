@@ -35,7 +35,7 @@ _log = logging.getLogger("updraft.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relayed route, such as `POST /v1/chat/completions`. Every request with a key leaves a usage row."""
+    """A relayed route, such as `POST /v1/chat/completions`. Every request that is read leaves a usage row."""
 
     dispatch: Dispatch
     keys: KeyStore
@@ -67,6 +67,7 @@ class Relay:
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
+        self.dispatch.registry.check_line(principal.priority)  # under overload most end here, unread and without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")

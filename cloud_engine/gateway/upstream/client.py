@@ -109,6 +109,10 @@ class Upstream:
         async with self.open(target, UpstreamRequest(b"GET", path)) as response:
             return response.status, await response.read_whole()
 
+    def last_heard(self, target: UpstreamAddress) -> float:
+        """When the node last sent anything, by `time.monotonic()`."""
+        return self._pool(target).heard_at
+
     @asynccontextmanager
     async def open(
         self, target: UpstreamAddress, request: UpstreamRequest, patience: Patience = _ENDLESS

@@ -30,10 +30,11 @@ class ClosedUnansweredError(UpstreamFailure):
 
 
 class NodeConnection(asyncio.Protocol):
-    """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked."""
+    """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked, `on_data` when the node sends."""
 
-    def __init__(self, on_lost: Callable[[NodeConnection], None]) -> None:
+    def __init__(self, on_lost: Callable[[NodeConnection], None], on_data: Callable[[], None]) -> None:
         self._on_lost = on_lost
+        self._on_data = on_data
         self._loop = asyncio.get_running_loop()
         self._parser = ResponseParser()
         self._chunks: deque[bytes] = deque()
@@ -103,6 +104,7 @@ class NodeConnection(asyncio.Protocol):
         if not self._is_busy:
             self._transport.abort()  # an answer to nothing
             return
+        self._on_data()
         try:
             body = self._parser.feed(data)
         except UpstreamFailure as failure:

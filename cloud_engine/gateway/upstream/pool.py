@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 
 from ....protocol.errors import OverloadedError
@@ -27,12 +28,13 @@ class PoolLimits:
 
 
 class Pool:
-    """Every step costs the same, however many connections there are."""
+    """Every step costs the same, however many connections there are. `heard_at`: when the node last sent anything."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits) -> None:
         self._host, self._port, self._context, self._limits = host, port, context, limits
         self._idle: dict[NodeConnection, None] = {}
         self._slots = asyncio.Semaphore(limits.connections)
+        self.heard_at = 0.0
 
     async def acquire(self) -> NodeConnection:
         """One at rest, or a new one. Raises UpstreamFailure, or OverloadedError."""
@@ -76,7 +78,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: NodeConnection(self._forget),
+                    lambda: NodeConnection(self._forget, self._hear),
                     self._host,
                     self._port,
                     ssl=self._context,
@@ -92,6 +94,9 @@ class Pool:
 
     def _forget(self, connection: NodeConnection) -> None:
         self._idle.pop(connection, None)
+
+    def _hear(self) -> None:
+        self.heard_at = time.monotonic()
 
 
 def tls_context() -> ssl.SSLContext:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from updraft.classifier.calibration.probability_curve import fit_curve
 from updraft.classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance, reliability
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
 def test_auroc_equals_scikit_learn_with_ties(rows: list[tuple[int, bool]]) -> None:
     scores = np.array([score for score, _ in rows], float)
@@ -56,7 +55,6 @@ def test_calibration_makes_a_distorted_score_honest(distort) -> None:
     assert auroc(p, gain[6000:]) == pytest.approx(auroc(score[6000:], gain[6000:]), abs=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 400), st.floats(0, 1), st.floats(1e-3, 100), st.integers(0, 10**6))
 def test_a_calibration_curve_rises_and_stays_a_probability(n: int, rate: float, scale: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

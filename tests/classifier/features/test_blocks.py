@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.classifier.arrays import Array
@@ -142,7 +142,6 @@ def test_rows_that_lack_what_others_have_are_refused() -> None:
 SERIES = arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     prompt=st.text(st.characters(), max_size=300),
     answer=st.text(st.characters(), max_size=300),

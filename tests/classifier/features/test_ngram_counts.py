@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from updraft.classifier.features.ngram_counts import COUNTS, TextCounts, count_text, hash_of
 
@@ -72,7 +72,6 @@ def expected_ngrams(text: str) -> np.ndarray:
     return damped[np.minimum(counted, 1023)]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(max_size=80), st.lists(WORDS, max_size=200).map("".join)))
 @example("")
 @example("a")

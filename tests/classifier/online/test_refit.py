@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from router_fakes import ScriptedGates
@@ -83,7 +83,6 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
 
 
 @given(st.text(max_size=300), st.text(max_size=100))
-@settings(max_examples=50)
 def test_features_survive_packing(prompt: str, answer: str) -> None:
     blocks, counts = remembered(view_of(GradedRow(prompt, 0, 0, "", answer)))
     found, buckets, held = unpack(pack((blocks, counts)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from updraft.classifier.features import blocks
 from updraft.classifier.features.answers.parts import parts_of
@@ -24,7 +24,6 @@ TEXTS = st.lists(st.sampled_from(PIECES) | LINES.map("".join), max_size=30).map(
 STEPS = "She buys 3 x $4 = $12 worth of bread.\nShe pays 20 - 12 = <<20-12=8>>8 dollars back\n\nSo it is 8.\n#### 8"
 
 
-@settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(1, 12))
 @example(STEPS, 3)
 @example("They sold their apples, pears,\nplums, figs and more", 1)

@@ -18,13 +18,28 @@ GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "r
 
 
 def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -> None:
+    """What was paid for is kept until the policy is made: at first it cannot be written."""
     pytest.importorskip("llama_cpp")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
     pair = ["--local", "pocket", "--cloud", oracle, "--cloud-model", "oracle"]
     call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), *pair]
-    done = updraft(*call, "--cloud-share", "0.5", "--save", "kept.jsonl", "--json", "out.json")
+    done = updraft(*call, "--out", "prompts.jsonl/policy")
+    assert done.returncode == 2
+    assert "The policy cannot be written to" in done.stderr
+    (kept,) = (tmp_path / "home" / "calibrations").iterdir()
+    assert "124 answered prompts are kept in" in done.stderr
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert QUESTIONS[1].prompt not in kept.read_text(), "answers and hashes of prompts, no prompt"
+    with kept.open("a") as file:
+        file.write('{"key": "half a li')  # as a killed process leaves it
+    call += ["--cloud-share", "0.5", "--plot", "curve.png"]
+    done = updraft(*call, "--save", "kept.jsonl", "--json", "out.json")
     assert done.returncode == 0, done.stderr
+    assert "124 of 125 prompts were answered before" in done.stderr
+    assert not kept.exists()
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "The curve is in curve.png." in done.stdout
     assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
     assert "124 prompts, graded by agreement" in done.stdout
     assert "1 of 125 prompts got no row" in done.stderr
@@ -34,7 +49,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert "signals" in policy.card.blocks["cascade"] and not policy.card.estimated_tokens
     assert policy.calibration.written.mean() == 10
     ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")
-    assert sorted(row.status for row in ledger.rows(limit=1000)) == [200] * 124 + [400], "they are on the books"
+    assert sorted(row.status for row in ledger.rows(limit=1000)) == [200] * 124 + [400] * 2, "each is paid for once"
     ledger.close()
     figures = json.loads((tmp_path / "out.json").read_text())["metrics"]
     assert 0.05 < figures["gain_rate"] < 0.95
@@ -105,10 +120,10 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], message: str) -> None:
+def test_calls_that_make_no_sense(in_process, tmp_path: Path, flags: list[str], message: str) -> None:
     (tmp_path / "few.csv").write_text("prompt,weak,strong\nWhat?,0,1\nHow?,1,1\n")
     (tmp_path / "two.txt").write_text("What?\n\nHow?\n")
-    done = updraft("calibrate", *flags, env={"UPDRAFT_LOCAL": "pocket"})
+    done = in_process("calibrate", *flags, env={"UPDRAFT_LOCAL": "pocket"})
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -155,25 +170,3 @@ def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> N
     done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "PYTHONPATH": path})
     assert done.returncode == 1
     assert done.stderr.strip() == "error: scipy is not installed: pip install '.[train]' in a clone of Updraft."
-
-
-def test_what_was_paid_for_is_kept_until_the_policy_is_made(updraft, oracle: str, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS[1:]))
-    call = ["calibrate", "--live", str(len(QUESTIONS) - 1), "--prompts", str(prompts), "--local", "pocket"]
-    done = updraft(*call, "--cloud", oracle, "--cloud-model", "oracle", "--out", "prompts.jsonl/policy")
-    assert done.returncode == 2
-    assert "The policy cannot be written to" in done.stderr
-    (kept,) = (tmp_path / "home" / "calibrations").iterdir()
-    assert "124 answered prompts are kept in" in done.stderr
-    assert kept.stat().st_mode & 0o777 == 0o600
-    assert QUESTIONS[1].prompt not in kept.read_text(), "answers and hashes of prompts, no prompt"
-    with kept.open("a") as file:
-        file.write('{"key": "half a li')  # as a killed process leaves it
-    again = updraft(*call, "--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "oracle", "--plot", "curve.png")
-    assert again.returncode == 0, again.stderr
-    assert "124 of 124 prompts were answered before" in again.stderr
-    assert not kept.exists()
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "The curve is in curve.png." in again.stdout

@@ -45,17 +45,13 @@ def test_a_build_that_segfaults_takes_no_command_down(updraft, tmp_path, environ
     assert REBUILD_COMMAND in done.stderr
 
 
-def test_a_build_that_does_not_import_is_reported(updraft, tmp_path, environment) -> None:
+def test_a_build_that_does_not_import_and_a_broken_setting_are_reported(updraft, tmp_path, environment) -> None:
     env = with_fake_llama(tmp_path, environment, "raise OSError('libllama.so: cannot open shared object file')\n")
-    check = findings(updraft("doctor", "--json", env=env))["llama.cpp"]
-    assert check["status"] == "fail"
-    assert "libllama.so" in check["found"]
-
-
-def test_a_broken_setting_is_reported(updraft, tmp_path) -> None:
     (tmp_path / "config.toml").write_text("qualitty = 0.9\n")
-    done = updraft("doctor", "--json", env={"UPDRAFT_CONFIG": str(tmp_path / "config.toml")})
+    done = updraft("doctor", "--json", env={**env, "UPDRAFT_CONFIG": str(tmp_path / "config.toml")})
     assert done.returncode == 1
+    assert findings(done)["llama.cpp"]["status"] == "fail"
+    assert "libllama.so" in findings(done)["llama.cpp"]["found"]
     assert "qualitty" in findings(done)["settings"]["found"]
 
 

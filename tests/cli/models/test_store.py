@@ -96,8 +96,8 @@ def test_a_pulled_model_answers(updraft) -> None:
         (["ask", "hi", "--local", "absent"], {}, "There is no local model 'absent'"),
     ],
 )
-def test_refusals(hub: Hub, updraft, arguments: list[str], env: dict[str, str], printed: str) -> None:
-    done = updraft(*arguments, env=env)
+def test_refusals(hub: Hub, in_process, arguments: list[str], env: dict[str, str], printed: str) -> None:
+    done = in_process(*arguments, env=env)
     assert done.returncode in (1, 2)
     assert printed in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Crowds: five hundred and a thousand clients are at a slow node together, and who leaves is forgotten at once."""
+"""Crowds: a thousand wait at a slow node together, who finds no place is refused unread, who leaves is forgotten."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from raw_http import exchanged, status_of
 from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -60,9 +62,9 @@ class Stub:
             self.left.set()
 
 
-def start(spawn: Any, tmp_path: Path, node: str) -> str:
-    db = ("--db", str(tmp_path / "usage.sqlite"))
-    return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, "--node", node, "--exit-with-parent").url
+def start(spawn: Any, tmp_path: Path, node: str, *more: str) -> str:
+    options = ("--node", node, "--db", str(tmp_path / "usage.sqlite"), "--no-auth", "--exit-with-parent", *more)
+    return spawn("-m", "updraft", "gateway", "--port", "0", *options).url
 
 
 @pytest.mark.parametrize("crowd", [1000])
@@ -87,6 +89,27 @@ def test_a_crowd_waits_together(spawn: Any, tmp_path: Path, crowd: int) -> None:
     with serving(stub.app()) as node:
         assert asyncio.run(ask(start(spawn, tmp_path, node))) == {200: crowd}
     assert stub.running == crowd
+
+
+def test_who_finds_the_line_full_is_refused_unread_and_costs_the_others_nothing(spawn: Any, tmp_path: Path) -> None:
+    """Two are at the node and three in line. Of others neither the body is awaited nor a row written."""
+    stub, chat = Stub(crowd=3), "/v1/chat/completions"
+    announced = f"POST {chat} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode()
+    with serving(stub.app()) as node, ThreadPoolExecutor(5) as clients:
+        url = start(spawn, tmp_path, node, "--node-concurrency", "2", "--max-waiting", "3")
+        served = [clients.submit(httpx.post, url + chat, json=BODY, timeout=60) for _ in range(5)]
+        while 'updraft_gateway_waiting{tier="interactive"} 3' not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.02)
+        with httpx.Client() as client:
+            refused = [client.post(url + chat, content=b"no JSON") for _ in range(25)]
+        assert {answer.status_code for answer in refused} == {503}
+        assert all(answer.headers["retry-after"] for answer in refused)
+        assert status_of(exchanged(url, announced)) == 503
+        httpx.post(node + chat, json=BODY, timeout=60)  # the third at the node lets all go
+        assert [future.result().status_code for future in served] == [200] * 5
+        assert httpx.post(url + chat, json=BODY, timeout=60).status_code == 200
+        (usage,) = httpx.get(f"{url}/admin/usage").json()["usage"]
+    assert usage["requests"] == 6
 
 
 def test_a_node_is_left_as_soon_as_its_client_is_gone(spawn: Any, tmp_path: Path) -> None:

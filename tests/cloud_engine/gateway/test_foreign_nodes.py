@@ -40,18 +40,21 @@ class Foreign:
         return self.answer()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node() -> Foreign:
     return Foreign()
 
 
-@pytest.fixture
-def client(node: Foreign, spawn: Any, tmp_path: Any) -> Iterator[openai.OpenAI]:
+@pytest.fixture(scope="module")
+def client(node: Foreign, spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     routes = [Route("/v1/models", node.models), Route("/v1/chat/completions", node.chat, methods=["POST"])]
     with serving(Starlette(routes=routes)) as url:
         command = ["-m", "updraft", "gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent"]
-        gateway = spawn(*command, "--db", str(tmp_path / "usage.sqlite"))
-        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
+        database = str(tmp_path_factory.mktemp("gateway") / "usage.sqlite")
+        with (
+            spawned(*command, "--db", database) as gateway,
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
+        ):
             yield client
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import openai
 import pytest
 from full_cloud import running_full_cloud
 from gateway_keys import make_key
+from waiting import wait_for
 
 GATEWAY = ("-m", "updraft", "gateway", "--port", "0")
 
@@ -33,6 +35,8 @@ class Running:
     admin_key: str
     db: Path
     process: Any
+    # How many rows of the database are of others.
+    before: int = 0
 
     def client(self, **options: Any) -> openai.OpenAI:
         settings = {"api_key": self.key, "max_retries": 0, "timeout": 120, **options}
@@ -43,7 +47,7 @@ class Running:
         self.admin("usage")
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row
-            return [dict(row) for row in connection.execute("SELECT * FROM usage ORDER BY id")]
+            return [dict(row) for row in connection.execute("SELECT * FROM usage ORDER BY id")][self.before :]
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,21 +61,36 @@ class Running:
         return httpx.get(f"{self.url}/admin/{what}", headers=headers, timeout=60).raise_for_status().json()[what]
 
 
+def start_gateway(spawn: Callable[..., Any], folder: Path, *nodes: Any) -> Running:
+    keys, db = folder / "keys", folder / "usage.sqlite"
+    key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage")
+    urls = [word for node in nodes for word in ("--node", node.url)]
+    process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
+    return Running(process.url, key, admin_key, db, process.popen)
+
+
 @pytest.fixture
 def spawn_gateway(spawn: Any, tmp_path: Path) -> Callable[..., Running]:
-    def start(*nodes: Any) -> Running:
-        keys, db = tmp_path / "keys", tmp_path / "usage.sqlite"
-        key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage")
-        urls = [word for node in nodes for word in ("--node", node.url)]
-        process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
-        return Running(process.url, key, admin_key, db, process.popen)
-
-    return start
+    return functools.partial(start_gateway, spawn, tmp_path)
 
 
 @pytest.fixture
 def gateway(spawn_gateway: Callable[..., Running], fake_node: Any) -> Running:
     return spawn_gateway(fake_node)
+
+
+@pytest.fixture(scope="module")
+def kept_gateway(spawned: Any, fake_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with ExitStack() as stack:
+        yield start_gateway(
+            lambda *command: stack.enter_context(spawned(*command)), tmp_path_factory.mktemp("gateway"), fake_node
+        )
+
+
+@pytest.fixture
+def shared(kept_gateway: Running) -> Running:
+    """One for all who leave it as it is."""
+    return replace(kept_gateway, before=len(kept_gateway.rows()))
 
 
 def test_answers_and_meters(gateway: Running) -> None:
@@ -109,10 +128,10 @@ def test_answers_and_meters(gateway: Running) -> None:
     assert usage[0]["completion_tokens"] == 15
 
 
-def test_a_route_that_the_node_lacks_is_a_typed_error(gateway: Running) -> None:
+def test_a_route_that_the_node_lacks_is_a_typed_error(shared: Running) -> None:
     for path in ("/v1/rerank", "/v1/moderations"):
         body = {"model": "echo", "query": "a", "documents": ["b"]}
-        answer = httpx.post(f"{gateway.url}{path}", json=body, headers=gateway.headers, timeout=60)
+        answer = httpx.post(f"{shared.url}{path}", json=body, headers=shared.headers, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
@@ -131,7 +150,7 @@ def test_keys(gateway: Running) -> None:
     assert 'updraft_gateway_requests_total{status="401"} 3.0\n' in httpx.get(f"{gateway.url}/metrics").text
 
 
-def test_bad_requests_and_rows(gateway: Running) -> None:
+def test_bad_requests_and_rows(shared: Running) -> None:
     good = {"model": "echo", "messages": say("hi")}
     cases: list[tuple[Any, int, str]] = [
         (b"{", 400, "invalid_json"),
@@ -144,7 +163,7 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
         ({**good, "max_tokens": 0, "stream": True}, 400, "invalid_value"),
         ({**good, "stream_options": {"include_usage": True}}, 400, "invalid_value"),
     ]
-    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=120) as client:
+    with httpx.Client(base_url=shared.url, headers=shared.headers, timeout=120) as client:
         for body, status, code in cases:
             content = {"content": body} if isinstance(body, bytes) else {"json": body}
             response = client.post("/v1/chat/completions", **content)
@@ -153,31 +172,31 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
         assert client.get("/nowhere").json()["error"]["code"] == "not_found"
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
         assert client.post("/v1/chat/completions", json=good).status_code == 200
-    rows = gateway.rows()
+    rows = shared.rows()
     assert [row["status"] for row in rows] == [status for _, status, _ in cases] + [413, 200]
     assert {row["key_name"] for row in rows} == {"tester"}
 
 
-def test_embeddings_are_relayed_and_metered(gateway: Running) -> None:
-    with gateway.client() as client:
+def test_embeddings_are_relayed_and_metered(shared: Running) -> None:
+    with shared.client() as client:
         found = client.embeddings.create(model="echo", input=["abc", "de"])
         assert [item.embedding for item in found.data] == [[3.0], [2.0]]
         with pytest.raises(openai.BadRequestError):
             client.embeddings.create(model="echo", input="")
-    shown = [(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in gateway.rows()]
+    shown = [(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in shared.rows()]
     assert shown == [(200, 5, 0), (400, 0, 0)]
 
 
-def test_usage_is_on_the_wire_only_where_it_was_asked_for(gateway: Running) -> None:
+def test_usage_is_on_the_wire_only_where_it_was_asked_for(shared: Running) -> None:
     request: dict[str, Any] = {"model": "echo", "messages": say('"usage":null'), "stream": True}
-    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=120) as client:
+    with httpx.Client(base_url=shared.url, headers=shared.headers, timeout=120) as client:
         plain = client.post("/v1/chat/completions", json=request).text
         asked = client.post("/v1/chat/completions", json={**request, "stream_options": {"include_usage": True}}).text
     assert '"usage"' not in plain
     assert plain.endswith("data: [DONE]\n\n")
     assert asked.count('"usage":null') == plain.count("data: ") - 1
     assert asked.count('"usage":{') == 1
-    assert [row["completion_tokens"] for row in gateway.rows()] == [len('"usage":null')] * 2
+    assert [row["completion_tokens"] for row in shared.rows()] == [len('"usage":null')] * 2
 
 
 def asked_by_four(gateway: Running) -> tuple[list[threading.Thread], list[str]]:
@@ -369,15 +388,8 @@ def running(url: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_running "))
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_null_is_absent_and_models_are_listed_as_the_node_does(gateway: Running) -> None:
-    with gateway.client() as client:
+def test_null_is_absent_and_models_are_listed_as_the_node_does(shared: Running) -> None:
+    with shared.client() as client:
         nothing = {"stream": None, "stream_options": None}
         answer = client.chat.completions.create(model="echo", messages=say("abc"), extra_body=nothing)
         assert answer.choices[0].message.content == "abc"

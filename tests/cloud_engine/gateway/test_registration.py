@@ -18,6 +18,7 @@ import pytest
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
 from updraft.cloud_engine.node.registration import RegistrationOptions
 from updraft.protocol.errors import ConfigurationError, OverloadedError
+from waiting import wait_for
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
 Gateway = Callable[..., Any]
@@ -57,13 +58,6 @@ def ask(url: str, keys: Keys) -> int:
         return 0
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.1)
-
-
 def announce(url: str, key: str, announced: Any, method: str = "POST") -> httpx.Response:
     return httpx.request(method, f"{url}/admin/nodes", json={"url": announced}, headers=bearer(key), timeout=60)
 
@@ -72,7 +66,7 @@ def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_
     running = gateway()
     assert httpx.get(f"{running.url}/health").status_code == 503
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     assert ask(running.url, keys) == 200
     node.popen.send_signal(signal.SIGTERM)
     assert node.popen.wait(60) == 0
@@ -82,35 +76,35 @@ def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_
 def test_a_killed_node_vanishes_when_its_heartbeats_stop(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway()
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     time.sleep(LEASE_S + 1)
     assert nodes_of(running.url, keys) == [node.url], "heartbeats keep it"
     node.popen.kill()
-    until(lambda: nodes_of(running.url, keys) == [])
+    wait_for(lambda: nodes_of(running.url, keys) == [])
 
 
 def test_a_gateway_that_starts_anew_has_its_nodes_again(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     first = gateway()
     node = spawn_fake_node("--register", first.url, "--register-key", keys.node)
-    until(lambda: nodes_of(first.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(first.url, keys) == [node.url])
     first.popen.kill()
     first.popen.wait(60)
     Path(f"{keys.path}.nodes").unlink()  # not even the file is needed
     second = gateway(port=first.url.rpartition(":")[2])
-    until(lambda: ask(second.url, keys) == 200)
+    wait_for(lambda: ask(second.url, keys) == 200)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 def test_every_worker_sees_a_node(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway("--workers", "2")
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
-    until(lambda: nodes_of(running.url, keys) == [node.url])
+    wait_for(lambda: nodes_of(running.url, keys) == [node.url])
     workers = psutil.Process(running.popen.pid).children()
     assert len(workers) == 2
     for worker in workers:  # the other one answers alone
         worker.suspend()
         try:
-            until(lambda: ask(running.url, keys) == 200)
+            wait_for(lambda: ask(running.url, keys) == 200)
         finally:
             worker.resume()
 

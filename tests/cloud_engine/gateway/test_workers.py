@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from updraft.cloud_engine.gateway.workers import Supervisor
+from updraft.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -71,6 +73,11 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
     assert running.popen.wait(60) == 0
     psutil.wait_procs(workers, 10)
     assert not any(worker.is_running() for worker in workers)
+
+
+def test_workers_that_cannot_start_end_the_gateway_with_their_cause() -> None:
+    with pytest.raises(ConfigurationError, match=r"5 workers in a row died .* the last with exit code 3: "):
+        Supervisor(1, lambda _number: os._exit(3), exit_with_parent=False).run()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the flags of open files")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import transformers
 from exposition import parse
 from tiny_model import CONTEXT
+from waiting import wait_for
 
 
 def say(text: str) -> list[Any]:
@@ -357,10 +358,3 @@ def test_metrics_tell_what_happened(client: openai.OpenAI, url: str) -> None:
 
 def sample(url: str, name: str) -> float:
     return parse(httpx.get(f"{url}/metrics").text)[name].samples[name, ""]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from waiting import wait_for
 
 QUESTION: list[Any] = [{"role": "user", "content": "Grüße, 世界 🙂!"}]
 
@@ -204,13 +204,6 @@ def test_unusable_model_folder_is_one_line(tmp_path: Path, damage: str) -> None:
 def gauge(url: str, name: str) -> float:
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"updraft_engine_{name} "))
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def post(node: Any, path: str, **body: Any) -> httpx.Response:

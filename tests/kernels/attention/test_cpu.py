@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
@@ -152,7 +152,6 @@ def test_rows_of_padding(implementation: type[TorchAttention]) -> None:
 
 
 @needs_c
-@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=6), st.integers(0, 90))
 def test_any_batch_in_c(chunks: Chunks, window: int) -> None:
     torch.manual_seed(len(chunks))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_sampling import edits_of, plain_sample
 from updraft.cloud_engine.engine.execution import sampler
@@ -78,7 +78,6 @@ def some_rows(rows: Sequence[Any], size: int, random: np.random.Generator) -> li
 
 
 @pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_c), False], ids=["c", "torch"])
-@settings(max_examples=200)
 @given(st.lists(ROW, min_size=1, max_size=5), st.sampled_from(SHAPES), st.sampled_from(SIZES), st.integers(0, 2**32))
 def test_the_tokens_of_the_definition(in_c: bool, rows: list[Any], shape: str, size: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.llama.attention_check import AttentionCase, agrees
 from updraft.local_engine.llama.library import llama
@@ -44,7 +44,6 @@ def cases(draw, most_streams: int = 2) -> AttentionCase:
     return AttentionCase(query, key, value, mask[None])
 
 
-@settings(max_examples=120)
 @given(case=cases(), threads=st.integers(1, 5))
 def test_every_case_is_right(ggml, case: AttentionCase, threads: int) -> None:
     found = case.computed(ggml, threads)
@@ -54,7 +53,6 @@ def test_every_case_is_right(ggml, case: AttentionCase, threads: int) -> None:
     assert np.abs(found - case.expected()).max() <= 1e-5 * max(1.0, float(scores) / 30)
 
 
-@settings(max_examples=120)
 @given(case=cases(most_streams=1), data=st.data())
 def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: AttentionCase, data) -> None:
     """Whichever rows are beside it and whatever cells are in the cache that it does not see. Wherever its own lie, too,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.llama.library import llama
 from updraft.local_engine.llama.product_check import KINDS, Factors, WeightKind, agrees
@@ -39,7 +39,6 @@ def check(factors: Factors, found: np.ndarray | None, tolerance: float = 2e-7) -
 sizes = st.tuples(st.integers(16, 50), st.integers(1, 50), st.integers(8, 40))
 
 
-@settings(max_examples=100)
 @given(kind=st.sampled_from(KINDS), size=sizes, threads=st.integers(1, 5))
 def test_every_size_is_right(ggml, kind: WeightKind, size: tuple[int, int, int], threads: int):
     rows, columns, blocks = size
@@ -47,7 +46,6 @@ def test_every_size_is_right(ggml, kind: WeightKind, size: tuple[int, int, int],
     check(factors, factors.product(ggml.updraft_product, threads))
 
 
-@settings(max_examples=60)
 @given(kind=st.sampled_from(KINDS), size=sizes, data=st.data())
 def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: WeightKind, size: tuple[int, int, int], data):
     """However many rows there are, and wherever among them it stands; and a row of the matrix, too."""

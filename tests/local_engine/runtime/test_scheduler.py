@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = pytest.mark.timeout(120)(Machine.TestCase)
-TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(stateful_step_count=40)
 
 
 def served(scheduler: LocalScheduler, cells: Cells) -> ScheduledStep:
@@ -328,7 +328,6 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=50)
 @given(machine=machines, crowds=st.lists(st.integers(1, 8), min_size=1, max_size=3))
 def test_the_chunk_settles_below_what_readers_are_promised(machine, crowds):
     """With one prompt, after crowds of more for which other chunks were right."""
@@ -345,7 +344,6 @@ def test_the_chunk_settles_below_what_readers_are_promised(machine, crowds):
 
 
 @example(decoding=7, free_rows=0, plain=0.02, noise=0.147, seed=62958)  # two of three steps with a good chunk are slow
-@settings(max_examples=100)
 @given(
     decoding=st.integers(2, 16),  # beside one reader the smallest chunk may be a whole gap
     free_rows=st.floats(0, 40),

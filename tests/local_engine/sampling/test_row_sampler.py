@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_sampling import plain_edits
 from updraft.cloud_engine.engine.execution.sampler import sample
@@ -60,7 +60,6 @@ def in_the_cloud(params: ResolvedParams, logits: np.ndarray, prompt: list[int], 
     return sample(torch.from_numpy(logits)[None], [row])[0]
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.fixed_dictionaries(OPTIONS),
     st.sampled_from(SHAPES),
@@ -90,7 +89,6 @@ def test_the_same_tokens_over_a_large_vocabulary(options: dict[str, Any]) -> Non
         assert RowSampler(params, [8], ENDS).choose(logits, [6]) == in_the_cloud(params, logits, [8], [6])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=900),
     st.floats(1e-5, 2),

@@ -7,8 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from certificates import Authority
 from server_processes import FAKE_NODE, TYPING, running
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.http.tls import TlsFiles, check_encrypted
+from waiting import wait_for
 
 GATEWAY = ("-m", "updraft", "gateway", "--port", "0", "--node", "http://127.0.0.1:1", "--no-auth")
 
@@ -37,13 +36,6 @@ def serial(url: str, context: ssl.SSLContext) -> int:
         found = wrapped.getpeercert()
         assert found
         return int(str(found["serialNumber"]), 16)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:

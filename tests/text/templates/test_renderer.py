@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,6 +18,7 @@ from updraft.protocol.errors import EngineError, InvalidRequestError, ModelLoadE
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
 from updraft.text.templates.renderer import LIMIT_CODE, Renderer, RenderLimits
+from waiting import wait_for
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20)
 ONE, TWO = [Message("user", "A")], [Message("user", "A"), Message("user", "B")]
@@ -54,13 +53,6 @@ def child_of(template: Template) -> psutil.Process:
     template.compile()
     (child,) = children() - others
     return child
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def gone(process: psutil.Process) -> bool:

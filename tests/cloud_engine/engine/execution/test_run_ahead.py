@@ -279,7 +279,7 @@ def test_drafts_end_where_the_answer_would_unread(ahead, target, make_engine, ma
         assert result.stats.draft_accepted == result.stats.draft_proposed
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=7),
     places=st.integers(1, 5),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.execution.sampler import log_probabilities, sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
@@ -73,7 +73,6 @@ def test_frequencies_pass_a_chi_square_test(options) -> None:
     assert statistic < freedom + 4 * math.sqrt(2 * freedom)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=30, unique=True),
     st.fixed_dictionaries(

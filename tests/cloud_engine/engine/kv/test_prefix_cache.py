@@ -85,9 +85,7 @@ class EverythingIsFound(RuleBasedStateMachine):
         self.running.append(child)
 
 
-EverythingIsFound.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+EverythingIsFound.TestCase.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestEverythingIsFound = EverythingIsFound.TestCase
 
 

@@ -142,7 +142,7 @@ def test_a_core_is_restarted_until_it_dies_too_often(
         others = children() - {core}
         before = await outputs(engine, request("a", 20))
         core.kill()
-        await until(lambda: engine.failure is not None, 1)
+        await until(lambda: engine.failure is not None)
         assert engine.failure is not None
         assert (engine.failure.status, engine.failure.code) == (503, "engine_restarting")
         await until(lambda: engine.failure is None)
@@ -167,7 +167,7 @@ def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:
         started = time.monotonic()
         with pytest.raises(EngineError, match="SIGKILL"):
             engine.wait_ready()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < core_process.HUNG_S / 2
 
 
 def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

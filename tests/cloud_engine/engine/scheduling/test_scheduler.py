@@ -370,7 +370,7 @@ class WindowSimulation(Simulation):
     num_blocks = 7
 
 
-SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, WindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase

@@ -18,6 +18,7 @@ from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 
 LENGTH, PROMPTS = 20, 200
+EVERY_BIT = 80  # of the prompts, where log-probabilities are compared
 Asked = list[list[int]]
 
 
@@ -64,7 +65,7 @@ def small_answers(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
     yield answers(Engine.from_folder(pocket.pocket_small_folder(), config=config), prompts)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [1, 16])
 def test_the_draft_model_changes_no_answer(batch_size: int, prompts, plain) -> None:
     engine = start(draft=True, max_batch_size=batch_size)
     assert answers(engine, prompts) == plain
@@ -72,7 +73,7 @@ def test_the_draft_model_changes_no_answer(batch_size: int, prompts, plain) -> N
     assert 0.5 < stats.draft_accepted / stats.draft_proposed < 0.99
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [1, 16])
 def test_ngrams_change_no_answer(batch_size: int, prompts, plain) -> None:
     engine = start(ngram=True, max_batch_size=batch_size)
     assert answers(engine, prompts) == plain
@@ -80,7 +81,7 @@ def test_ngrams_change_no_answer(batch_size: int, prompts, plain) -> None:
     assert 0 < stats.ngram_accepted < stats.ngram_proposed
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [4, 16])
 def test_the_small_models_answer_as_prediction_changes_no_answer(
     batch_size: int, prompts, plain, small_answers
 ) -> None:
@@ -94,13 +95,13 @@ def test_the_small_models_answer_as_prediction_changes_no_answer(
 @pytest.fixture(scope="module")
 def alone(prompts: Asked) -> list[list[Any]]:
     """With log-probabilities."""
-    return answers(start(max_batch_size=1, batch_invariant=True), prompts, logprobs=1)
+    return answers(start(max_batch_size=1, batch_invariant=True), prompts[:EVERY_BIT], logprobs=1)
 
 
 @pytest.mark.parametrize(("drafter", "batch_size"), [("draft", 4), ("ngram", 16)])
 def test_in_batch_invariant_mode_drafts_change_no_bit(drafter: str, batch_size: int, prompts, alone) -> None:
     engine = start(max_batch_size=batch_size, batch_invariant=True, **{drafter: True})
-    assert answers(engine, prompts, logprobs=1) == alone
+    assert answers(engine, prompts[:EVERY_BIT], logprobs=1) == alone
     stats = engine.stats()
     assert 0 < getattr(stats, f"{drafter}_accepted") < getattr(stats, f"{drafter}_proposed")
 
@@ -108,6 +109,7 @@ def test_in_batch_invariant_mode_drafts_change_no_bit(drafter: str, batch_size: 
 def test_in_batch_invariant_mode_chunks_prefix_hits_and_predictions_change_no_bit(
     prompts, alone, small_answers
 ) -> None:
+    prompts = prompts[:EVERY_BIT]
     engine = start(batch_invariant=True, token_budget=32, prefix_caching=True, num_blocks=2048)
     assert answers(engine, prompts, logprobs=1) == alone
     found, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps

@@ -15,7 +15,7 @@ from typing import Any
 import limit_worker
 import pytest
 from redis_server import expire_leases
-from updraft.cloud_engine.gateway.limits import shared_memory
+from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
@@ -140,9 +140,10 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
         assert (await store.admit([budget])).unknown == budget
         await store.seed(budget, 5.0)
         await store.seed(budget, 0.0)  # somebody has
-        assert (await store.admit([budget])).refused is None
+        admission = await store.admit([budget])
+        assert admission.refused is None
         assert (await store.admit([budget])).refused == budget
-        await store.settle([budget], {"usd_per_day": 0.5})
+        await store.settle([budget], {"usd_per_day": 0.5}, admission.receipt)
         assert (await store.admit([budget])).standings[0].used == 5.5
 
     with_store(work)
@@ -151,8 +152,9 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
 def test_requests_in_flight(with_store: WithStore) -> None:
     async def work(store: LimitStore) -> None:
         claim = Claim("tenant", "t", "concurrent", 2, 1)
-        assert [(await store.admit([claim])).refused for _ in range(3)] == [None, None, claim]
-        await store.settle([claim], {})
+        admissions = [await store.admit([claim]) for _ in range(3)]
+        assert [each.refused for each in admissions] == [None, None, claim]
+        await store.settle([claim], {}, admissions[0].receipt)
         assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
 
     with_store(work)
@@ -167,10 +169,41 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch
         assert (await store.admit([claim])).refused is None
         with (tmp_path / "limits").open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            await store.settle([claim], {})
+            await store.settle([claim], {}, "")
             with pytest.raises(OverloadedError):
                 await store.admit([claim])
         assert (await store.admit([claim])).refused is None
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_a_lost_answer_of_redis_counts_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server acts, and its answer never comes: of a settlement first, of an admission then."""
+    monkeypatch.setattr(redis_store, "_RENEWED_S", 0.01)
+
+    async def work() -> None:
+        store, claim = redis_store.RedisStore(redis_url), Claim("key", "lost", "usd_per_day", 10.0, 4.0, 1.0, 4e9)
+        await store.seed(claim, 0.0)
+        admission = await store.admit([claim])
+        run, lost = store._run, {"settle", "admit"}  # pyright: ignore[reportPrivateUsage]
+
+        async def run_unheard(action: str, *more: Any) -> list[Any]:
+            answer = await run(action, *more)
+            if action in lost:
+                lost.remove(action)
+                raise OverloadedError("The answer got lost.")
+            return answer
+
+        monkeypatch.setattr(store, "_run", run_unheard)
+        await store.settle([claim], {"usd_per_day": 0.5}, admission.receipt)
+        with pytest.raises(OverloadedError):
+            await store.admit([claim])
+        async with asyncio.timeout(30):
+            while store._unsettled:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.01)
+        (standing,) = (await store.admit([claim])).standings
+        assert (standing.used, standing.reserved) == (0.5, 0)
         await store.close()
 
     asyncio.run(work())

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.node.answers.fan_out import AT_ONCE, fan_out
 from updraft.protocol.errors import OverloadedError
@@ -35,7 +35,6 @@ class Streams:
             self.open -= 1
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=3 * AT_ONCE))
 def test_every_stream_comes_out_whole_and_in_its_order(counts: list[int]) -> None:
     async def main() -> None:

@@ -1,0 +1,158 @@
+"""The YAML file of a cloud: one gateway, and the models behind it with their engines, replicas and machines."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...protocol.decoding import prepare_types
+from ...protocol.errors import ConfigurationError, MissingDependencyError
+from ...protocol.http.tls import check_encrypted
+from ...protocol.settings import state_folder
+from ...protocol.unicode_forms import read_text
+from ..engine.config import EngineConfig, usual_block_size
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
+EngineKind = Literal["updraft", "vllm", "sglang"]
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The endpoint. Its replicas share keys, limits and ledger by files, so they run on one machine."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
+    # Processes that answer.
+    replicas: Positive = 2
+    # Key database. None: keys.sqlite3 in the state folder.
+    keys: str | None = None
+    # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.
+    db: str | None = None
+    # These four: as the options of `updraft gateway`.
+    prices: str | None = None
+    limits: str | None = None
+    nodes_file: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    # Requests that wait for a node.
+    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
+    # Seconds that streams get to finish when a replica is replaced.
+    drain_seconds: Seconds = 60.0
+    # Cores that Ray reserves for each replica.
+    cpus: Amount = 0.5
+    # Labels of the machine that the replicas run on.
+    labels: dict[str, str] = {}
+
+
+class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many nodes serve a model. Plain processes are `min` in number."""
+
+    min: Positive = 1
+    max: Positive = 1
+
+
+class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What Ray aims at between `replicas.min` and `replicas.max`."""
+
+    # Running and waiting requests of each node.
+    requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    # Share of the KV cache in use.
+    kv_usage: Fraction = 0.8
+    # Seconds for which more, or fewer, nodes must be called for.
+    upscale_delay_s: Seconds = 10.0
+    downscale_delay_s: Seconds = 120.0
+
+
+class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One model, and the nodes that serve it."""
+
+    # Of the deployment.
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    # As `updraft node --model` takes it; so is the next.
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    draft: str | None = None
+    kind: EngineKind = "updraft"
+    # Settings of `EngineConfig`; of another kind of engine, its own keyword arguments.
+    engine: dict[str, Any] = {}
+    # Both as the options of `updraft node`.
+    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
+    chat_template: str | None = None
+    replicas: Replicas = Replicas()
+    autoscaling: Autoscaling = Autoscaling()
+    # Replicas beyond the wanted ones while an update replaces old ones, in percent; 0 stops old ones first.
+    max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
+    # Seconds that requests in flight get to finish when a node stops.
+    drain_seconds: Seconds = 60.0
+    # Cores and GPUs that Ray reserves for each node. Several GPUs are of one machine.
+    cpus: Amount = 1.0
+    devices: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    # Labels of the machines that the nodes run on.
+    labels: dict[str, str] = {}
+
+    def engine_config(self) -> EngineConfig:
+        """Raises ConfigurationError."""
+        unknown = sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)})
+        if unknown:
+            raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
+        device = self.engine.get("device", "cuda" if self.devices else "cpu")
+        usual = {"device": device, "block_size": usual_block_size(str(device)), "max_step_ms": 200}
+        try:
+            return msgspec.convert({**usual, **self.engine}, EngineConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
+
+
+class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file."""
+
+    models: Annotated[tuple[ModelDeployment, ...], msgspec.Meta(min_length=1)]
+    gateway: GatewayConfig = GatewayConfig()
+    # Plain HTTP beyond this machine, to callers and between machines, as in a private network.
+    insecure: bool = False
+
+    @property
+    def keys(self) -> Path:
+        return _absolute(self.gateway.keys or state_folder() / "keys.sqlite3")
+
+    @property
+    def url(self) -> str:
+        """Of the gateway, for nodes on machines where it, or Ray's proxy to it, listens."""
+        host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
+        return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
+
+    def check(self) -> None:
+        """Raises ConfigurationError for what the types do not rule out."""
+        check_encrypted(self.gateway.host, None, insecure=self.insecure)
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names) or "gateway" in names:
+            raise ConfigurationError("Each model needs a name of its own, and none is called gateway.", param="models")
+        for model in self.models:
+            if model.replicas.min > model.replicas.max:
+                raise ConfigurationError(f"models.{model.name}.replicas: min is above max.", param="replicas")
+            if model.kind == "updraft":
+                model.engine_config()
+
+
+prepare_types(CloudConfig, EngineConfig)
+
+
+def read_config(path: Path) -> CloudConfig:
+    """Raises ConfigurationError, which says where in the file; MissingDependencyError without PyYAML."""
+    try:
+        config = msgspec.yaml.decode(read_text(path, ConfigurationError), type=CloudConfig)
+    except ImportError as error:
+        raise MissingDependencyError("A cloud's file needs PyYAML: pip install '.[scale]' in a clone.") from error
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    config.check()
+    return config
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()

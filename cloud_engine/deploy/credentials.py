@@ -1,0 +1,59 @@
+"""The two keys between a gateway and its nodes, each in a file beside the key database that only the user can read."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.safety.private_files import write_private
+from ...protocol.unicode_forms import read_text
+from ..gateway.access.database import KeyDatabase, NewKey
+
+_NAME = "cloud-nodes"  # of the key in the database
+_ACTOR = "updraft cloud"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Paths only, so that they may travel. On a cluster the files are in the same place on every machine."""
+
+    # The key database.
+    database: Path
+
+    @property
+    def register_file(self) -> Path:
+        """The key by which nodes register, of the scope `node`."""
+        return self.database.with_name(f"{self.database.name}.register")
+
+    @property
+    def node_file(self) -> Path:
+        """The key that nodes ask the gateway for."""
+        return self.database.with_name(f"{self.database.name}.node")
+
+    def prepare(self) -> None:
+        """Make what is missing. Raises ConfigurationError."""
+        database = KeyDatabase(self.database)
+        if not self.register_file.exists():
+            known = _NAME in {record.principal.name for record in database.keys()}  # noqa: SIM118 - a method
+            new = NewKey(_NAME, scopes=("node",))
+            _, key = database.rotate(_NAME, _ACTOR) if known else database.create(new, _ACTOR)
+            write_private(self.register_file, key)
+        if not self.node_file.exists():
+            write_private(self.node_file, secrets.token_urlsafe(32))
+
+    def register_key(self) -> str:
+        return _read(self.register_file)
+
+    def node_key(self) -> str:
+        return _read(self.node_file)
+
+
+def _read(file: Path) -> str:
+    try:
+        return read_text(file, ConfigurationError).strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Cannot read {file}: {error.strerror}. Copy it from the machine that ran `updraft cloud up`."
+        ) from error

@@ -1,0 +1,56 @@
+"""Models that vLLM or SGLang serves on the same Ray cluster, as `ray.serve.llm` wants them written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.errors import ConfigurationError
+from .config import CloudConfig, ModelDeployment
+
+ROUTE = "/llm"
+_SGLANG = "ray.llm._internal.serve.engines.sglang:SGLangServer"
+
+
+def serve_config(config: CloudConfig) -> dict[str, Any]:
+    """What `serve deploy` takes: an application of `ray.serve.llm`, whose classes check it where they can be imported.
+
+    Raises ConfigurationError for a file that names no such model, or settings that those classes refuse.
+    """
+    written = [llm_config(model) for model in foreign_models(config)]
+    if not written:
+        raise ConfigurationError("No model of the file is of the kind vllm or sglang.", param="models")
+    try:
+        from ray.serve.llm import LLMConfig  # pyright: ignore[reportMissingImports]
+    except ImportError:  # without vLLM and SGLang
+        pass
+    else:
+        for each in written:
+            try:
+                LLMConfig.model_validate(each)
+            except ValueError as error:  # pydantic's are
+                raise ConfigurationError(f"ray.serve.llm refuses a model: {error}", param="models") from error
+    app = {"name": "llm", "route_prefix": ROUTE, "import_path": "ray.serve.llm:build_openai_app"}
+    return {"applications": [{**app, "args": {"llm_configs": written}}]}
+
+
+def foreign_models(config: CloudConfig) -> list[ModelDeployment]:
+    return [model for model in config.models if model.kind != "updraft"]
+
+
+def llm_config(model: ModelDeployment) -> dict[str, Any]:
+    """The fields of `ray.serve.llm.LLMConfig`."""
+    replicas, scaling = model.replicas, model.autoscaling
+    autoscaling = {
+        "min_replicas": replicas.min,
+        "max_replicas": replicas.max,
+        "target_ongoing_requests": scaling.requests,
+        "upscale_delay_s": scaling.upscale_delay_s,
+        "downscale_delay_s": scaling.downscale_delay_s,
+    }
+    parallel = {"tensor_parallel_size": model.devices} if model.devices > 1 else {}
+    return {
+        "model_loading_config": {"model_id": model.name, "model_source": model.model},
+        "engine_kwargs": {**parallel, **model.engine},
+        "deployment_config": {"autoscaling_config": autoscaling},
+        **({"server_cls": _SGLANG} if model.kind == "sglang" else {}),
+    }

@@ -1,0 +1,158 @@
+"""A cloud on Ray: what is reserved for each deployment, and the way from a file to an answering endpoint."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.errors import ConfigurationError, MissingDependencyError
+from ...protocol.http.server import bind_socket
+from ...protocol.safety.system import END_SIGNALS
+from .config import CloudConfig, ModelDeployment
+from .credentials import Credentials
+
+APP = "updraft"
+_LEAVE_S = 10.0
+_HEALTH_S = 2.0  # between two checks; three that fail are one too many
+_LOOK_BACK_S = 12.0
+_MOST_ONGOING = 4096  # the gateway has limits of its own
+_KEEP_ALIVE_S = 65
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a replica without a GPU keeps its environment
+}
+
+
+def application(config: CloudConfig) -> Any:
+    """Raises ConfigurationError, or MissingDependencyError without Ray."""
+    _require_ray()
+    from ray import serve
+
+    from .ray_deployments import EngineNode, Gateway
+
+    config.check()
+    Credentials(config.keys).prepare()
+    node = serve.deployment(EngineNode)
+    ours = [model for model in config.models if model.kind == "updraft"]
+    nodes = [node.options(**node_options(model)).bind(config, model) for model in ours]
+    gateway = serve.deployment(Gateway).options(**_gateway_options(config))
+    return gateway.bind(config, *nodes)
+
+
+def _gateway_options(config: CloudConfig) -> dict[str, Any]:
+    gateway = config.gateway
+    return {
+        "name": "gateway",
+        "num_replicas": gateway.replicas,
+        "max_ongoing_requests": _MOST_ONGOING,
+        "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
+        "health_check_period_s": _HEALTH_S,
+        "max_surge_percent": 100,
+        "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
+    }
+
+
+def node_options(model: ModelDeployment) -> dict[str, Any]:
+    scaling = model.autoscaling
+    found: dict[str, Any] = {
+        "name": model.name,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": model.drain_seconds + _LEAVE_S,
+        "health_check_period_s": _HEALTH_S,
+        "max_surge_percent": model.max_surge_percent,
+        "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
+    }
+    if model.devices > 1:  # of one machine
+        found["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
+        found["placement_group_strategy"] = "STRICT_PACK"
+    if model.replicas.min == model.replicas.max:
+        return {**found, "num_replicas": model.replicas.min}
+    targets = {"requests": scaling.requests, "kv_usage": scaling.kv_usage}
+    policy = {"policy_function": "updraft.cloud_engine.deploy.autoscaling:LoadPolicy", "policy_kwargs": targets}
+    found["autoscaling_config"] = {
+        "min_replicas": model.replicas.min,
+        "max_replicas": model.replicas.max,
+        "upscale_delay_s": scaling.upscale_delay_s,
+        "downscale_delay_s": scaling.downscale_delay_s,
+        "look_back_period_s": _LOOK_BACK_S,
+        "policy": policy,
+    }
+    return found
+
+
+def _actor(cpus: float, devices: int, labels: dict[str, str]) -> dict[str, Any]:
+    return {"num_cpus": cpus, "num_gpus": devices, **({"label_selector": labels} if labels else {})}
+
+
+def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str], None]) -> None:
+    """Deploy, or update what runs there. `on_ready` is told the gateway's address.
+
+    With an address of a cluster the cloud stays when this returns. Without, Ray is started on this machine, and serves
+    until KeyboardInterrupt. Raises ConfigurationError, PortInUseError, or MissingDependencyError without Ray.
+    """
+    _require_ray()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
+
+    if address is None:
+        bind_socket(config.gateway.host, config.gateway.port).close()
+    gateway = config.gateway
+    http = {"host": gateway.host, "port": gateway.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
+    for number, handler in handlers.items():  # Ray's own would abort the process
+        signal.signal(number, handler)
+    try:
+        _check_machines(config, ray.nodes())
+        logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
+        serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
+        serve.run(application(config), name=APP, logging_config=logs)
+        on_ready(config.url)
+        if address is None:
+            signal.pause()
+    finally:
+        if address is None:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def remove_from_ray(address: str) -> None:
+    """Stop the cloud on a cluster, when its requests are finished."""
+    _require_ray()
+    import ray
+    from ray import serve
+
+    ray.init(address=address)
+    try:
+        serve.delete(APP)
+    finally:
+        ray.shutdown()
+
+
+def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
+    if sum(bool(machine["Alive"]) for machine in machines) < 2:
+        return
+    if not config.insecure:
+        raise ConfigurationError(
+            "Between machines Updraft speaks plain HTTP with keys: set `insecure: true` if their network is private.",
+            param="insecure",
+        )
+    if config.gateway.replicas > 1 and not config.gateway.labels:
+        raise ConfigurationError(
+            "Replicas of the gateway share files: set `gateway.labels` to those of one machine, or `replicas: 1`.",
+            param="labels",
+        )
+
+
+def _require_ray() -> None:
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("Ray is not installed: pip install '.[scale]' in a clone of Updraft.") from error

@@ -1,0 +1,127 @@
+"""A gateway or a node as a child process, and the options that follow from a cloud's file."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import UpdraftError
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.settings import state_folder
+from ..gateway.limits.accounting import AccountingOptions
+from ..gateway.process import GatewayOptions
+from ..node.process import NodeOptions
+from ..node.registration import RegistrationOptions
+from .config import CloudConfig, ModelDeployment
+from .credentials import Credentials
+
+_LEAVE_S = 5.0  # from the end of the drain to that of the process
+_READY = "ready "
+
+
+class ServerStartError(UpdraftError):
+    """A gateway or node did not start; its own words are in the log."""
+
+    type = "process_error"
+    default_code = "process_failed"
+
+
+class ServerProcess:
+    """`python -m updraft.cloud_engine.deploy.launch`, told its options on standard input: they hold keys.
+
+    Its log goes where ours goes. It has a process group of its own, so that Ctrl-C reaches us alone.
+    """
+
+    def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:
+        self.name = "node" if isinstance(options, NodeOptions) else "gateway"
+        self._drain_s = drain_s
+        self._process = subprocess.Popen(
+            python_command("-m", "updraft.cloud_engine.deploy.launch", self.name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(PYTHONUNBUFFERED="1"),
+            process_group=0,
+        )
+        assert self._process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # `wait_ready` tells of a child that is gone
+            pipe.write(msgspec.json.encode(options, enc_hook=str))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self) -> str:
+        """Its address. Raises ServerStartError if it ends before it is ready."""
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            if (text := line.decode(errors="replace")).startswith(_READY):
+                return text.removeprefix(_READY).strip()
+        code = self._process.wait()
+        raise ServerStartError(f"A {self.name} ended with code {code} before it was ready: see the log above.")
+
+    def ask_to_stop(self) -> None:
+        if self.is_alive:
+            self._process.terminate()
+
+    def stop(self) -> None:
+        """It finishes what is in flight, and is gone when this returns."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(self._drain_s + _LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def gateway_options(config: CloudConfig) -> GatewayOptions:
+    """Raises ConfigurationError."""
+    gateway = config.gateway
+    return GatewayOptions(
+        nodes=(),
+        nodes_file=_path(gateway.nodes_file),
+        accounting=AccountingOptions(
+            gateway.db or str(state_folder() / "gateway.sqlite3"), prices=gateway.prices, limits=_path(gateway.limits)
+        ),
+        keys=config.keys,
+        host=gateway.host,
+        port=gateway.port,
+        node_api_key=Credentials(config.keys).node_key(),
+        max_waiting=gateway.max_waiting,
+        workers=gateway.replicas,
+        allowed_hosts=gateway.allowed_hosts,
+        insecure=config.insecure,
+        exit_with_parent=True,
+    )
+
+
+def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0.0.1", **more: Any) -> NodeOptions:
+    """`more`: further fields of NodeOptions. Raises ConfigurationError."""
+    credentials = Credentials(config.keys)
+    return NodeOptions(
+        model.model,
+        model.engine_config(),
+        draft=model.draft,
+        host=host,
+        drain_seconds=model.drain_seconds,
+        tool_parser=model.tool_parser,
+        chat_template=model.chat_template,
+        api_key=credentials.node_key(),
+        insecure=config.insecure,
+        exit_with_parent=True,
+        registration=RegistrationOptions(config.url, credentials.register_key()),
+        **more,
+    )
+
+
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given).expanduser().absolute()

@@ -1,0 +1,120 @@
+"""A cloud's file is read strictly, and says what Ray reserves, how nodes scale, and how vLLM is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from updraft.cloud_engine.deploy.autoscaling import LoadPolicy
+from updraft.cloud_engine.deploy.config import CloudConfig, GatewayConfig, ModelDeployment, Replicas, read_config
+from updraft.cloud_engine.deploy.credentials import Credentials
+from updraft.cloud_engine.deploy.foreign import serve_config
+from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
+from updraft.cloud_engine.deploy.servers import gateway_options, node_options
+from updraft.cloud_engine.gateway.access.keys import KeyStore
+from updraft.cloud_engine.gateway.process import GatewayOptions
+from updraft.cloud_engine.node.process import NodeOptions
+from updraft.protocol.errors import ConfigurationError, UpdraftError
+
+MODELS = "models: [{name: small, model: folder"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("models: []", "length >= 1"),
+        ("gateway: {}", "missing required field `models`"),
+        (MODELS + "}, {name: small, model: b}]", "a name of its own"),
+        ("models: [{name: gateway, model: b}]", "a name of its own"),
+        (MODELS + ", replica: 3}]", "unknown field `replica`"),
+        (MODELS + ", replicas: {min: 3, max: 2}}]", "min is above max"),
+        (MODELS + ", replicas: {min: 0}}]", ">= 1"),
+        (MODELS + ", engine: {seats: 3}}]", "no setting 'seats'"),
+        (MODELS + ", engine: {max_batch_size: many}}]", "models.small.engine"),
+        (MODELS + ", engine: {max_batch_size: 0}}]", "max_batch_size must be"),
+        (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
+        ("models: [", "while parsing"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "cloud.yaml"
+    file.write_text(text)
+    with pytest.raises(UpdraftError) as caught:
+        read_config(file)
+    assert words in caught.value.message
+
+
+def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/deploy.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "cloud.yaml"
+    file.write_text(block)
+    assert read_config(file).models[0].replicas == Replicas(min=1, max=3)
+
+
+def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
+    model = ModelDeployment(name="small", model="folder", engine={"max_batch_size": 4}, devices=1)
+    config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")))
+    credentials = Credentials(config.keys)
+    credentials.prepare()
+    first = credentials.register_key()
+    credentials.prepare()
+    assert credentials.register_key() == first, "what is there is kept"
+    KeyStore(config.keys).principal(f"Bearer {first}").require("node")
+    for file in (credentials.register_file, credentials.node_file):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    credentials.register_file.unlink()
+    credentials.prepare()
+    assert credentials.register_key() != first, "a lost key is replaced"
+    for options in (gateway_options(config), node_options(config, model)):
+        sent = msgspec.json.encode(options, enc_hook=os.fspath)
+        kind: Any = NodeOptions if isinstance(options, NodeOptions) else GatewayOptions
+        read = msgspec.json.decode(sent, type=kind, dec_hook=lambda kind, value: kind(value))
+        assert msgspec.json.encode(read, enc_hook=os.fspath) == sent
+        assert credentials.node_key() not in repr(options)
+    engine = node_options(config, model).engine
+    assert (engine.max_batch_size, engine.device, engine.block_size) == (4, "cuda", 64)
+
+
+def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
+    model = ModelDeployment(
+        name="big", model="m", cpus=2, devices=4, labels={"zone": "a"}, replicas=Replicas(min=1, max=3)
+    )
+    options = ray_options(model)
+    assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 4}]
+    assert options["placement_group_strategy"] == "STRICT_PACK"
+    assert options["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 4, "label_selector": {"zone": "a"}}
+    assert (options["autoscaling_config"]["min_replicas"], options["autoscaling_config"]["max_replicas"]) == (1, 3)
+    assert ray_options(ModelDeployment(name="small", model="m"))["num_replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "wanted"),
+    [
+        ({}, 2.0),
+        ({"requests": {"a": 16.0, "b": 8.0}, "kv_usage": {"a": 0.1, "b": 0.1}}, 3.0),
+        ({"requests": {"a": 1.0, "b": 0.0}, "kv_usage": {"a": 0.9, "b": 0.7}}, 2.0),
+        ({"requests": {"a": 0.0, "b": 0.0}, "kv_usage": {"a": 0.0, "b": 0.0}}, 1.0),
+    ],
+)
+def test_nodes_follow_requests_and_kv_use(metrics: dict[str, dict[str, float]], wanted: float) -> None:
+    context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=2)
+    assert LoadPolicy(8.0, 0.8)(context) == (pytest.approx(wanted), {})
+
+
+def test_models_of_vllm_are_written_for_ray() -> None:
+    model = ModelDeployment(name="qwen", model="Qwen/Qwen3-8B", kind="vllm", devices=2, engine={"max_model_len": 8192})
+    (app,) = serve_config(CloudConfig(models=(model,)))["applications"]
+    (written,) = app["args"]["llm_configs"]
+    assert written["model_loading_config"] == {"model_id": "qwen", "model_source": "Qwen/Qwen3-8B"}
+    assert written["engine_kwargs"] == {"tensor_parallel_size": 2, "max_model_len": 8192}
+    assert json.loads(json.dumps(written)) == written
+    with pytest.raises(ConfigurationError, match="kind vllm"):
+        serve_config(CloudConfig(models=(ModelDeployment(name="ours", model="m"),)))

@@ -1,0 +1,40 @@
+"""A cloud of plain processes starts anew whatever is killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from cloud_up import Clients, cloud_up
+from gateway_keys import make_key
+from homes import home_in
+
+pytestmark = pytest.mark.slow
+
+
+def test_what_is_killed_comes_back_and_all_ends_with_it(tmp_path: Path) -> None:
+    home = home_in(tmp_path)
+    key = make_key(home / "keys.sqlite3", "tester")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "cloud.yaml"
+    model = "{name: pocket, model: pocket, engine: {num_threads: 1}, replicas: {min: 2, max: 2}}"
+    config.write_text(f"gateway: {{port: {port}, replicas: 1}}\nmodels: [{model}]\n")
+    with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:
+        with Clients(cloud, count=4) as clients:
+            clients.wait_for_answers(8)
+            cloud.processes("deploy.launch node")[0].kill()
+            clients.wait_for_answers(8)
+            cloud.wait_for_nodes(lambda nodes: nodes == 2)
+        assert clients.failures() == []
+        (gateway,) = cloud.processes("deploy.launch gateway")
+        gateway.kill()
+        psutil.wait_procs([gateway], 60)
+        cloud.wait_for_nodes(lambda nodes: nodes == 2)
+        left = cloud.processes("deploy.launch")
+        assert len(left) >= 3
+    psutil.wait_procs(left, 60)
+    assert cloud.processes("deploy.launch") == []

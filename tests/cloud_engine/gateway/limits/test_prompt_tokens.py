@@ -1,0 +1,54 @@
+"""Reservations follow the prompts that a key has sent: never below the last ones' need, and for that key alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.gateway.access.principal import Limits, Principal
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
+from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
+from updraft.cloud_engine.gateway.limits.request_size import RequestSize
+
+SIZES = st.tuples(st.integers(512, 1023), st.integers(1, 5000))
+
+
+@given(st.lists(SIZES, min_size=8, max_size=40), st.integers(512, 1023))
+def test_as_much_as_any_of_the_last_would_have_needed(requests: list[tuple[int, int]], next_one: int) -> None:
+    learned = PromptTokens()
+    for reckoned, counted in requests:
+        learned.learn("key", "m", reckoned, counted)
+    needs = [next_one * counted / reckoned for reckoned, counted in requests[-16:]]
+    assert max(needs) - 1e-6 <= learned.estimate("key", "m", next_one) < max(needs) + 1 + 1e-6
+    for key, model, size in (("other", "m", next_one), ("key", "other", next_one), ("key", "m", 2 * next_one)):
+        assert learned.estimate(key, model, size) == size
+
+
+def test_a_request_reserves_what_the_last_ones_had(tmp_path: Path) -> None:
+    """1,000 tokens are reckoned, and the node counts 400 each time."""
+
+    async def work() -> list[int]:
+        accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
+        caller = Principal("key_1", "tester", "acme", ("inference",), limits=Limits(tokens_per_minute=10**6))
+        reserved: list[int] = []
+        for _ in range(10):
+            row = UsageRow("id", model="m", prompt_tokens=400)
+            async with accounting.admitted(caller, row, RequestSize(1000, 100)) as reservation:
+                reserved.append(int(reservation.claims[0].amount))
+        accounting.ledger.close()
+        await accounting.close()
+        return reserved
+
+    assert asyncio.run(work()) == [1100] * 8 + [500] * 2
+
+
+def test_memory_is_bounded() -> None:
+    learned = PromptTokens()
+    for number in range(5000):
+        for _ in range(8):
+            learned.learn(f"key-{number}", "m", 4, 2)
+    assert learned.estimate("key-4999", "m", 4) == 2
+    assert learned.estimate("key-0", "m", 4) == 4
