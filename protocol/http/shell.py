@@ -32,7 +32,7 @@ from ..errors import (
 )
 from .access import Access
 from .ids import new_id
-from .wire import WireRequest, WireResponse
+from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
 TENANT_HEADER = b"x-updraft-tenant"
@@ -116,8 +116,9 @@ def send(response: WireResponse, request: Request) -> Response:
     return _StreamedResponse(response, request.method + " " + request.url.path, request_id(request.scope))
 
 
-def error_response(error: UpdraftError) -> Response:
-    return send_json(error.to_body(), error.status, error.headers())
+def error_response(error: UpdraftError, path: str = "") -> Response:
+    """In the shape that the clients of `path` read."""
+    return send_json(error_body(error.to_body()["error"], path), error.status, error.headers())
 
 
 def send_json(payload: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -241,6 +242,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         headers = dict(scope["headers"])
+        self._path = scope["path"]
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or new_id("req")
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._announced = headers.get(b"content-length", b"")
@@ -276,7 +278,7 @@ class _Exchange:
         if self._started:
             _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
             return
-        response = error_response(error)
+        response = error_response(error, self._path)
         headers = response.raw_headers
         if not close and not isinstance(error, RequestTooLargeError):
             await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
@@ -304,7 +306,7 @@ def _usable_id(raw: bytes) -> str:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(_as_updraft_error(request, error))
+    response = error_response(_as_updraft_error(request, error), request.url.path)
     response.headers.update(error.headers or {})
     return response
 

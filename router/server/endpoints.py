@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
-from ...protocol.http.wire import WireRequest, WireResponse
+from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
-from .routes import chat_completions, completions, embeddings, health, metrics, models, responses
+from .routes import chat_completions, completions, embeddings, health, messages, metrics, models, ollama, responses
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -19,6 +19,8 @@ ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
+    *messages.ROUTES,
+    *ollama.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
@@ -46,14 +48,15 @@ class Endpoints:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
-        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        """Answer one request. Every failure becomes an error body of the route's API; only cancellation is raised."""
         try:
-            return await self._dispatch(request)
+            response = await self._dispatch(request)
         except UpdraftError as error:
-            return answer.failure(error)
+            response = answer.failure(error)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(answer.internal_error())
+            response = answer.failure(answer.internal_error())
+        return with_error_of(response, request.path)
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/") or "/"

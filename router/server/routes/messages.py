@@ -1,0 +1,37 @@
+"""`/v1/messages`: the cascade, in the words of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from ....protocol.decoding import read_object
+from ....protocol.dialects.bodies import TranslatedBody
+from ....protocol.dialects.messages_events import streamed_message, whole_message
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_messages_request
+from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from .route import RequestContext, Route
+
+
+async def create(context: RequestContext) -> WireResponse:
+    request = context.request
+    asked, chat = await off_event_loop(request.body, lambda: _read(request))
+    made = await context.router.chat(chat)
+    if made.status != 200:
+        return made
+    if isinstance(made.body, bytes):
+        return WireResponse.json(whole_message(asked, msgspec.json.decode(made.body)), headers=made.headers)
+    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads)))
+
+
+def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
+    """What is asked, and the same as a chat, which has none of Anthropic's headers."""
+    asked = read_messages_request(read_object(request.body))
+    headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
+    return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers)
+
+
+ROUTES = (
+    Route("POST", "/v1/messages", create, "routed, in Anthropic's Messages API", MessagesRequest, streams=True),
+)  # fmt: skip
