@@ -193,6 +193,9 @@ class _Shell:
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -226,6 +229,20 @@ class _Shell:
             await exchange.fail(failure)
         finally:
             self._traffic.in_flight -= 1
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The same rules for a WebSocket: one that is refused gets an HTTP error for its handshake."""
+        try:
+            _check_framing(scope)
+            self._access.check(scope)
+            if self._traffic.draining:
+                raise OverloadedError("This server is draining to shut down: try again later.", code="draining")
+            await self._app(scope, receive, send)
+        except UpdraftError as error:
+            response = error_response(error)
+            start = {"status": response.status_code, "headers": response.raw_headers}
+            await send({"type": "websocket.http.response.start", **start})
+            await send({"type": "websocket.http.response.body", "body": response.body})
 
 
 def _check_framing(scope: Scope) -> None:

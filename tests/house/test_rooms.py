@@ -110,7 +110,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes", "answers"],
+    "router.server": ["app", "chat_socket endpoints reload", "routes", "answers"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",
