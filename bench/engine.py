@@ -31,6 +31,7 @@ from .invariance import invariance_figures
 from .scheduling import kv_waste, scheduler_microseconds, step_rows
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .step_gaps import step_gaps
+from .step_times import measured_step_time, simulation_errors
 from .workload import Workload, WorkloadRequest, draw
 
 #: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
@@ -166,6 +167,12 @@ class _Measured:
             "kv_waste": kv_waste(self._setting.workload),
         }
 
+    def steps(self) -> Figures:
+        return measured_step_time(self._model, self._setting.running, self._setting.workload).figures()
+
+    def simulation(self) -> Figures:
+        return simulation_errors(self._model, self._setting.running, self._setting.workload, self._say)
+
     def invariance(self) -> Figures:
         count = self._setting.running if self._setting.shape == "pocket" else 8
         return invariance_figures(self._folder, DTYPES[self._setting.dtype], self._requests[:count])
@@ -244,6 +251,8 @@ GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "prefill": _Measured.prefill,
     "prefix": _Measured.prefix,
     "scheduler": _Measured.scheduler,
+    "steps": _Measured.steps,
+    "simulation": _Measured.simulation,
     "invariance": _Measured.invariance,
     "pocket-drafts": _Measured.pocket_drafts,
     "oracle": _Measured.oracle_drafts,

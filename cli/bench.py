@@ -72,8 +72,8 @@ def engine(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="start, throughput, sampled, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
-            "gaps (CUDA only) or peers; may be said several times. [all that the device has]"
+            help="start, throughput, sampled, decode, prefill, prefix, scheduler, steps, simulation, invariance, "
+            "pocket-drafts, oracle, gaps (CUDA only) or peers; may be said several times. [all that the device has]"
         ),
     ] = None,
     draft_shape: Annotated[

@@ -19,6 +19,7 @@ from .cloud import command as cloud
 from .doctor import command as doctor
 from .ledger import log, usage, why
 from .models import store
+from .plan import command as plan
 from .service import command as service
 from .shared import json_output, output
 from .shared.command_line import CommandLine
@@ -80,6 +81,7 @@ app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
+app.command()(plan.plan)
 app.command()(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command()(store.pull)

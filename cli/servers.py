@@ -44,6 +44,9 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain HTTP also for other machines, as behind a TLS proxy.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
+DrainSeconds = Annotated[
+    float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
+]
 
 
 def serve(
@@ -189,9 +192,7 @@ def node(
         typer.Option(help="On a GPU, decode by captured graphs: a start of seconds more, steps with less overhead."),
     ] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
-    ] = 10.0,
+    drain_seconds: DrainSeconds = 10.0,
     tool_parser: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
         typer.Option(help="How the model writes tool calls; auto asks its chat template."),
@@ -206,8 +207,12 @@ def node(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
     log_format: LogFormat = "text",
+    public_metrics: Annotated[
+        bool, typer.Option("--public-metrics", help="Answer /metrics without a key, as endpoint pickers ask for it.")
+    ] = False,
     register: Annotated[
-        str | None, typer.Option(metavar="URL", help="Gateway to announce this node to, by heartbeats.")
+        str | None,
+        typer.Option(metavar="URL", help="Gateway to announce this node to; all, if its name has several addresses."),
     ] = None,
     register_key_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Key for it: updraft keys create NAME --scope node.")
@@ -270,6 +275,7 @@ def node(
             tool_parser=tool_parser,
             chat_template=chat_template,
             api_key=options.node_key(api_key_file),
+            public_metrics=public_metrics,
             allowed_hosts=allowed_hosts or (),
             allowed_origins=allowed_origins or (),
             tls=options.tls_files(tls_cert, tls_key),
@@ -322,6 +328,7 @@ def gateway(
         Path | None, typer.Option(metavar="PATH", help="Key of the nodes. [UPDRAFT_NODE_API_KEY]")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes behind the port.")] = 1,
+    drain_seconds: DrainSeconds = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
@@ -374,6 +381,7 @@ def gateway(
             port=port,
             node_api_key=options.node_key(node_api_key_file),
             workers=workers,
+            drain_seconds=drain_seconds,
             response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),

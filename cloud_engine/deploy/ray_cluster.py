@@ -18,7 +18,7 @@ APP = "updraft"
 _LEAVE_S = 10.0
 _HEALTH_S = 2.0  # between two checks; three that fail are one too many
 _LOOK_BACK_S = 12.0
-_MOST_ONGOING = 4096  # the gateway has limits of its own
+_MAX_ONGOING = 4096  # the gateway has limits of its own
 _KEEP_ALIVE_S = 65
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,11 +36,11 @@ def application(config: CloudConfig) -> Any:
 
     config.check()
     Credentials(config.keys).prepare()
-    node = serve.deployment(EngineNode)
+    node: Any = serve.deployment(EngineNode)
     ours = [model for model in config.models if model.kind == "updraft"]
     nodes = [node.options(**node_options(model)).bind(config, model) for model in ours]
-    gateway = serve.deployment(Gateway).options(**_gateway_options(config))
-    return gateway.bind(config, *nodes)
+    gateway: Any = serve.deployment(Gateway)
+    return gateway.options(**_gateway_options(config)).bind(config, *nodes)
 
 
 def _gateway_options(config: CloudConfig) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _gateway_options(config: CloudConfig) -> dict[str, Any]:
     return {
         "name": "gateway",
         "num_replicas": gateway.replicas,
-        "max_ongoing_requests": _MOST_ONGOING,
+        "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": 100,
@@ -106,7 +106,8 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     gateway = config.gateway
     http = {"host": gateway.host, "port": gateway.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
-    ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
+    own: dict[str, Any] = {} if address else {"include_dashboard": False}
+    ray.init(address=address or "local", **own)
     for number, handler in handlers.items():  # Ray's own would abort the process
         signal.signal(number, handler)
     try:

@@ -98,6 +98,7 @@ def gateway_options(config: CloudConfig) -> GatewayOptions:
         node_api_key=Credentials(config.keys).node_key(),
         max_waiting=gateway.max_waiting,
         workers=gateway.replicas,
+        drain_seconds=gateway.drain_seconds,
         allowed_hosts=gateway.allowed_hosts,
         insecure=config.insecure,
         exit_with_parent=True,

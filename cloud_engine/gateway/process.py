@@ -9,9 +9,10 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
-from ...protocol.http.server import bind_socket, exit_with_parent, serve
+from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.safety.system import outlive_hangup
 from .access.keys import KeyStore
@@ -61,11 +62,16 @@ class GatewayOptions:
     response_cache_mb: int = 0
     # Processes behind the port.
     workers: int = 1
+    # The time that requests in flight get to finish on SIGTERM.
+    drain_seconds: float = DRAIN_S
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
+
+
+prepare_types(GatewayOptions)
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -84,15 +90,15 @@ def run_gateway(options: GatewayOptions) -> None:
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
-                exit_with_parent()
+                exit_with_parent(options.drain_seconds)
             _serve(options, sock, rows, 0)
             return
 
         def work(number: int) -> None:
-            exit_with_parent()
+            exit_with_parent(options.drain_seconds)
             _serve(options, sock.dup(), rows, number)
 
-        Supervisor(options.workers, work, exit_with_parent=options.exit_with_parent).run()
+        Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:
@@ -124,7 +130,14 @@ def open_gateway(options: GatewayOptions) -> FastAPI:
 def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
     app = _app(options, rows, worker)
     _collect_seldom()
-    serve(app, sock=sock, ready_file=options.ready_file, announces=worker == 0, tls=options.tls)
+    serve(
+        app,
+        sock=sock,
+        ready_file=options.ready_file,
+        drain_s=options.drain_seconds,
+        announces=worker == 0,
+        tls=options.tls,
+    )
 
 
 def _app(options: GatewayOptions, rows: SharedRows, worker: int) -> FastAPI:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from ...protocol.errors import ConfigurationError, UpdraftError
-from ...protocol.http.server import DRAIN_S
 from ...protocol.safety.system import KILL, fork
 
 _POLL_S = 0.1
+_LEAVE_S = 10.0  # from the end of a worker's drain to SIGKILL
 _QUICK_S = 2.0  # a worker that lives shorter did not start
 _MOST_QUICK = 5
 _log = logging.getLogger("updraft.gateway")
@@ -24,9 +24,10 @@ class Supervisor:
     It holds no threads and answers nothing itself: there is little in it that could fail.
     """
 
-    def __init__(self, workers: int, work: Callable[[int], None], *, exit_with_parent: bool) -> None:
+    def __init__(self, workers: int, work: Callable[[int], None], drain_s: float, *, exit_with_parent: bool) -> None:
         self._workers = workers
         self._work = work
+        self._drain_s = drain_s
         self._parent = os.getppid() if exit_with_parent else None
         self._started: dict[int, tuple[int, float]] = {}
         self._quick_deaths = 0
@@ -91,7 +92,7 @@ class Supervisor:
 
     def _end_all(self) -> None:
         self._signal_all(signal.SIGTERM)
-        deadline = time.monotonic() + 2 * DRAIN_S
+        deadline = time.monotonic() + self._drain_s + _LEAVE_S
         while self._started:
             process, _ = os.waitpid(-1, os.WNOHANG)
             self._started.pop(process, None)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve, url_of
@@ -40,6 +41,8 @@ class NodeOptions:
     chat_template: str | None = None
     # The key that requests must send; needed beyond loopback. This and the next two: see `Access`.
     api_key: str | None = field(default=None, repr=False)
+    # `/metrics` needs no key.
+    public_metrics: bool = False
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
     # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
@@ -52,6 +55,9 @@ class NodeOptions:
     registration: RegistrationOptions | None = None
 
 
+prepare_types(NodeOptions)
+
+
 def run_node(options: NodeOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError, ConfigurationError.
 
@@ -62,7 +68,12 @@ def run_node(options: NodeOptions) -> None:
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     if options.registration is not None:
         options.registration.check(options.host, insecure=options.insecure)
-    access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
+    access = Access(
+        (options.host, *options.allowed_hosts),
+        tuple(options.allowed_origins),
+        options.api_key,
+        ("/health", "/metrics") if options.public_metrics else ("/health",),
+    )
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer

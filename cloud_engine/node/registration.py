@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ _log = logging.getLogger("updraft.node")
 class RegistrationOptions:
     """Which gateway, and under which name."""
 
-    # The gateway's URL.
+    # The gateway's URL. Each address of its name is a gateway of its own.
     gateway: str
     # A key of the scope `node`.
     key: str = field(repr=False)
@@ -75,25 +76,41 @@ class Registration:
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        failure = "time is up"
         try:
             async with asyncio.timeout(_LEAVE_S):
-                await self._send("DELETE")
-        except (httpx.HTTPError, TimeoutError) as error:
-            _log.warning("The gateway does not hear that this node leaves: %s", error or "time is up")
+                failure = await self._send("DELETE")
+        except TimeoutError:
+            pass
         finally:
             await self._client.aclose()
+        if failure:
+            _log.warning("The gateway does not hear that this node leaves: %s", failure)
 
     async def _run(self) -> None:
         while True:
-            try:
-                self._say(await self._send("POST"))
-            except httpx.HTTPError as error:
-                self._say(f"{type(error).__name__}: {error}")
+            self._say(await self._send("POST"))
             await asyncio.sleep(_HEARTBEAT_S)
 
     async def _send(self, method: str) -> str:
-        """What the gateway has against it; empty if nothing."""
-        answer = await self._client.request(method, f"{self._options.gateway.rstrip('/')}/admin/nodes", json=self._body)
+        """What gateways have against it; empty if nothing."""
+        url = httpx.URL(f"{self._options.gateway.rstrip('/')}/admin/nodes")
+        answers = [self._tell(method, url, address) for address in await _addresses(url)]
+        return "; ".join(filter(None, await asyncio.gather(*answers)))
+
+    async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
+        """By the name that a certificate has, whichever address is told."""
+        request = self._client.build_request(
+            method,
+            url.copy_with(host=address),
+            json=self._body,
+            headers={"host": url.netloc.decode("ascii")},
+            extensions={"sni_hostname": url.host},
+        )
+        try:
+            answer = await self._client.send(request)
+        except httpx.HTTPError as failure:
+            return f"{type(failure).__name__}: {failure}"
         if answer.status_code == 200:
             return ""
         error: dict[str, Any] = error_in(answer.content, answer.status_code, f"it answered {answer.status_code}")
@@ -108,3 +125,14 @@ class Registration:
             _log.warning("The gateway %s does not take this node: %s", self._options.gateway, failure)
         else:
             _log.info("Registered at %s as %s", self._options.gateway, self._body["url"])
+
+
+async def _addresses(url: httpx.URL) -> list[str]:
+    """Of the gateways behind the URL's name; the name itself if that stands for one."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return [url.host]
+    # One gateway may have an address in each family.
+    addresses = sorted({str(address[0]) for family, *_, address in found if family == found[0][0]})
+    return addresses if len(addresses) > 1 else [url.host]

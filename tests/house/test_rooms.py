@@ -53,7 +53,7 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["deploy", "gateway", "node", "engine", "models"],
+    "cloud_engine": ["deploy planning", "gateway", "node", "engine", "models"],
     "cloud_engine.deploy": [
         "launch",
         "local ray_cluster",
@@ -85,6 +85,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
+    "cloud_engine.planning": ["plan", "simulation", "step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
@@ -116,7 +117,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo service",
-        "calibrate cloud doctor evaluate init keys learn ledger policy servers talk top tune",
+        "calibrate cloud doctor evaluate init keys learn ledger plan policy servers talk top tune",
         "models shared",
         "bootstrap",
     ],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import gateway_keys
@@ -16,7 +20,7 @@ import httpx
 import psutil
 import pytest
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
-from updraft.cloud_engine.node.registration import RegistrationOptions
+from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from waiting import wait_for
 
@@ -137,6 +141,46 @@ def test_who_may_not_and_what_cannot_register(gateway: Gateway, fake_node: Any, 
     assert ask(running.url, keys) == 200
     assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 200
     assert nodes_of(running.url, keys) == []
+
+
+def test_every_gateway_behind_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a headless service of Kubernetes. One of them is down."""
+    told: list[tuple[str, str, str]] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            told.append((self.command, str(self.server.server_address[0]), str(self.headers["host"])))
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_POST = do_DELETE = answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def live(url: str) -> None:
+        registration = Registration(RegistrationOptions(url, "key"), "http://10.0.0.9:4116", 4)
+        registration.start()
+        await asyncio.to_thread(wait_for, lambda: len(told) == 2)
+        await registration.leave()
+
+    first = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    port = first.server_address[1]
+    resolve = socket.getaddrinfo
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3)]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *a, **k: found if host == "many" else resolve(host, *a, **k)
+    )
+    with first, ThreadingHTTPServer(("127.0.0.2", port), Gateway) as second:
+        for server in (first, second):
+            Thread(target=server.serve_forever, daemon=True).start()
+        asyncio.run(live(f"http://many:{port}"))
+        first.shutdown()
+        second.shutdown()
+    expected = [(method, f"127.0.0.{last}", f"many:{port}") for method in ("DELETE", "POST") for last in (1, 2)]
+    assert sorted(told) == expected
 
 
 def test_a_static_node_is_not_taken_twice(gateway: Gateway, fake_node: Any, keys: Keys) -> None:

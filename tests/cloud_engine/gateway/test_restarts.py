@@ -78,6 +78,22 @@ def test_sigterm_ends_streams_whole_and_sighup_ends_none(
     assert rows == [("settled", 200, 100)] * 8
 
 
+def test_a_stream_gets_the_seconds_of_the_drain_and_no_more(
+    start: Callable[..., Any], spawn_fake_node: Any, tmp_path: Path
+) -> None:
+    key, node = make_key(tmp_path / "keys", "tester"), spawn_fake_node("--delay", "0.05")
+    gateway = start(node, "--drain-seconds", "0.2")
+    body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1500}], "stream": True}
+    url = f"{gateway.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=bearer(key), timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        gateway.popen.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    assert gateway.popen.wait(60) == 0
+
+
 def test_keys_that_are_made_at_once_work_at_every_worker_until_they_are_revoked(
     start: Callable[..., Any], fake_node: Any, tmp_path: Path
 ) -> None:

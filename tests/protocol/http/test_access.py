@@ -95,6 +95,7 @@ def test_a_key_is_asked_for_everywhere_but_by_health() -> None:
     assert lets_in(access, host, path="/health")
     assert not lets_in(access, ("host", "evil.example"), path="/health")
     assert "sch" not in repr(access)
+    assert lets_in(Access(api_key="key", public_paths=("/health", "/metrics")), host, path="/metrics")
 
 
 def test_refused_requests_reach_no_route_and_are_told_what_to_set() -> None:

@@ -1,0 +1,126 @@
+"""`updraft plan`: how many nodes a load needs, before they are paid for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..shared import json_output, output
+
+if TYPE_CHECKING:
+    from ...cloud_engine.planning.plan import FleetFigures
+
+
+def plan(
+    trace: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger."),
+    ],
+    costs: Annotated[
+        Path, typer.Option(metavar="JSON", help="Times of steps: updraft bench engine --only steps --json PATH.")
+    ],
+    num_blocks: Annotated[int, typer.Option(min=1, help="Blocks of a node's KV cache: updraft_engine_kv_blocks.")],
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of the trace, the first.")] = 1_000,
+    rate: Annotated[float, typer.Option(min=0.001, help="So many times as many requests in the same time.")] = 1.0,
+    ttft_s: Annotated[float, typer.Option(min=0.001, help="Objective: seconds to the first token.")] = 1.0,
+    tpot_s: Annotated[float, typer.Option(min=0.0001, help="Objective: seconds per token after it.")] = 0.1,
+    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Requests within the objective.")] = 0.99,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
+    token_budget: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 512,
+    max_step_ms: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 200,
+    block_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
+    context_length: Annotated[int | None, typer.Option(min=1, help="As of updraft node. [as the cache holds]")] = None,
+    usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a node.")] = None,
+    cloud_share: Annotated[
+        float | None, typer.Option(min=0.001, max=1.0, help="Share that the device leaves, as calibration says.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also other rates, static batches, and memory that is not paged.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the fleets that were tried.")] = None,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Plan how many nodes keep an objective, by simulation with the scheduler that serves.
+
+    \b
+    Examples
+      updraft bench engine --only steps --json costs.json
+      updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
+      updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
+    """
+    from ...cloud_engine.engine.config import EngineConfig
+    from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
+    from ...cloud_engine.planning.simulation import NodeShape
+    from ...cloud_engine.planning.step_time import read_costs
+    from ...cloud_engine.planning.trace import faster, read_trace
+    from . import picture
+
+    if plot is not None:
+        picture.check_plotting()
+    config = EngineConfig(
+        context_length=context_length,
+        block_size=block_size,
+        max_batch_size=max_batch_size,
+        token_budget=token_budget,
+        max_step_ms=max_step_ms,
+    )
+    shape = NodeShape(config, read_costs(costs), num_blocks)
+    planner = Planner(
+        faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
+    )
+    tried = planner.smallest()
+    enough = next(each for each in tried if each.share >= share)
+    found: dict[str, Any] = {"nodes": enough.nodes, "tried": [facts(each) for each in tried]}
+    if cloud_share is not None:
+        found["with_device"] = facts(planner.with_device(cloud_share))
+    if compare:
+        continuous, static = planner.static_tokens_per_s()
+        found |= {
+            "nodes_by_rate": planner.sensitivity(),
+            "continuous_over_static": continuous / static,
+            "preallocated": facts(planner.preallocated(enough.nodes)),
+        }
+    if plot is not None:
+        plot.write_bytes(picture.fleets_png(tried, share))
+    if as_json:
+        json_output.show(found)
+    else:
+        _print(tried, enough, found)
+
+
+def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from ..shared.console import Console
+    from ..shared.tables import dollars
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M tokens")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in tried:
+        times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
+        table.add_row(
+            f"[bold]{each.nodes}[/bold]" if each is enough else str(each.nodes),
+            f"{each.share:.1%}",
+            *(f"{1e3 * seconds:,.0f} ms" for seconds in times),
+            f"{each.tokens_per_s:,.0f}",
+            f"{each.busy:.0%}",
+            f"{each.kv_waste:.0%}",
+            dollars(each.usd_per_million, ".2f"),
+        )
+    Console(highlight=False).print(table)
+    output.echo(f"{enough.nodes} nodes keep the objective for {enough.share:.1%} of the requests.")
+    if enough.refused:
+        output.echo(f"{enough.refused} requests fit no node: they are longer than its context, or its queue was full.")
+    if device := found.get("with_device"):
+        output.echo(f"With the device's share answered there: {device['nodes']} nodes.")
+    if "preallocated" in found:
+        by_rate = ", ".join(f"{nodes} at {rate} times the rate" for rate, nodes in found["nodes_by_rate"].items())
+        waste, kept = found["preallocated"]["kv_waste"], found["preallocated"]["share"]
+        output.echo(f"Nodes: {by_rate}.")
+        output.echo(f"Continuous batching: {found['continuous_over_static']:.1f} times the tokens of static batches.")
+        output.echo(f"Without paged memory {waste:.0%} of it would be empty, and {kept:.1%} within the objective.")

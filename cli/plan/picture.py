@@ -1,0 +1,33 @@
+"""A plan as a PNG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+
+from ...classifier.optional import load_module
+from ...cloud_engine.planning.plan import FleetFigures
+
+
+def check_plotting() -> None:
+    """Raises MissingDependencyError without matplotlib."""
+    load_module("matplotlib.figure", "train")
+
+
+def fleets_png(tried: Sequence[FleetFigures], share: float) -> bytes:
+    """By the number of nodes: requests within the objective, and the slowest percent's time to the first token."""
+    figure = load_module("matplotlib.figure", "train").Figure(figsize=(9, 5.6), layout="constrained")
+    axes = figure.add_subplot(xlabel="nodes", ylabel="requests within the objective")
+    nodes = [each.nodes for each in tried]
+    axes.plot(nodes, [each.share for each in tried], "o-", color="tab:blue")
+    axes.axhline(share, color="tab:red", linestyle="--", label="objective")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    beside = axes.twinx()
+    beside.plot(nodes, [each.ttft_p99_s for each in tried], "s-", color="tab:gray")
+    beside.set_ylabel("TTFT p99, seconds (gray)")
+    beside.set_yscale("log")
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

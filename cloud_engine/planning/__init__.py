@@ -1,0 +1,1 @@
+"""How many nodes a load needs, simulated with the scheduler that serves."""

@@ -1,0 +1,169 @@
+"""A plan: the nodes that an objective needs, what they cost, and what design choices are worth on this load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from ...protocol.errors import ConfigurationError
+from .simulation import NodeShape, SimulatedAnswer, simulate
+from .step_time import StepContent
+from .trace import PlannedRequest, faster, sample
+
+_RATES = (0.5, 0.8, 1.25, 2.0)  # of the trace, for the sensitivity
+
+
+@dataclass(frozen=True, slots=True)
+class PlanObjective:
+    """What callers are promised."""
+
+    # Seconds to the first token.
+    ttft_s: float
+    # Seconds per token after it.
+    tpot_s: float
+    # Of the requests, those for which both hold.
+    share: float = 0.99
+
+    def met_by(self, served: SimulatedAnswer) -> bool:
+        return served.ttft_s <= self.ttft_s and served.tpot_s <= self.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFigures:
+    """What so many nodes would do with the load."""
+
+    nodes: int
+    # Requests within the objective.
+    share: float
+    # Requests that no node took.
+    refused: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    # Tokens of answers, from the first arrival to the last answer.
+    tokens_per_s: float
+    # Share of that time in which a node computes.
+    busy: float
+    # Empty slots, of those in KV blocks that requests hold.
+    kv_waste: float
+    # US dollars for a million tokens of answers; None without a price.
+    usd_per_million: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A load, the nodes that there are to buy, and the objective."""
+
+    trace: Sequence[PlannedRequest]
+    shape: NodeShape
+    objective: PlanObjective
+    usd_per_hour: float | None = None
+    # More are not tried.
+    most_nodes: int = 64
+
+    def figures(self, nodes: int) -> FleetFigures:
+        served, fleet = simulate(self.trace, self.shape, nodes)
+        answered = [each for each in served if each.last_s is not None]
+        if not answered:
+            raise ConfigurationError(
+                "No request of the trace fits a node: raise the context length or the number of blocks.", param="trace"
+            )
+        end_s = max(each.last_s for each in answered if each.last_s is not None)
+        tokens = sum(each.request.output for each in answered)
+        ttft_p50, ttft_p99 = np.percentile([each.ttft_s for each in answered], (50, 99))
+        tpot_p50, tpot_p99 = np.percentile([each.tpot_s for each in answered], (50, 99))
+        usd = None if self.usd_per_hour is None else self.usd_per_hour * nodes * end_s / 3600 / tokens * 1e6
+        return FleetFigures(
+            nodes,
+            sum(map(self.objective.met_by, served)) / len(served),
+            len(served) - len(answered),
+            float(ttft_p50),
+            float(ttft_p99),
+            float(tpot_p50),
+            float(tpot_p99),
+            tokens / end_s,
+            sum(node.busy_s for node in fleet) / nodes / end_s,
+            sum(node.kv_waste for node in fleet) / nodes,
+            usd,
+        )
+
+    def smallest(self) -> list[FleetFigures]:
+        """All fleets that were tried, by size. Raises ConfigurationError where even the largest is too small."""
+        tried: dict[int, FleetFigures] = {}
+
+        def is_enough(nodes: int) -> bool:
+            tried[nodes] = self.figures(nodes)
+            return tried[nodes].share >= self.objective.share
+
+        low, high = 0, 1
+        while not is_enough(high):
+            if high >= self.most_nodes:
+                raise ConfigurationError(
+                    f"Even {high} nodes keep the objective for {tried[high].share:.1%} of the requests only: "
+                    "loosen it, or plan with a faster node.",
+                    param="objective",
+                )
+            low, high = high, min(2 * high, self.most_nodes)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_enough(middle) else (middle, high)
+        return [tried[nodes] for nodes in sorted(tried)]
+
+    def enough(self) -> FleetFigures:
+        """The smallest fleet that keeps the objective."""
+        return next(each for each in self.smallest() if each.share >= self.objective.share)
+
+    def at_rate(self, factor: float) -> Planner:
+        return replace(self, trace=faster(list(self.trace), factor))
+
+    def sensitivity(self) -> dict[str, int]:
+        """Nodes where so many times as many requests come."""
+        return {f"{rate:g}": self.at_rate(rate).enough().nodes for rate in _RATES}
+
+    def with_device(self, cloud_share: float) -> FleetFigures:
+        """Where only this share of the requests goes to the cloud, as calibration promises."""
+        return replace(self, trace=sample(list(self.trace), cloud_share)).enough()
+
+    def preallocated(self, nodes: int) -> FleetFigures:
+        """As many nodes whose requests each hold memory for a whole context: one block of this length."""
+        config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
+        length = config.context_length or max(row.prompt + row.output for row in self.trace)
+        places = slots // length
+        if not places:
+            raise ConfigurationError("The KV cache does not hold one context.", param="num_blocks")
+        whole = replace(config, block_size=length, prefix_caching=False)
+        return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
+
+    def static_tokens_per_s(self) -> tuple[float, float]:
+        """Tokens of answers per second of one node that is never idle: continuous batching, and static batches."""
+        at_once = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=self._patient())
+        return at_once.figures(1).tokens_per_s, self._static()
+
+    def _static(self) -> float:
+        """Batches in order of arrival, each until its longest answer ends. Short prompts are padded to the longest."""
+        rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
+        seconds = 0.0
+        for first in range(0, len(rows), size):
+            batch = rows[first : first + size]
+            count, prompt, output = len(batch), max(row.prompt for row in batch), max(row.output for row in batch)
+            seconds += costs.seconds(StepContent(1, count, count * (prompt - 1), 0, count * prompt * prompt // 2))
+            steps, looked_back = output - 1, (output - 1) * prompt + output * (output - 1) // 2
+            seconds += costs.seconds(StepContent(1, count, 0, 0, 0)) * steps
+            seconds += costs.context_tokens * count * looked_back
+        return sum(row.output for row in rows) / seconds
+
+    def _servable(self) -> list[PlannedRequest]:
+        longest = self.shape.num_blocks * self.shape.config.block_size
+        longest = min(longest, self.shape.config.context_length or longest)
+        return [row for row in self.trace if row.prompt + row.output <= longest]
+
+    def _patient(self) -> NodeShape:
+        return replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
+
+
+def facts(found: FleetFigures) -> dict[str, float | None]:
+    """For JSON."""
+    return asdict(found)

@@ -1,0 +1,41 @@
+"""`updraft plan`: a table for people, JSON and a picture for others, and an error that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from updraft.cli.main import app
+from updraft.protocol.errors import ConfigurationError
+
+COSTS = {"steps": 0.02, "sequences": 1e-3, "prompt_tokens": 1e-4, "context_tokens": 1e-8, "prompt_pairs": 0}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    trace, costs = tmp_path / "trace.jsonl", tmp_path / "costs.json"
+    rows = [{"timestamp": 40 * number, "input_length": 60, "output_length": 20 + number % 40} for number in range(60)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    costs.write_text(json.dumps({"metrics": {f"step_time_{name}": value for name, value in COSTS.items()}}))
+    return ["plan", "--trace", str(trace), "--costs", str(costs), "--num-blocks", "64", "--context-length", "256"]
+
+
+def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path: Path) -> None:
+    wanted = ["--ttft-s", "0.2", "--tpot-s", "0.03", "--share", "0.9", "--usd-per-hour", "2", "--cloud-share", "0.3"]
+    picture = tmp_path / "plan.png"
+    shown = CliRunner().invoke(app, [*files, *wanted, "--compare", "--plot", str(picture)], catch_exceptions=False)
+    found = json.loads(CliRunner().invoke(app, [*files, *wanted, "--json"], catch_exceptions=False).stdout)
+    assert f"{found['nodes']} nodes keep the objective" in shown.stdout
+    assert "times the tokens of static batches" in shown.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    tried = {each["nodes"]: each for each in found["tried"]}
+    assert tried[found["nodes"]]["share"] >= 0.9
+    assert tried[found["nodes"]]["usd_per_million"] > 0
+    assert found["with_device"]["nodes"] < found["nodes"]
+
+
+def test_what_cannot_be_planned_is_said(files: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="loosen it"):
+        CliRunner().invoke(app, [*files, "--ttft-s", "0.001"], catch_exceptions=False)

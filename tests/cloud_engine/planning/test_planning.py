@@ -1,0 +1,172 @@
+"""A plan takes the steps of a real engine and finds the smallest fleet; three kinds of traces are read."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.execution.launched_step import LaunchedStep
+from updraft.cloud_engine.engine.execution.served_model import ServedModel
+from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow, values_of
+from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.cloud_engine.planning.plan import Planner, PlanObjective
+from updraft.cloud_engine.planning.simulation import NodeShape, SimulatedNode, simulate
+from updraft.cloud_engine.planning.step_time import StepContent, StepTimeModel, fit, read_costs
+from updraft.cloud_engine.planning.trace import PlannedRequest, faster, read_trace, sample
+from updraft.embedded import pocket
+from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.sampling import SamplingParams
+
+COSTS = StepTimeModel(0.01, 0.001, 0.0001, 1e-7, 1e-8)
+CONFIG = EngineConfig(max_batch_size=4, token_budget=64, context_length=256, num_blocks=40)
+SHAPE = NodeShape(CONFIG, COSTS, 40)
+LOOSE = PlanObjective(10.0, 1.0)
+requests_of = st.lists(
+    st.builds(PlannedRequest, st.floats(0, 5), st.integers(1, 120), st.integers(1, 40)), min_size=1, max_size=25
+).map(lambda rows: sorted(rows, key=lambda row: row.arrived_s))
+
+
+class _Watched(Engine):
+    """An engine that keeps what its steps computed."""
+
+    contents: list[StepContent]
+
+    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+        self.contents.append(StepContent.of(batch))
+        return super()._launch(batch)
+
+
+def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
+    """With queues, chunks of prompts and preemptions: the blocks do not hold all that run."""
+    config = replace(CONFIG, num_blocks=14, context_length=224, prefix_caching=False)
+    drawn = random.Random(5)
+    trace = [PlannedRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
+    engine = _Watched(ServedModel(load_model(pocket.pocket_large_folder())), config)
+    engine.contents = []
+    for number, row in enumerate(trace):
+        wanted = SamplingParams(temperature=0.0, max_tokens=row.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), [1] * row.prompt, wanted))
+    while engine.has_work:
+        engine.step()
+    node = SimulatedNode(config, COSTS, 14)
+    for number, row in enumerate(trace):
+        node.add(row, number)
+    node.run_until(float("inf"))
+    assert engine.stats().preemptions > 0
+    assert node.contents == engine.contents
+
+
+@settings(max_examples=30, deadline=None)
+@given(requests_of, st.integers(1, 3))
+def test_every_request_is_served_once_and_in_time_s_order(trace: list[PlannedRequest], nodes: int) -> None:
+    served, fleet = simulate(trace, SHAPE, nodes)
+    assert [each.request for each in served] == trace
+    for each in served:
+        assert not each.refused
+        assert each.first_s is not None
+        assert each.last_s is not None
+        alone = COSTS.steps + COSTS.sequences
+        assert each.ttft_s >= alone * 0.999
+        assert each.last_s - each.first_s >= (each.request.output - 1) * alone * 0.999
+    tokens = sum(content.sequences + content.prompt_tokens for node in fleet for content in node.contents)
+    assert tokens >= sum(row.prompt + row.output - 1 for row in trace)
+
+
+def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
+    drawn = random.Random(1)
+    trace = [PlannedRequest(number * 0.05, drawn.randint(10, 100), drawn.randint(10, 60)) for number in range(120)]
+    planner = Planner(trace, SHAPE, PlanObjective(0.5, 0.05, 0.95), usd_per_hour=1.0)
+    enough = planner.enough()
+    assert enough.nodes > 1
+    assert enough.share >= 0.95 > planner.figures(enough.nodes - 1).share
+    assert planner.with_device(0.3).nodes < enough.nodes < planner.at_rate(3.0).enough().nodes
+    hours = sum(row.output for row in trace) / enough.tokens_per_s / 3600
+    assert enough.usd_per_million == pytest.approx(enough.nodes * hours / sum(row.output for row in trace) * 1e6)
+    with pytest.raises(ConfigurationError, match="Even 1 nodes"):
+        replace(planner, most_nodes=1).enough()
+
+
+def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() -> None:
+    """Where lengths vary: several times the tokens of static batches; most of preallocated memory stays empty."""
+    drawn = random.Random(2)
+    trace = [PlannedRequest(0.0, drawn.randint(5, 40), 1 + int(drawn.paretovariate(1.1)) % 200) for _ in range(80)]
+    planner = Planner(trace, SHAPE, LOOSE)
+    continuous, static = planner.static_tokens_per_s()
+    assert 2 <= continuous / static <= 23
+    same = replace(planner, trace=[PlannedRequest(0.0, 1, 40)] * 80)
+    continuous, static = same.static_tokens_per_s()
+    assert continuous / static == pytest.approx(1.0, abs=0.05), "nothing is won where all are alike"
+    assert planner.figures(1).kv_waste < 0.5 < 0.6 < planner.preallocated(1).kv_waste
+
+
+def test_what_fits_no_node_is_counted_and_nothing_else() -> None:
+    trace = [PlannedRequest(0.0, 300, 5), PlannedRequest(0.1, 10, 5)]
+    assert Planner(trace, SHAPE, LOOSE).figures(1).refused == 1
+    with pytest.raises(ConfigurationError, match="No request"):
+        Planner(trace[:1], SHAPE, LOOSE).figures(1)
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    trace = [PlannedRequest(float(number), 1100, 2, (1, 2, 3 + number)) for number in range(3)]
+    shape = NodeShape(replace(CONFIG, context_length=None, token_budget=2048), COSTS, 400)
+    served, _ = simulate(trace, shape, 1)
+    assert served[1].ttft_s < served[0].ttft_s / 5
+
+
+def test_costs_are_found_again_also_where_some_steps_were_held_up(tmp_path: Path) -> None:
+    drawn = random.Random(3)
+    contents = [
+        StepContent(1, drawn.randint(1, 16), drawn.choice((0, 0, 300)), drawn.randint(0, 5000), drawn.randint(0, 9000))
+        for _ in range(300)
+    ]
+    held_up = [(each, COSTS.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
+    found = fit(held_up)
+    for each in contents:
+        assert found.seconds(each) == pytest.approx(COSTS.seconds(each), rel=0.05)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"commit": "x", "metrics": found.figures()}))
+    assert read_costs(path) == found
+    path.write_text('{"metrics": {}}')
+    with pytest.raises(ConfigurationError, match="bench engine --only steps"):
+        read_costs(path)
+
+
+def test_traces(tmp_path: Path) -> None:
+    azure, mooncake, ledger = tmp_path / "a.csv", tmp_path / "m.jsonl", tmp_path / "ledger.sqlite3"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.6805900,9,0\n"
+        "2023-11-16 18:15:50.6805900,396,109\n"
+    )
+    mooncake.write_text('{"timestamp": 500, "input_length": 600, "output_length": 5, "hash_ids": [7, 9]}\n')
+    store = SqliteStore(ledger)
+    rows = [
+        UsageRow(str(number), prompt_tokens=5, completion_tokens=number, started_at=9.0 + number) for number in (0, 2)
+    ]
+    store.write([], [values_of(row) for row in rows])
+    store.close()
+    assert read_trace(str(azure), 10) == [PlannedRequest(0.0, 374, 44), PlannedRequest(4.0, 396, 109)]
+    assert read_trace(str(ledger), 10) == [PlannedRequest(0.0, 5, 2)]
+    (row,) = read_trace(str(mooncake), 10)
+    assert row.prompt_ids(0)[510:514] == [7 * 512 + 510, 7 * 512 + 511, 9 * 512, 9 * 512 + 1]
+    assert len(row.prompt_ids(0)) == 600
+    assert faster([PlannedRequest(4.0, 1, 1)], 2.0) == [PlannedRequest(2.0, 1, 1)]
+    assert 250 < len(sample([row] * 1000, 0.3)) < 350
+    with closing(sqlite3.connect(tmp_path / "other.sqlite3")) as other:
+        other.execute("CREATE TABLE t (x)")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    for name in ("bad.csv", "empty.jsonl", "missing.csv", "other.sqlite3"):
+        with pytest.raises(ConfigurationError, match=name):
+            read_trace(str(tmp_path / name), 10)
