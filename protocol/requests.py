@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .decoding import convert, decode, prepare_types, read_object, unsupported
+from .decoding import convert, prepare_types, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
@@ -289,7 +289,12 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = decode(body, CompletionRequest)
+    return read_completion(read_object(body))
+
+
+def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
+    """Check a text completion request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, CompletionRequest)
     if request.suffix is not None:
         raise unsupported("suffix")
     prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)

@@ -243,16 +243,22 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
     sampling: SamplingDefaults | UnsetType = UNSET
+    updraft: UpdraftInfo | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """`max_model_len` (ours and vLLM's): tokens of prompt and answer together."""
+    """What is not known of a model is left out."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "updraft"
+    # vLLM's: tokens of prompt and answer together.
     max_model_len: int | UnsetType = UNSET
+    # vLLM's: the model that an alias stands for.
+    root: str | UnsetType = UNSET
+    # Ours: `chat`, `completions`, `embeddings`, `structured_outputs`, `tools`.
+    capabilities: list[str] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

@@ -178,6 +178,12 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
     shadow: bool = False
+    # Other names for models: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a model of a cloud, or
+    # another alias.
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    # Seconds of silence after which a stream of `updraft serve` that has begun gets a comment, so that no proxy ends
+    # it. 0: none.
+    heartbeat_s: float = 15.0
     # Names that callers may use for `updraft serve`, beside those of loopback and its own address.
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, beside those of this machine.
@@ -185,6 +191,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise
+        _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(self.store_days >= 1, "store_days", "at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
@@ -210,16 +217,25 @@ class RouterConfig:
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
         names = [self.cloud_model, *(each.model for each in self.middle)]
         _check(len(set(names)) == len(names), "middle.model", "another name in each tier")
+        object.__setattr__(self, "aliases", _resolved(self.aliases, ("auto", "local", "cloud", *filter(None, names))))
         priced = {each.model: each.price for each in self.middle if each.price is not None}
         if priced:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
         _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
-        limited = [each for each in (self.budget, self.budget_per_key, self.budget_per_user) if each]
-        _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
-        if self.cloud_url is not None and not self.offline and any(each.usd is not None for each in limited):
+        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, since a budget is kept in it")
+        if self.cloud_url is not None and not self.offline and self.counts_usd:
             for name in names:
                 self._check_price(name, "a budget in US dollars")
+
+    @property
+    def _limits(self) -> tuple[BudgetLimits, ...]:
+        return self.budget, self.budget_per_key, self.budget_per_user
+
+    @property
+    def counts_usd(self) -> bool:
+        """Whether a budget is in US dollars, so that each model needs a price."""
+        return any(each.usd is not None for each in self._limits)
 
     @property
     def stated_target(self) -> str | None:
@@ -263,6 +279,21 @@ def read_key(path: Path) -> str:
     if not key:
         raise ConfigurationError(f"The key file {path} is empty.", param="cloud_api_key_file")
     return key
+
+
+def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Each alias with the name at the end of its chain. Raises ConfigurationError for clashes and circles."""
+    found: dict[str, str] = {}
+    for alias, target in aliases.items():
+        _check(bool(alias) and alias not in names, f"aliases.{alias}", "a name that no model has already")
+        end, passed = target, {alias}
+        while end in aliases:
+            _check(end not in passed, f"aliases.{alias}", "the name of a model in the end: it leads in a circle")
+            passed.add(end)
+            end = aliases[end]
+        _check(end in names, f"aliases.{alias}", f"one of {', '.join(names)}, or an alias, not {end[:100]!r}")
+        found[alias] = end
+    return found
 
 
 def _base_url(url: str, name: str, key: str) -> str:

@@ -57,6 +57,12 @@ def check_startable(config: RouterConfig) -> None:
         raise uncalibrated(target)
 
 
+def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
+    """Raises ConfigurationError for an alias that is the local model's own name, which is known once that is loaded."""
+    if tiers.local is not None and (name := tiers.local.model_id) in config.aliases:
+        raise ConfigurationError(f"aliases.{name} is the name of the local model: choose another.", param="aliases")
+
+
 def has_policy(config: RouterConfig) -> bool:
     """Whether a policy of the configured pair lies where the router looks by itself."""
     if config.local is None:

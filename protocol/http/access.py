@@ -28,12 +28,7 @@ class Access:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use this server, beside those of this machine.
     allowed_origins: tuple[str, ...] = ()
-<<<<<<< HEAD
-    # The key that all requests but those to /health must carry, as a bearer token or as Anthropic's `x-api-key`. None:
-    # no key is asked for.
-=======
-    # The bearer token that requests must carry. None: no key is asked for.
->>>>>>> main
+    # The key that requests must carry, as a bearer token or as Anthropic's `x-api-key`. None: no key is asked for.
     api_key: str | None = field(default=None, repr=False)
     # These need none.
     public_paths: tuple[str, ...] = ("/health",)
@@ -69,13 +64,8 @@ class Access:
                     f"Web pages of {origin[:100]!r} may not use this server: "
                     "if they should, set allowed_origins (--allowed-origin)."
                 )
-<<<<<<< HEAD
-        if self.api_key is not None and scope["path"] != "/health":
-            key = (sent.get(b"authorization") or sent.get(b"x-api-key") or [""])[0].removeprefix("Bearer ")
-=======
         if self.api_key is not None and scope["path"] not in self.public_paths:
-            key = sent.get(b"authorization", [""])[0].removeprefix("Bearer ")
->>>>>>> main
+            key = (sent.get(b"authorization") or sent.get(b"x-api-key") or [""])[0].removeprefix("Bearer ")
             if not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 

@@ -23,12 +23,12 @@ from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
-from ..gates.rules import Ruling, rule
+from ..gates.rules import Ruling
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
+from .escalation import CloudReply, CloudStreamReply, Escalation, work_of
 
 _LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
@@ -127,7 +127,7 @@ class Cascade:
 
     async def _rules(self) -> State:
         await self._check_targets()
-        self.ruling = await self._ruling()
+        self.ruling = await self.escalation.ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -336,21 +336,6 @@ class Cascade:
             return State.CLOUD
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
-
-    async def _ruling(self) -> Ruling:
-        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
-        availability, budget = self.router_state.availability(), self.router_state.budget
-        ruling = rule(self.job, availability)
-        if budget is None or not ruling.cloud:
-            return ruling
-        record, body = self.record, self.escalation.body()
-        most = [most_of(record, body, candidate.model) for candidate in self.escalation.candidates()]
-        charge = expected_charge(record, min(most, key=lambda each: each.usd))  # the cheapest that may be asked
-        over_budget = await budget.exceeded(self.record.caller, charge)
-        if over_budget is None:
-            return ruling
-        self.record.time_dependent = True
-        return rule(self.job, replace(availability, over_budget=over_budget))
 
     def _judge(self, decision: GateDecision, otherwise: State) -> State:
         self.decide(decision)

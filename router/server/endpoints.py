@@ -9,7 +9,19 @@ from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
-from .routes import chat_completions, completions, embeddings, health, messages, metrics, models, ollama, responses
+from .routes import (
+    chat_completions,
+    completions,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    ollama,
+    passed_on,
+    responses,
+    tokens,
+)
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -22,6 +34,8 @@ ROUTES: tuple[Route, ...] = (
     *messages.ROUTES,
     *ollama.ROUTES,
     *embeddings.ROUTES,
+    *passed_on.ROUTES,
+    *tokens.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ...protocol.errors import OverloadedError
+from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
 from ...protocol.structured import Constraint, ToolUse
+from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 
 if TYPE_CHECKING:
     from ...text.tool_formats import ToolFormat
+
+T = TypeVar("T")
 
 
 class IdleLocalTier:
@@ -49,16 +53,23 @@ class IdleLocalTier:
         tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> IdleGeneration:
-        self._runs += 1
-        try:
-            tier = await self._loaded()
-            run = await tier.start(
+        return await self._run(
+            lambda tier: tier.start(
                 messages, params, continue_final_message=continue_final_message, tools=tools, constraint=constraint
             )
-        except BaseException:
+        )
+
+    async def start_text(
+        self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
+    ) -> IdleGeneration:
+        return await self._run(lambda tier: tier.start_text(prompt, params, constraint=constraint))
+
+    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
+        self._runs += 1
+        try:
+            return await (await self._loaded()).with_encoder(work)
+        finally:
             self._done()
-            raise
-        return IdleGeneration(run, self._done)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         """As the tier's. It is asked for right after a run, before the model can have gone."""
@@ -74,6 +85,15 @@ class IdleLocalTier:
             tier, self._tier = self._tier, None
             if tier is not None:
                 await tier.aclose()
+
+    async def _run(self, start: Callable[[LocalTier], Awaitable[LocalGeneration]]) -> IdleGeneration:
+        self._runs += 1
+        try:
+            run = await start(await self._loaded())
+        except BaseException:
+            self._done()
+            raise
+        return IdleGeneration(run, self._done)
 
     async def _loaded(self) -> LocalTier:
         async with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, refused, timed_out, unreachable
+from .interfaces import CloudContent, Content
 from .retries import retried
 from .stream import HttpCloudStream
 
@@ -68,15 +69,28 @@ class HttpCloudTier:
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return completion_in(await self._whole("POST", path, body, forwarded), self._url)
+            raw = await self._whole("POST", path, json_content(body), forwarded)
+            return completion_in(raw, self._url, is_text=path == "completions")
 
         return await self._ask(attempt, timeout_s, body)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded), self._url)
+            return embeddings_in(await self._whole("POST", "embeddings", json_content(body), forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
+
+    async def pass_on(
+        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> CloudContent:
+        async def attempt() -> CloudContent:
+            response = await self._send("POST", path, content, forwarded)
+            kind = response.headers.get("content-type", "")
+            if kind.startswith("text/event-stream"):
+                return CloudContent(kind, _chunks(response, self._url))
+            return CloudContent(kind, await self._read_whole(response))
+
+        return await self._ask(attempt, timeout_s, {"model": content.model})
 
     async def open(
         self,
@@ -88,7 +102,7 @@ class HttpCloudTier:
         forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
         async def attempt() -> HttpCloudStream:
-            response = await self._send("POST", path, body, forwarded)
+            response = await self._send("POST", path, json_content(body), forwarded)
             stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s)
             try:
                 await stream.wait_for_content()
@@ -154,9 +168,11 @@ class HttpCloudTier:
                 failure.add(f"{self._url} has no model {requested[:100]!r}, but {known}.")
 
     async def _whole(
-        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
     ) -> bytes:
-        response = await self._send(method, path, body, forwarded)
+        return await self._read_whole(await self._send(method, path, content, forwarded))
+
+    async def _read_whole(self, response: httpx.Response) -> bytes:
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
@@ -166,7 +182,7 @@ class HttpCloudTier:
             await response.aclose()
 
     async def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
     ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
@@ -174,10 +190,8 @@ class HttpCloudTier:
         request = self._client.build_request(
             method,
             f"{self._url}/{forwarded.target(path)}",
-            content=None if body is None else msgspec.json.encode(body),
-            headers=dict(forwarded.headers)
-            if body is None
-            else {**forwarded.headers, "content-type": "application/json"},
+            content=None if content is None else content.data,
+            headers=forwarded.headers if content is None else {**forwarded.headers, "content-type": content.kind},
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
@@ -204,6 +218,20 @@ class HttpCloudTier:
         )
         if verdict == "differs":
             raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
+
+
+def json_content(body: dict[str, Any]) -> Content:
+    return Content(msgspec.json.encode(body), "application/json", str(body.get("model")))
+
+
+async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in response.aiter_bytes():
+            yield chunk
+    except httpx.HTTPError as error:
+        raise unreachable(url, error) from error
+    finally:
+        await response.aclose()
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:

@@ -21,7 +21,7 @@ ROOMS = {
         "errors noise schemas unicode_forms wal",
     ],
     "text": [
-        "tool_calls tool_formats tool_stream",
+        "tokenization tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "chat",

@@ -24,6 +24,7 @@ from ....protocol.dialects.ollama_request import (
 )
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
+from ...responses.embeddings import embed as vectors
 from .route import RequestContext, Route
 
 
@@ -62,7 +63,7 @@ async def embed(context: RequestContext) -> WireResponse:
     body: dict[str, Any] = {"model": model_name(asked.model), "input": asked.input, "encoding_format": "float"}
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
-    made = await context.router.embeddings(replace(context.request, body=msgspec.json.encode(body)))
+    made = await context.router.direct(replace(context.request, body=msgspec.json.encode(body)), vectors)
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
     return WireResponse.json(embeddings_of(asked.model, msgspec.json.decode(made.body), started), headers=made.headers)
