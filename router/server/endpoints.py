@@ -28,6 +28,7 @@ log = logging.getLogger("updraft.router")
 
 #: The first one that fits is taken: a plain path stands before a template that fits it too.
 ROUTES: tuple[Route, ...] = (
+    *tokens.ROUTES,
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
@@ -35,7 +36,6 @@ ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     *embeddings.ROUTES,
     *passed_on.ROUTES,
-    *tokens.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,

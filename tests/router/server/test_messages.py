@@ -156,3 +156,14 @@ def test_errors_are_anthropics(client: anthropic.Anthropic, cloud: FakeCloud) ->
     with pytest.raises(anthropic.APIStatusError) as broken, client.messages.stream(model="cloud", **HELLO) as stream:
         stream.get_final_message()
     assert broken.value.type == "api_error"
+
+
+def test_tokens_are_counted_as_the_model_on_the_device_reads_them() -> None:
+    app = daemon_app(Router(RouterConfig(local="pocket")))
+    with (
+        serving(app, lifespan=True) as url,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        options: Any = {"model": "local", "system": "Be brief.", "messages": HELLO["messages"]}
+        counted = client.messages.count_tokens(**options)
+        assert counted.input_tokens == client.messages.create(**options, max_tokens=1).usage.input_tokens > 0
