@@ -146,9 +146,10 @@ class LocalEngine:
 
         `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. Without one, an answer
         that may make one call ends behind it. The constraint is compiled here, in the caller's thread, which takes as
-        long as it wants: see `text.grammar_check` for those of strangers. Raises ContextLengthError if prompt plus
-        `max_tokens` (or one token) does not fit, InvalidRequestError if the template refuses the messages or the
-        constraint cannot be used, OverloadedError if too many requests wait already.
+        long as it wants: see `text.grammar_check` for those of strangers. An answer that reaches the end of the context
+        ends there, whatever `max_tokens` says. Raises ContextLengthError if the prompt leaves no room for a token,
+        InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
+        too many requests wait already.
         """
         prompt = self.encode_chat(
             messages,
@@ -267,11 +268,10 @@ class LocalEngine:
             raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
         room = self.context_length - len(prompt)
-        if room < (params.max_tokens or 1):
-            wanted = f" and max_tokens={params.max_tokens}" if params.max_tokens else ""
+        if room < 1:
             raise ContextLengthError(
-                f"The prompt of {len(prompt)} tokens{wanted} does not fit the context of {self.context_length} tokens: "
-                "shorten the messages or lower max_tokens.",
+                f"The prompt of {len(prompt)} tokens does not fit the context of {self.context_length} tokens: shorten "
+                "the messages.",
                 param="messages",
             )
         params = params.resolved(self.sampling_defaults)
@@ -280,7 +280,7 @@ class LocalEngine:
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=params.max_tokens or min(room, self._default_max_tokens),
+            limit=min(room, params.max_tokens or self._default_max_tokens),
             end_ids=ends,
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,

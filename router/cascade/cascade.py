@@ -265,13 +265,17 @@ class Cascade:
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
         self.record.notes = () if constraint is None else constraint.notes
-        return await self.local.start(
+        run = await self.local.start(
             chat.messages,
             params,
             continue_final_message=chat.continue_final_message,
             tools=use,
             constraint=constraint,
         )
+        room = self.local.context_length - run.answer.prompt_tokens
+        if params.max_tokens is not None and params.max_tokens > room:
+            self.record.notes += (f"max_tokens: the context of the model on this device ends after {room} tokens",)
+        return run
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""

@@ -25,6 +25,7 @@ from ...protocol.responses import (
     TextLogprobs,
     TopLogprob,
     Usage,
+    fingerprint,
 )
 from ...text.detokenize import IncrementalDetokenizer
 from ...text.tool_stream import ToolCallStream
@@ -50,6 +51,7 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     return ChatCompletion(
         id=record.request_id,
         model=local.model_id,
+        system_fingerprint=fingerprint(local.model_id),
         choices=[
             ChatChoice(
                 message=message,
@@ -169,6 +171,7 @@ class ChunkWriter:
         self._record = record
         self._no_usage = None if include_usage else UNSET
         self._model = model
+        self._fingerprint = fingerprint(model)
         self._created = int(time.time())
 
     def role(self) -> bytes:
@@ -195,6 +198,7 @@ class ChunkWriter:
             ChatCompletionChunk(
                 id=self._record.request_id,
                 model=self._model,
+                system_fingerprint=self._fingerprint,
                 created=self._created,
                 choices=choices,
                 usage=usage,

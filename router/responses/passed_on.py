@@ -29,13 +29,14 @@ def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
         found = _MODEL.search(request.body)
         if found is None:
             raise InvalidRequestError("model is required.", param="model", code="invalid_value")
-        return {"model": found[1].decode(errors="replace"), "file": {}}, found[1].decode(errors="replace")
+        model = found[1].decode(errors="replace")
+        return {"model": model, "file": {"of": "a form"}}, model  # which no privacy rule can read
     body = read_object(request.body)
     check_names(body)
-    model: Any = body.get("model", "auto")
-    if not isinstance(model, str):
+    named: Any = body.get("model", "auto")
+    if not isinstance(named, str):
         raise InvalidRequestError("model must be a text.", param="model", code="invalid_value")
-    return body, model
+    return body, named
 
 
 def passed_on(path: str, what: str) -> DirectHandler:

@@ -14,7 +14,7 @@ from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeat
 from ...protocol.http import sse
 from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
-from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage
+from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
 from ..cascade.escalation import CloudReply
 from ..request.chat_request import beyond_the_device
 from ..tiers.failures import CloudFailure
@@ -154,7 +154,11 @@ class _LocalAnswers:
 
     def _completion(self, choices: list[TextChoice]) -> TextCompletion:
         return TextCompletion(
-            id=self._call.record.request_id, model=self._local.model_id, created=self._created, choices=choices
+            id=self._call.record.request_id,
+            model=self._local.model_id,
+            created=self._created,
+            choices=choices,
+            system_fingerprint=fingerprint(self._local.model_id),
         )
 
 

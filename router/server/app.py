@@ -89,7 +89,8 @@ def daemon_app(
             response = await endpoints.handle(wire)
         # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
         headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
-        return send(replace(response, headers=headers), request)
+        events = headers.get("content-type", "").startswith("text/event-stream")
+        return send(replace(response, headers=headers), request, config.heartbeat_s if events else 0.0)
 
     @app.websocket(chat_socket.PATH)
     async def _chats(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction] - the decorator uses it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 
 from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
 from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
@@ -18,6 +20,7 @@ from .routes import (
     metrics,
     models,
     ollama,
+    openapi,
     passed_on,
     responses,
     tokens,
@@ -39,6 +42,7 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *openapi.ROUTES,
 )
 
 
@@ -63,6 +67,7 @@ class Endpoints:
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an error body of the route's API; only cancellation is raised."""
+        began = time.monotonic()
         try:
             response = await self._dispatch(request)
         except UpdraftError as error:
@@ -70,7 +75,8 @@ class Endpoints:
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = answer.failure(answer.internal_error())
-        return with_error_of(response, request.path)
+        spent = {"openai-processing-ms": str(int((time.monotonic() - began) * 1e3))}
+        return with_error_of(replace(response, headers={**response.headers, **spent}), request.path)
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/") or "/"
@@ -78,7 +84,8 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                return await route.handler(RequestContext(self.router, self._answers, request, parameters))
+                context = RequestContext(self.router, self._answers, request, parameters, self._routes)
+                return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)
         if others:

@@ -193,16 +193,18 @@ def test_continue_final_message(engine):
     assert whole == engine.encode_chat(ask("x")) + engine.encode("the user ")
 
 
-def test_too_long_is_refused_and_full_is_allowed(engine):
+def test_too_long_is_refused_and_an_answer_ends_with_the_context(engine):
     prompt = "1" * 250
     with pytest.raises(ContextLengthError, match="256"):
         engine.start_text("1" * 256, SamplingParams())
-    with pytest.raises(ContextLengthError, match="max_tokens=7"):
-        engine.start_text(prompt, SamplingParams(max_tokens=7))
-    run = engine.start_text(prompt, SamplingParams(temperature=0))
-    list(run)
-    assert len(run.token_ids) == 6
-    assert run.finish_reason == "length"
+    for limit, stop_reason in ((None, "default_max_tokens"), (7, "default_max_tokens"), (6, None)):
+        run = engine.start_text(prompt, SamplingParams(temperature=0, max_tokens=limit))
+        list(run)
+        assert (len(run.token_ids), run.finish_reason, run.stop_reason or None) == (6, "length", stop_reason)
+    assert engine.start_text([1] * 255, SamplingParams(max_tokens=1)).prompt_tokens == 255
+    for ids in ([], [-1], [engine.vocab_size]):
+        with pytest.raises(InvalidRequestError):
+            engine.start_text(ids, SamplingParams(max_tokens=1))
     began = time.process_time()
     for hopeless in (
         lambda text: engine.start(ask(text), SamplingParams()),

@@ -23,7 +23,7 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, Scrip
 from updraft.protocol.errors import ConfigurationError, EngineError
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
@@ -89,11 +89,11 @@ def test_a_completion_with_its_reason(client: updraft.OpenAI) -> None:
 
 
 def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
-    for model in ("auto", "cloud"):
+    for model, why in (("auto", "embeddings come from the cloud"), ("cloud", "the request asked for the cloud")):
         found = client.embeddings.create(model=model, input=["a", "four"])
         assert [item.embedding for item in found.data] == [[1.0], [4.0]]
         assert found.usage.prompt_tokens == 11
-        assert found.model_extra and found.model_extra["updraft"]["reason"] == "embeddings come from the cloud"
+        assert found.model_extra and found.model_extra["updraft"]["reason"] == why
     assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     assert config.ledger is not None
     rows = Ledger(config.ledger).rows()
@@ -215,7 +215,8 @@ def test_what_the_cloud_alone_has_is_passed_on(client: updraft.OpenAI, config: R
             assert caught.value.code == "private"
         assert guarded.completions.create(model="auto", prompt="write to a@example.org").choices[0].text == LOCAL_TEXT
     assert len(cloud.requests) == sent
-    priced = replace(config, budget=BudgetLimits(usd=1.0))
+    prices = Prices(models={"pocket-large": Price(input=0.5, output=1.5)})
+    priced = replace(config, budget=BudgetLimits(usd=1.0), prices=prices)
     with updraft.OpenAI(config=priced) as limited, pytest.raises(openai.BadRequestError, match="has no price"):
         limited.audio.speech.create(model="tts-1", voice="alloy", input="hi")
 
