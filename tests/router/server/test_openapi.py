@@ -75,7 +75,7 @@ def described() -> Iterator[Described]:
     others = [Route("/v1/embeddings", _embed, methods=["POST"]), Route("/v1/{path:path}", _other, methods=["POST"])]
     with serving(Starlette(routes=[*paths, *others])) as cloud:
         config = RouterConfig(cloud_url=cloud, cloud_model="big", ledger=None)
-        with serving(daemon_app(Router(config, tiers(ScriptedLocal(), config)))) as url:
+        with serving(daemon_app(Router(config, tiers(ScriptedLocal(), config))), lifespan=True) as url:
             document = httpx.get(f"{url}/openapi.json").json()
             with requests.Session() as session:
                 yield Described(schemathesis.openapi.from_dict(document), url, session)
