@@ -193,9 +193,10 @@ class ResponseEvents:
 
     def _close_part(self, opened: _Open) -> None:
         whole = {_WHOLE[opened.kind]: "".join(opened.pieces)}
-        if opened.kind == "output_text":
-            whole = {**whole, "logprobs": opened.logprobs}
-        self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole)
+        extra: Item = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
+        if not opened.has_parts:
+            extra = {"name": opened.item["name"]}  # which clients of version 2 want
+        self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, **extra)
         if opened.has_parts:
             self._emit("response.content_part.done", **self._place(opened), part=opened.part)
             opened.item["content"].append(opened.part)

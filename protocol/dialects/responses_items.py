@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..http.foreign import objects_of
 
 Item = dict[str, Any]
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -39,14 +40,14 @@ def with_own_ids(items: Sequence[Item]) -> list[Item]:
 
 
 def _full(item: Item, param: str) -> Item:
-    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    kind = str(item.get("type") or ("message" if "role" in item else "item_reference"))
     if kind == "item_reference":
         if not isinstance(item.get("id"), str):
             raise _invalid(f"{param}.id", "a reference names an item")
         return {"type": kind, "id": item["id"]}
     if kind not in _PREFIXES:
         raise UnsupportedFeatureError(
-            f"{param}: items of the type {str(kind)[:100]!r} belong to tools of OpenAI's servers.", param=param
+            f"{param}: items of the type {kind[:100]!r} belong to tools of OpenAI's servers.", param=param
         )
     full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
@@ -69,9 +70,14 @@ def _parts(message: Item, param: str) -> list[Item]:
         if message["role"] == "assistant":
             return [{"type": "output_text", "text": content, "annotations": []}]
         return [{"type": "input_text", "text": content}]
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in cast("list[Any]", content)):
+    return _list_of_parts(content, param)
+
+
+def _list_of_parts(value: Any, param: str) -> list[Item]:
+    parts = objects_of(value)
+    if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
         raise _invalid(param, "it must be a string or a list of parts")
-    return cast("list[Item]", content)
+    return parts
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
@@ -117,16 +123,14 @@ def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, 
 
 def _reasoning(item: Item) -> str:
     """Text that an answer of ours has shown; of OpenAI's own items only OpenAI can make something."""
-    parts = cast("list[Item]", item.get("content") or [])
+    parts = objects_of(item.get("content"))
     return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "reasoning_text")
 
 
 def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:
     if isinstance(output, str):
         return output
-    if not isinstance(output, list):
-        raise _invalid(f"{param}.output", "it must be a string or a list of parts")
-    return _content(cast("list[Item]", output), f"{param}.output")
+    return _content(_list_of_parts(output, f"{param}.output"), f"{param}.output")
 
 
 def _content(parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..http.foreign import objects_of
 from .responses_items import Item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
@@ -180,7 +181,7 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
     if kind == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind == "allowed_tools":
-        named = [_tool_choice(each) for each in choice.get("tools") or ()]
+        named = [_tool_choice(each) for each in objects_of(choice.get("tools"))]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     raise UnsupportedFeatureError(
         f"tool_choice: {str(kind)[:100]!r} chooses a tool of OpenAI's servers. Use functions.", param="tool_choice"

@@ -19,6 +19,7 @@ log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
 MAX_BACKGROUND = 100  # responses at a time
+_ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -45,9 +46,10 @@ class BackgroundResponse:
         self.add(ResponseEvents(self.response, len(self.events)).fail(error))
 
     async def cancel(self) -> None:
-        """Stop it, and wait until it has stopped."""
+        """Stop it, unless it is complete and only being stored. Wait until that is done."""
         if self.task is not None:
-            self.task.cancel()
+            if not is_ended(self.response):
+                self.task.cancel()
             await asyncio.wait([self.task])
 
     async def follow(self, after: int) -> AsyncGenerator[bytes]:
@@ -65,7 +67,7 @@ class BackgroundResponse:
 
 
 class AnswerService:
-    """The store opens with the first call that needs it. `close()` ends what runs in the background."""
+    """The store opens with `start`, or the first call that needs it. `close()` ends what runs in the background."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -85,6 +87,11 @@ class AnswerService:
                 param=param,
             )
 
+    async def start(self) -> None:
+        """Open the store now, where there is one. Idempotent. Raises ConfigurationError."""
+        if self.enabled:
+            await self.use(lambda _: None)
+
     async def use(self, work: Callable[[AnswerStore], T]) -> T:
         """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
         return await asyncio.to_thread(self._use, work)
@@ -96,7 +103,7 @@ class AnswerService:
         except sqlite3.Error:
             log.exception("the answer %s cannot be stored", answer.id)
 
-    def start(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background. Raises OverloadedError."""
         if len(self._running) >= MAX_BACKGROUND:
             work.close()
@@ -116,10 +123,7 @@ class AnswerService:
         return found if found is not None and found.owner == owner else None
 
     async def close(self) -> None:
-        tasks = [running.task for running in self._running.values() if running.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(running.cancel() for running in list(self._running.values())))
         if self._store is not None:
             self._store.close()
 
@@ -131,3 +135,8 @@ class AnswerService:
             if self._store is None:
                 self._store = AnswerStore(path, days=self._config.store_days, most=self._config.store_answers)
         return work(self._store)
+
+
+def is_ended(response: dict[str, Any]) -> bool:
+    """Whether a response is as it stays."""
+    return response["status"] in _ENDED

@@ -11,10 +11,15 @@ from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
+from .batches.interactive import InteractiveRequests
+from .batches.run import Background
+from .batches.service import BatchService
 from .routes import (
+    batches,
     chat_completions,
     completions,
     embeddings,
+    files,
     health,
     messages,
     metrics,
@@ -39,6 +44,8 @@ ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     *embeddings.ROUTES,
     *passed_on.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
@@ -52,21 +59,30 @@ class Endpoints:
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
         self._answers = AnswerService(router.config)
+        self._interactive = InteractiveRequests()
+        self._batches = BatchService(router.config, Background(self._answer, self._interactive))
         self._routes = routes
 
     async def start(self) -> None:
         """Load everything now. Idempotent. Raises as `Router.start`."""
+        await self._answers.start()
         await self.router.start()
+        await self._batches.start()
 
     async def close(self) -> None:
         """End what is still streaming, and let go of everything. Idempotent."""
         try:
+            await self._batches.close()
             await self._answers.close()
         finally:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an error body of the route's API; only cancellation is raised."""
+        work = self._answer(request)
+        return await (self._interactive.counted(work) if request.method == "POST" else work)
+
+    async def _answer(self, request: WireRequest) -> WireResponse:
         began = time.monotonic()
         try:
             response = await self._dispatch(request)
@@ -84,7 +100,7 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                context = RequestContext(self.router, self._answers, request, parameters, self._routes)
+                context = RequestContext(self.router, self._answers, self._batches, request, parameters, self._routes)
                 return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)

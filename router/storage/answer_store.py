@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ _SCHEMA = (
       events TEXT NOT NULL, UNIQUE (owner, kind, id)
     ) STRICT""",
     "CREATE INDEX answers_created ON answers (created)",
+    "CREATE INDEX answers_in_order ON answers (owner, kind, position)",
 )
 
 
@@ -164,15 +165,19 @@ class AnswerStore:
         if not deleted.rowcount:
             raise missing(answer_id)
 
-    def item(self, owner: str, item_id: str) -> dict[str, Any]:
-        """An item of a response, or of what it answers. Raises NotFoundError."""
-        quoted = msgspec.json.encode(item_id).decode()
-        where = "owner = ? AND kind = 'response' AND (instr(body, ?) OR instr(input, ?))"
-        for answer in self._select(where, (owner, quoted, quoted), "ORDER BY position DESC LIMIT 1"):
-            for each in (*answer.body["output"], *answer.input):
-                if each.get("id") == item_id:
-                    return each
-        raise missing(item_id)
+    def items(self, owner: str, ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Items of responses, or of what they answer, by their ids. Raises NotFoundError for one that is nowhere."""
+        found: dict[str, dict[str, Any]] = {}
+        after, more = None, True
+        while more and len(found) < len(ids):
+            answers, more = self.page(owner, "response", Page(after=after, newest_first=True))
+            each = (item for answer in answers for item in (*answer.body["output"], *answer.input))
+            found |= {item["id"]: item for item in each if item["id"] in ids}
+            after = answers[-1].id if answers else None
+        for item_id in ids:
+            if item_id not in found:
+                raise missing(item_id)
+        return found
 
     def close(self) -> None:
         with self._lock:

@@ -25,14 +25,13 @@ from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ...request.caller import caller_of
 from ...responses import completion as answer
 from ...storage.answer_store import StoredAnswer
-from ..answers import BackgroundResponse
+from ..answers import BackgroundResponse, is_ended
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 from .route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
 
 _KIND = "response"
-_ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +84,21 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
     owner, previous = _owner(context), asked.previous_response_id
     if asked.input is None and previous is None:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
+    if previous is not None and context.answers.running(owner, previous) is not None:
+        raise InvalidRequestError(f"{previous} is still being made: wait for it.", param="previous_response_id")
     items: list[Item] = []
     try:
         if previous is not None:
             found = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
             items += [*found.input, *found.body["output"]]
-        for item in items_of(asked.input or []):
-            if item["type"] == "item_reference":
-                item = await _referred(context, owner, item["id"])  # noqa: PLW2901 - it stands for that item
-            items.append(item)
+        added = items_of(asked.input or [])
+        referred = {item["id"] for item in added if item["type"] == "item_reference"}
+        known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
+        items += [known.get(item["id"], item) for item in added]
     except NotFoundError as error:
         param = "previous_response_id" if previous is not None and not items else "input"
         raise NotFoundError(error.message, param=param, code=error.code) from error
     return with_own_ids(items)
-
-
-async def _referred(context: RequestContext, owner: str, item_id: str) -> Item:
-    return await context.answers.use(lambda store: store.item(owner, item_id))
 
 
 def _encoded(asked: ResponsesRequest, items: list[Item]) -> bytes:
@@ -112,7 +109,7 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
     """Whoever has seen the last event can retrieve the response."""
     async with aclosing(streamed_response(creation.response, payloads)) as steps:
         async for events, response in steps:
-            if response["status"] in _ENDED:
+            if is_ended(response):
                 await creation.keep()
             yield b"".join(events)
 
@@ -123,7 +120,7 @@ def _begin(creation: _Creation) -> WireResponse:
     running = BackgroundResponse(creation.owner, response, creation.items, streamed)
     response["status"] = "queued"
     queued = WireResponse.json(response)
-    creation.context.answers.start(running, _run(creation, running))
+    creation.context.answers.begin(running, _run(creation, running))
     return WireResponse(200, sse.HEADERS, running.follow(-1)) if streamed else queued
 
 
@@ -189,7 +186,7 @@ async def delete(context: RequestContext) -> WireResponse:
     running = _running(context)
     if running is not None:
         await running.cancel()
-    if running is None or running.response["status"] in _ENDED:
+    if running is None or is_ended(running.response):
         await context.answers.use(lambda store: store.delete(owner, _KIND, response_id))
     return WireResponse.json({"id": response_id, "object": "response", "deleted": True})
 
@@ -203,7 +200,7 @@ async def cancel(context: RequestContext) -> WireResponse:
         return WireResponse.json(found.body)
     await running.cancel()
     response = running.response
-    if response["status"] not in _ENDED:
+    if not is_ended(response):
         response["status"] = "cancelled"
         await context.answers.keep(_stored(running.owner, response, running.input, running.events))
     return WireResponse.json(response)

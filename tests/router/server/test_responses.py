@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,6 +190,40 @@ def test_how_an_answer_may_end(client: openai.OpenAI, cloud: FakeCloud) -> None:
         client.responses.create(model="cloud", input="hello", stream=True)
 
 
+def test_a_stream_that_is_left_stops_the_cloud(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "drip"
+    with client.responses.create(model="cloud", input="hello", stream=True) as stream:
+        assert next(iter(stream)).type == "response.created"
+    for _ in range(500):
+        if cloud.disconnects:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the cloud goes on")
+
+
+def test_the_async_client(config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(config: RouterConfig) -> Any:
+        return tiers(ScriptedLocal(), config, ScriptedGates())
+
+    async def go() -> None:
+        async with updraft.AsyncOpenAI(config=config, max_retries=0) as client:
+            made = await client.responses.create(model="local", input="hello")
+            assert (await client.responses.retrieve(made.id)).output_text == made.output_text == LOCAL_TEXT
+            stream = await client.responses.create(
+                model="cloud", input="more", previous_response_id=made.id, stream=True
+            )
+            assert [event.type async for event in stream][-1] == "response.completed"
+            assert [item.type async for item in client.responses.input_items.list(made.id)] == ["message"]
+            await client.responses.delete(made.id)
+            chat = await client.chat.completions.create(
+                model="local", messages=[{"role": "user", "content": "hello"}], store=True
+            )
+            assert [each.id async for each in client.chat.completions.list()] == [chat.id]
+
+    monkeypatch.setattr("updraft.router.router.load_tiers", load)
+    asyncio.run(go())
+
+
 def test_without_a_store_nothing_can_be_found(
     config: RouterConfig, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +307,13 @@ def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, cloud:
     client.responses.delete(doomed.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(doomed.id)
+
+
+def test_a_response_that_is_not_complete_is_not_gone_on_from(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "slow"
+    begun = client.responses.create(model="cloud", input="hello", background=True)
+    with pytest.raises(openai.BadRequestError, match="still being made"):
+        client.responses.create(model="local", input="go on", previous_response_id=begun.id)
 
 
 def test_a_background_response_may_fail(client: openai.OpenAI, cloud: FakeCloud) -> None:

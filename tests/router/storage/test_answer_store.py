@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_old_ones_and_too_many_are_gone(opened: Callable[..., AnswerStore]) -> N
         store.put(answer(number))
     assert [each.id for each in store.page("me", CHAT, Page())[0]] == ["id-3", "id-4", "id-5"]
     assert [each.id for each in opened(most=1).page("me", CHAT, Page())[0]] == ["id-5"]
+
+
+def test_items_are_found_in_any_response(opened: Callable[..., AnswerStore]) -> None:
+    store = opened()
+    for number in range(45):
+        body = {"output": [{"id": f"out-{number}"}]}
+        store.put(replace(answer(number, body=body, input=[{"id": f"in-{number}"}]), kind="response"))
+    wanted = {"out-0", "in-44", "in-20"}
+    assert set(store.items("me", wanted)) == wanted
+    for owner, item_id in (("me", "in-45"), ("other", "in-1")):
+        with pytest.raises(NotFoundError, match=item_id):
+            store.items(owner, {"in-44", item_id} if owner == "me" else {item_id})
 
 
 def test_the_file_is_the_users_alone_and_forgets(tmp_path: Path, opened: Callable[..., AnswerStore]) -> None:
