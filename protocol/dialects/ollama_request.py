@@ -150,10 +150,14 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, turn in enumerate(turns):
         param = f"messages[{index}]"
         message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, param)}
-        if turn.get("thinking"):
+        if isinstance(turn.get("thinking"), str):
             message["reasoning_content"] = turn["thinking"]
         if calls := turn.get("tool_calls"):
-            waiting = [_call(call, f"call_{index}_{number}", param) for number, call in enumerate(calls)]
+            if not isinstance(calls, list):
+                raise _invalid(f"{param}.tool_calls", "it must be a list")
+            waiting = [
+                _call(call, f"call_{index}_{number}", param) for number, call in enumerate(cast("list[Any]", calls))
+            ]
             message["tool_calls"] = list(waiting)
         if turn.get("role") == "tool":
             message["tool_call_id"] = _answered(turn, waiting, param)

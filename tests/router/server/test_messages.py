@@ -120,7 +120,7 @@ def test_a_prefill_goes_on_and_a_stop_sequence_is_named(client: anthropic.Anthro
     begun: Any = [*HELLO["messages"], {"role": "assistant", "content": "one two"}]
     message = client.messages.create(model="local", max_tokens=9, messages=begun, stop_sequences=["END"])
     assert local.calls[0][2] is True, "the last message is continued"
-    assert message.content[0].to_dict()["text"].split() == LOCAL_TEXT.split()[2:]
+    assert str(message.content[0].to_dict()["text"]).split() == LOCAL_TEXT.split()[2:]
 
 
 @pytest.mark.parametrize(
