@@ -23,7 +23,7 @@ _DELTAS = {
 }
 
 
-class MessageEvents:
+class AnthropicEvents:
     """Makes `message` of the chunks of a chat completion, and encoded events of what changes.
 
     `begin`, `read` each chunk, then `end`. Each gives the events to send. Only the last block is open.
@@ -145,7 +145,7 @@ class MessageEvents:
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
     """The message of a whole completion. Raises UpstreamError for a call whose arguments nobody could read."""
-    events = MessageEvents(request)
+    events = AnthropicEvents(request)
     events.read(completion)
     events.end()
     for block in events.message["content"]:
@@ -158,7 +158,7 @@ def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[
 
 async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """The events of a message, from the payloads of a chat's stream."""
-    events = MessageEvents(request)
+    events = AnthropicEvents(request)
     yield b"".join(events.begin())
     try:
         async for payload in payloads:

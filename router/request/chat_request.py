@@ -28,7 +28,7 @@ from .user_text import trim_user_turns
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Where the kinds of tools and formats of other servers may be of other types.
-_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs")
+_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema")
 
 RequestedTier = Literal["auto", "local", "cloud"]
 

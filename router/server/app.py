@@ -25,6 +25,7 @@ from ..factory import check_startable
 from ..router import Router
 from . import chat_socket
 from .endpoints import Endpoints
+from .page.assets import public_paths
 from .reload import Reload, follow_settings
 from .routes.files import MAX_UPLOAD, UPLOADS
 
@@ -80,7 +81,7 @@ def daemon_app(
             await endpoints.close()
 
     config = router.config
-    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
+    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, ("/health", *public_paths()))
     app = create_app("Updraft", access=access, max_upload_bytes={UPLOADS: MAX_UPLOAD}, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)

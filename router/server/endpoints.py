@@ -14,6 +14,7 @@ from .answers import AnswerService
 from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
+from .page import routes as page
 from .routes import (
     batches,
     chat_completions,
@@ -27,6 +28,7 @@ from .routes import (
     ollama,
     openapi,
     passed_on,
+    requests,
     responses,
     tokens,
 )
@@ -50,6 +52,8 @@ ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
     *metrics.ROUTES,
     *openapi.ROUTES,
+    *requests.ROUTES,
+    *page.ROUTES,
 )
 
 

@@ -111,7 +111,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "chat_socket endpoints reload", "routes", "answers batches"],
+    "router.server": ["app", "chat_socket endpoints reload", "page", "routes", "answers batches"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",

@@ -10,7 +10,7 @@ from completions import CALLS, JSON, REASONS, TEXTS, chunks_of, completion
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.dialects.chat_chunks import ChatChunks
-from updraft.protocol.dialects.messages_events import MessageEvents, whole_message
+from updraft.protocol.dialects.messages_events import AnthropicEvents, whole_message
 from updraft.protocol.dialects.messages_request import MessagesRequest, chat_body, read_messages_request
 from updraft.protocol.dialects.ollama_answers import OllamaAnswer
 from updraft.protocol.dialects.ollama_request import OllamaChat, read_ollama_request
@@ -28,7 +28,7 @@ def test_a_cut_answer_is_the_same_message(
 ) -> None:
     whole = completion(reasoning, content, calls, reason)
     expected = {**whole_message(ASKED, whole), "id": ""}
-    events = MessageEvents(ASKED)
+    events = AnthropicEvents(ASKED)
     made = [
         *events.begin(),
         *(event for chunk in chunks_of(whole, size) for event in events.read(chunk)),
