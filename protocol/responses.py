@@ -17,9 +17,9 @@ from .sampling import SamplingDefaults
 from .structured import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-#: Why an answer of finish reason "length" ended, where its request did not limit it: it came to the server's own bound
-#: (or the end of the context), or it repeated itself.
-StopReason = Literal["default_max_tokens", "repetition_detected"]
+#: Of an answer of finish reason "length" that its request did not limit: `default_max_tokens` (it came to the server's
+#: own bound, or the end of the context) or `repetition_detected`. Else the stop string that ended it, as vLLM tells it.
+StopReason = str
 MAX_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
 
 

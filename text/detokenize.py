@@ -36,17 +36,19 @@ class StopMatcher:
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
-        self._stopped = False
+        # The stop string that was met.
+        self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text safe to emit now, and whether a stop string was met (then nothing more will be emitted)."""
-        if self._stopped:
+        if self.matched is not None:
             return "", True
         text = self._held + text
         found = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            self._held, self.matched = "", text[start:end]
+            return text[:start], True
         held = self._possible_start(text)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False

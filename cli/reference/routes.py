@@ -33,6 +33,8 @@ _NODE = {
     "/v1/completions": "OpenAI's text completions: one prompt or up to 128, each as text or token ids",
     "/v1/responses": "OpenAI's Responses: created, and kept nowhere",
     "/v1/responses/input_tokens": "how many tokens the prompt of such a request has",
+    "/v1/messages": "Anthropic's Messages; the key may be in `x-api-key`",
+    "/v1/messages/count_tokens": "how many tokens the prompt of such a request has",
     "/v1/embeddings": "OpenAI's embeddings: one input or up to 2048, each as text or token ids",
     "/v1/models": "the model, with `max_model_len`: tokens of prompt and answer together",
     "/v1/models/{model}": "the same, of one model",

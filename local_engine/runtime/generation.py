@@ -45,7 +45,7 @@ class Event:
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
-    # Why an answer of reason "length" ended, where not by the request's own limit.
+    # Why an answer of reason "length" ended, where not by the request's own limit; else the stop string that ended it.
     stop_reason: StopReason | None = None
     # The state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
     hidden: Floats | None = None
@@ -153,7 +153,7 @@ class Generation:
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
             text, _ = self._emit(self._detokenizer.flush(), last=True)
-            return Event(LocalToken(token, text, signals), True, is_first, "stop")
+            return Event(LocalToken(token, text, signals), True, is_first, "stop", self._matcher.matched)
         self._answer.append(token)
         complete, cut = self._request.sampler.complete, self._cut()
         last = complete or cut is not None
@@ -161,11 +161,11 @@ class Generation:
         text, stopped = self._emit(text, last=last)
         top = row.top(self._request.params.logprobs or 0)
         if stopped or complete:
-            return Event(LocalToken(token, text, signals, top), False, is_first, "stop")
+            return Event(LocalToken(token, text, signals, top), False, is_first, "stop", self._matcher.matched)
         reason = None if cut is None else "length"
         return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
 
-    def _cut(self) -> StopReason | Literal[""] | None:
+    def _cut(self) -> StopReason | None:
         """Why the answer ends at its length; empty for the request's own limit, None where it goes on."""
         request, written = self._request, len(self._answer)
         if written == request.limit:

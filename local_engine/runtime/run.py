@@ -31,7 +31,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     entry per token of `token_ids`, and one more for the end-of-turn token if the model chose to end. That token is not
     in `token_ids`, and it is yielded only where held-back text has to go out with it.
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
-    `stop_reason`: why it is "length", where not by the request's own limit. `sampling`: what chooses the tokens.
+    `stop_reason`: why it is "length", where not by the request's own limit; else the stop string that ended it.
+    `sampling`: what chooses the tokens.
     `answer_hidden`: hidden state (hidden,) float32 after the final norm that the last token (or the end of turn) was
     chosen from; None before the end. One reader at a time.
     """

@@ -28,7 +28,7 @@ class Access:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use this server, beside those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # The bearer token that requests must carry. None: no key is asked for.
+    # The key that requests must carry, as a bearer token or as Anthropic's `x-api-key`. None: no key is asked for.
     api_key: str | None = field(default=None, repr=False)
     # These need none.
     public_paths: tuple[str, ...] = ("/health",)
@@ -65,7 +65,7 @@ class Access:
                     "if they should, set allowed_origins (--allowed-origin)."
                 )
         if self.api_key is not None and scope["path"] not in self.public_paths:
-            key = sent.get(b"authorization", [""])[0].removeprefix("Bearer ")
+            key = (sent.get(b"authorization") or sent.get(b"x-api-key") or [""])[0].removeprefix("Bearer ")
             if not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 

@@ -76,6 +76,18 @@ class Connection(H11Protocol):
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._wait()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        super().handle_websocket_upgrade(event)
+        self._limits.works(self)
+        protocol: Any = self.transport.get_protocol()
+        lost = protocol.connection_lost
+
+        def forget(exc: Exception | None) -> None:
+            self._limits.forget(self)
+            lost(exc)
+
+        protocol.connection_lost = forget  # it has taken over, and counts until it ends
+
     def on_response_complete(self) -> None:
         self._stop_waiting()  # uvicorn closes a connection on which nothing comes
         self._limits.rests(self)

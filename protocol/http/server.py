@@ -32,6 +32,7 @@ from .tls import TlsFiles, follow
 DRAIN_S = 10.0
 """Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
 
+WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # as long as the body of a request
 _LEAVE_S = 5.0  # from the end of the drain to that of the process
 _PARENT_POLL_S = 0.5
 
@@ -45,6 +46,7 @@ def serve(  # noqa: PLR0913
     drain_s: float = DRAIN_S,
     announces: bool = True,
     tls: TlsFiles | None = None,
+    websockets: bool = False,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
 
@@ -53,6 +55,7 @@ def serve(  # noqa: PLR0913
 
     Once connections are accepted, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file`
     and calls `on_ready` with it. `announces`: whether it says so at all, for several processes behind one port.
+    `websockets`: whether connections may become some.
     Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
@@ -74,7 +77,9 @@ def serve(  # noqa: PLR0913
     config = uvicorn.Config(
         plain,
         http=partial(Connection, limits=usual_limits()),  # type: ignore[arg-type]
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=WEBSOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # a few bytes could become many
         loop="asyncio",  # not uvloop wherever some other package has brought it (decision 044)
         log_config=None,
         access_log=False,

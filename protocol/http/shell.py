@@ -34,7 +34,7 @@ from ..errors import (
 from . import sse
 from .access import Access
 from .ids import new_id
-from .wire import WireRequest, WireResponse
+from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
 TENANT_HEADER = b"x-updraft-tenant"
@@ -151,8 +151,9 @@ def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> 
     return _StreamedResponse(response, route, request_id(request.scope), heartbeat_s)
 
 
-def error_response(error: UpdraftError) -> Response:
-    return send_json(error.to_body(), error.status, error.headers())
+def error_response(error: UpdraftError, path: str = "") -> Response:
+    """In the shape that the clients of `path` read."""
+    return send_json(error_body(error.to_body()["error"], path), error.status, error.headers())
 
 
 def send_json(payload: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -247,6 +248,9 @@ class _Shell:
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -281,6 +285,20 @@ class _Shell:
         finally:
             self._traffic.in_flight -= 1
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The same rules for a WebSocket: one that is refused gets an HTTP error for its handshake."""
+        try:
+            _check_framing(scope)
+            self._access.check(scope)
+            if self._traffic.draining:
+                raise OverloadedError("This server is draining to shut down: try again later.", code="draining")
+            await self._app(scope, receive, send)
+        except UpdraftError as error:
+            response = error_response(error)
+            start = {"status": response.status_code, "headers": response.raw_headers}
+            await send({"type": "websocket.http.response.start", **start})
+            await send({"type": "websocket.http.response.body", "body": response.body})
+
 
 def _check_framing(scope: Scope) -> None:
     """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
@@ -296,6 +314,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         headers = dict(scope["headers"])
+        self._path = scope["path"]
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or new_id("req")
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._announced = headers.get(b"content-length", b"")
@@ -331,7 +350,7 @@ class _Exchange:
         if self._started:
             _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
             return
-        response = error_response(error)
+        response = error_response(error, self._path)
         headers = response.raw_headers
         if not close and not isinstance(error, RequestTooLargeError):
             await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
@@ -359,7 +378,7 @@ def _usable_id(raw: bytes) -> str:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(_as_updraft_error(request, error))
+    response = error_response(_as_updraft_error(request, error), request.url.path)
     response.headers.update(error.headers or {})
     return response
 

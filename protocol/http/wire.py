@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import msgspec
 
 LONG_BODY = 2**16
 T = TypeVar("T")
+_MESSAGES, _OLLAMA = "/v1/messages", "/api/"
+_ANTHROPIC_TYPES = frozenset(
+    ("invalid_request_error", "authentication_error", "permission_error", "not_found_error", "rate_limit_error",
+     "timeout_error", "overloaded_error")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +57,25 @@ class WireResponse:
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
     """The result of `work`; for a long body it is computed in a thread, off the event loop."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()
+
+
+def error_body(error: dict[str, Any], path: str) -> dict[str, Any]:
+    """The body of an error of ours, as the clients that call `path` read it."""
+    if path.startswith(_MESSAGES):
+        return anthropic_error(error)
+    return {"error": error["message"]} if path.startswith(_OLLAMA) else {"error": error}
+
+
+def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAI error as Anthropic's clients read it; `param` and `code` stay."""
+    kind = error.get("type")
+    if error.get("code") in ("not_found", "model_not_found"):
+        kind = "not_found_error"
+    return {"type": "error", "error": {**error, "type": kind if kind in _ANTHROPIC_TYPES else "api_error"}}
+
+
+def with_error_of(response: WireResponse, path: str) -> WireResponse:
+    """The response; an error has the shape that the clients of `path` read."""
+    if response.status < 400 or not isinstance(response.body, bytes) or not path.startswith((_MESSAGES, _OLLAMA)):
+        return response
+    return replace(response, body=msgspec.json.encode(error_body(msgspec.json.decode(response.body)["error"], path)))

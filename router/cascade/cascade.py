@@ -376,7 +376,7 @@ class Cascade:
         """Gate 3 on the finished answer. One that is empty has nothing to judge, one that repeats itself no worth."""
         if not answer.text.strip():
             return GateDecision(3, escalate=True, reason="the local model gave an empty answer")
-        if answer.stop_reason == "repetition_detected":
+        if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
             return GateDecision(3, escalate=True, reason="the local answer repeated itself")
         decision = self.gates.after(self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):

@@ -21,8 +21,8 @@ DIGEST_HEADER = "x-updraft-key digest"
 
 
 def caller_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Caller:
-    """From the `Authorization` header and from OpenAI's `user` field."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    """From the `Authorization` header, or Anthropic's `x-api-key`, and from OpenAI's `user` field."""
+    scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
     user: Any = body.get("user")
     return Caller(
         key=_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""),

@@ -12,16 +12,18 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.shell import create_app, read_wire_request, send, upload_wire_request, while_connected
 from ...protocol.http.tls import TlsFiles, check_encrypted
-from ...protocol.http.wire import WireResponse
+from ...protocol.http.wire import WireRequest, WireResponse
 from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
+from . import chat_socket
 from .endpoints import Endpoints
 from .page.assets import public_paths
 from .reload import Reload, follow_settings
@@ -92,6 +94,13 @@ def daemon_app(
         events = response.headers.get("content-type", "").startswith("text/event-stream")
         return send(_stamped(response), request, config.heartbeat_s if events else 0.0)
 
+    @app.websocket(chat_socket.PATH)
+    async def _chats(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
+        template = WireRequest(
+            "POST", "/v1/chat/completions", dict(socket.headers), timeout_s=timeout_of(socket.headers)
+        )
+        await chat_socket.ChatSocket(socket, template, endpoints.handle, app.state.traffic).serve()
+
     return app
 
 
@@ -130,4 +139,4 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)
-    serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls)
+    serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls, websockets=True)

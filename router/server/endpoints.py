@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
-from ...protocol.http.wire import WireRequest, WireResponse
+from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
@@ -22,8 +22,10 @@ from .routes import (
     embeddings,
     files,
     health,
+    messages,
     metrics,
     models,
+    ollama,
     openapi,
     passed_on,
     requests,
@@ -40,6 +42,8 @@ ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
+    *messages.ROUTES,
+    *ollama.ROUTES,
     *embeddings.ROUTES,
     *passed_on.ROUTES,
     *files.ROUTES,
@@ -78,7 +82,7 @@ class Endpoints:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
-        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        """Answer one request. Every failure becomes an error body of the route's API; only cancellation is raised."""
         work = self._answer(request)
         return await (self._interactive.counted(work) if request.method == "POST" else work)
 
@@ -92,7 +96,7 @@ class Endpoints:
             log.exception("%s %s failed", request.method, request.path)
             response = answer.failure(answer.internal_error())
         spent = {"openai-processing-ms": str(int((time.monotonic() - began) * 1e3))}
-        return replace(response, headers={**response.headers, **spent})
+        return with_error_of(replace(response, headers={**response.headers, **spent}), request.path)
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/") or "/"

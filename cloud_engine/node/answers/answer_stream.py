@@ -216,6 +216,7 @@ class _Answer:
     def _finished(self, piece: Piece, reason: FinishReason, stats: RequestStats | None) -> Piece:
         self._release_scores(piece)
         piece.finish_reason = reason
+        piece.stop_reason = self._stop.matched or piece.stop_reason
         piece.usage = _usage(stats) if stats is not None else self._own_usage()
         return piece
 

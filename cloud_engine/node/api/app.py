@@ -50,6 +50,7 @@ from ..answers.latency import Latencies
 from ..answers.running_usage import Spent, TokenCounter
 from ..registration import Registration
 from .embeddings import embed
+from .messages import message_of, read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
 from .responses import read_stateless, translated
@@ -96,6 +97,8 @@ def create_node_app(
     app.add_route("/v1/completions", node.complete, methods=["POST"])
     app.add_route("/v1/responses", node.respond, methods=["POST"])
     app.add_route("/v1/responses/input_tokens", node.count_input, methods=["POST"])
+    app.add_route("/v1/messages", node.message, methods=["POST"])
+    app.add_route("/v1/messages/count_tokens", node.count_message, methods=["POST"])
     app.add_route("/v1/embeddings", node.embed, methods=["POST"])
     app.add_route("/tokenize", node.tokenize, methods=["POST"])
     app.add_route("/detokenize", node.detokenize, methods=["POST"])
@@ -136,10 +139,26 @@ class _Node:
 
     async def count_input(self, request: Request) -> Response:
         """What the prompt of a Responses request costs."""
-        body, tenant = await read_body(request), _tenant(request)
+        body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
-        job = await self._chat_job(asked.chat, tenant)
-        return send_json({"object": "response.input_tokens", "input_tokens": len(job.generations[0].prompt_ids)})
+        count = await self._count_prompt(asked.chat, _tenant(request))
+        return send_json({"object": "response.input_tokens", "input_tokens": count})
+
+    async def message(self, request: Request) -> Response:
+        """Anthropic's Messages: a chat in other words."""
+        body = await read_body(request)
+        asked, chat = await off_event_loop(body, lambda: read_message(body))
+        return send(message_of(asked, await self._answer(request, chat, self._chat_job)), request)
+
+    async def count_message(self, request: Request) -> Response:
+        """What the prompt of a Messages request costs."""
+        body = await read_body(request)
+        chat = await off_event_loop(body, lambda: read_count(body))
+        return send_json({"input_tokens": await self._count_prompt(chat, _tenant(request))})
+
+    async def _count_prompt(self, chat: bytes, tenant: str) -> int:
+        job = await self._chat_job(chat, tenant)
+        return len(job.generations[0].prompt_ids)
 
     async def _chat_job(self, body: bytes, tenant: str) -> PreparedRequest:
         return await asyncio.to_thread(self._jobs.chat, body, tenant)

@@ -29,6 +29,7 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+_OLLAMA_ERROR: dict[str, Any] = {"type": "object", "required": ["error"], "properties": {"error": _TEXT}}
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Updraft", "version": "1"},
         "paths": paths,
-        "components": {"schemas": {**components, "Error": _ERROR}},
+        "components": {"schemas": {**components, "Error": _ERROR, "OllamaError": _OLLAMA_ERROR}},
     }
 
 
@@ -53,7 +54,7 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
     if route.response_type is not None:
         answer = {"application/json": {"schema": schema_of[route.response_type]}}
     streamed: dict[str, Any] = {"text/event-stream": {}} if route.streams else {}
-    error = {"schema": {"$ref": _REF.format(name="Error")}}
+    error = {"schema": {"$ref": _REF.format(name="OllamaError" if route.path.startswith("/api/") else "Error")}}
     failure = {"description": "refused", "content": {"application/json": error}}
     operation: dict[str, Any] = {
         "summary": route.summary,

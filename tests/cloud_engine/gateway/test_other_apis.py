@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import gateway_keys
 import httpx
 import openai
@@ -173,7 +174,7 @@ def test_the_node_that_has_the_route_answers(setting: Setting) -> None:
     assert refused.json()["type"] == "error" and refused.json()["error"]["message"] == "Not Found"
 
 
-def test_our_own_nodes_have_responses_and_say_what_they_do_not_have(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
+def test_our_own_nodes_have_responses_and_messages(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", fake_node.url]
     gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
@@ -181,10 +182,18 @@ def test_our_own_nodes_have_responses_and_say_what_they_do_not_have(spawn: Any, 
         events = list(client.responses.create(model="echo", input="hello", max_output_tokens=4, stream=True))
     assert whole.output_text
     assert whole.output_text == events[-1].response.output_text  # pyright: ignore[reportAttributeAccessIssue]
-    for path in ("/v1/messages", "/v1/audio/speech"):
-        refused = httpx.post(f"{gateway.url}{path}", json={"model": "echo"})
-        assert refused.status_code == 404
-        assert refused.json()["error"].keys() >= {"message", "type", "param", "code"}
+    asked: Any = {"model": "echo", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as messages:
+        said = messages.messages.create(**asked)
+        with messages.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+        assert said.content[0].to_dict() == streamed.content[0].to_dict() == {"type": "text", "text": whole.output_text}
+        with pytest.raises(anthropic.BadRequestError) as wrong:
+            messages.messages.create(**{**asked, "max_tokens": 0})
+        assert wrong.value.type == "invalid_request_error"
+    refused = httpx.post(f"{gateway.url}/v1/audio/speech", json={"model": "echo"})
+    assert refused.status_code == 404
+    assert refused.json()["error"].keys() >= {"message", "type", "param", "code"}
 
 
 def test_audio_in_both_directions(setting: Setting) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 import updraft
 from openai.types.responses import Response, ResponseItemList
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from scripted_cloud import cloud_says, cloud_streams
 from serving import serving
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
@@ -79,21 +79,6 @@ def streamed(client: openai.OpenAI, **options: Any) -> list[Any]:
         type(event).model_validate(event.to_dict())
     assert [event.sequence_number for event in events] == list(range(len(events)))
     return events
-
-
-def cloud_says(cloud: FakeCloud, message: dict[str, Any], finish_reason: str = "stop") -> None:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
-    usage = {"prompt_tokens": 3, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 2}}
-    body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    cloud.says = (200, json.dumps(body).encode())
-
-
-def cloud_streams(cloud: FakeCloud, *deltas: dict[str, Any], finish_reason: str = "stop") -> None:
-    frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "finish_reason": finish_reason})
-    events = [b"data: " + json.dumps({**frame, "choices": [choice]}).encode() + b"\n\n" for choice in choices]
-    cloud.says = (200, b"".join(events) + b"data: [DONE]\n\n")
 
 
 def test_a_response_with_its_reason(client: openai.OpenAI) -> None:

@@ -1,0 +1,133 @@
+"""The content blocks of Anthropic's Messages API, and the messages of a chat that say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from ..errors import InvalidRequestError, UnsupportedFeatureError
+
+Block = dict[str, Any]
+
+
+def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> list[Block]:
+    """The conversation as chat messages. Raises InvalidRequestError or UnsupportedFeatureError."""
+    chat: list[Block] = []
+    if system:
+        chat.append({"role": "system", "content": _content(_blocks(system, "system"), "system")})
+    for index, message in enumerate(messages):
+        param = f"messages[{index}]"
+        role, blocks = message.get("role"), _blocks(message.get("content"), f"{param}.content")
+        if role == "assistant":
+            chat.append(_assistant(blocks, f"{param}.content"))
+        elif role == "user":
+            chat += _user(blocks, f"{param}.content")
+        elif role == "system":
+            chat.append({"role": role, "content": _content(blocks, f"{param}.content")})
+        else:
+            raise _invalid(f"{param}.role", "it must be user, assistant or system")
+    return chat
+
+
+def _blocks(content: Any, param: str) -> list[Block]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in cast("list[Any]", content)):
+        raise _invalid(param, "it must be a string or a list of content blocks")
+    return cast("list[Block]", content)
+
+
+def _user(blocks: list[Block], param: str) -> list[Block]:
+    """The results of tools are messages of their own, before the rest."""
+    results = [_result(block, f"{param}[{index}]") for index, block in enumerate(blocks) if _is_result(block)]
+    rest = [block for block in blocks if not _is_result(block)]
+    return [*results, {"role": "user", "content": _content(rest, param)}] if rest or not results else results
+
+
+def _is_result(block: Block) -> bool:
+    return block.get("type") == "tool_result"
+
+
+def _result(block: Block, param: str) -> Block:
+    """Chats have no mark for a tool that failed: the text says so."""
+    content = _content(_blocks(block.get("content") or "", f"{param}.content"), f"{param}.content")
+    if block.get("is_error") is True:
+        content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
+    return {"role": "tool", "tool_call_id": _text(block, "tool_use_id", param), "content": content}
+
+
+def _assistant(blocks: list[Block], param: str) -> Block:
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    calls: list[Block] = []
+    for index, block in enumerate(blocks):
+        kind, place = block.get("type"), f"{param}[{index}]"
+        if kind in texts:
+            texts[kind].append(_text(block, kind, place))
+        elif kind == "tool_use":
+            calls.append(_call(block, place))
+        elif kind != "redacted_thinking":  # of which only Anthropic can make something
+            raise _foreign(kind, place)
+    said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
+    if texts["thinking"]:
+        said["reasoning_content"] = "".join(texts["thinking"])
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def _call(block: Block, param: str) -> Block:
+    if not isinstance(block.get("input"), dict):
+        raise _invalid(f"{param}.input", "it must be an object")
+    function = {"name": _text(block, "name", param), "arguments": msgspec.json.encode(block["input"]).decode()}
+    return {"id": _text(block, "id", param), "type": "function", "function": function}
+
+
+def _content(blocks: Sequence[Block], param: str) -> str | list[Block]:
+    """A single text is a plain string, which every server takes."""
+    parts = [_part(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return parts or ""
+
+
+def _part(block: Block, param: str) -> Block:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": kind, "text": _text(block, "text", param)}
+    given: Any = block.get("source")
+    source = cast("Block", given) if isinstance(given, dict) else {}
+    shape = (kind, source.get("type"))
+    if shape == ("image", "url"):
+        return {"type": "image_url", "image_url": {"url": _text(source, "url", f"{param}.source")}}
+    if shape == ("image", "base64"):
+        return {"type": "image_url", "image_url": {"url": _data_url(source, f"{param}.source")}}
+    if shape == ("document", "text"):
+        heading = [text for text in (block.get("title"), block.get("context")) if isinstance(text, str)]
+        return {"type": "text", "text": "\n".join([*heading, _text(source, "data", f"{param}.source")])}
+    if shape == ("document", "base64"):
+        name = block.get("title") or "document.pdf"
+        return {"type": "file", "file": {"filename": name, "file_data": _data_url(source, f"{param}.source")}}
+    raise _foreign(kind, param)
+
+
+def _data_url(source: Block, param: str) -> str:
+    return f"data:{_text(source, 'media_type', param)};base64,{_text(source, 'data', param)}"
+
+
+def _text(block: Block, name: str, param: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise _invalid(f"{param}.{name}", "it must be a string")
+    return value
+
+
+def _foreign(kind: Any, param: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"{param}: a block of the type {str(kind)[:100]!r} cannot be passed on like this. Send texts, images and "
+        "documents as data, tool uses and their results.",
+        param=param,
+    )
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

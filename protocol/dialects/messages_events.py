@@ -1,0 +1,209 @@
+"""The answer of a chat, whole or in chunks, as a message of Anthropic's API and as the events of its stream."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
+
+import msgspec
+
+from ..errors import UpstreamError
+from ..http.foreign import json_of, object_of, objects_of
+from ..http.wire import anthropic_error
+from .messages_request import MessagesRequest
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+#: How a block of each kind begins, and the delta that it grows by: the delta's type and the name of its text.
+_BEGUN: dict[str, dict[str, Any]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+
+
+class AnthropicEvents:
+    """Makes `message` of the chunks of a chat completion, and encoded events of what changes.
+
+    `begin`, `read` each chunk, then `end`. Each gives the events to send. Only the last block is open.
+    """
+
+    def __init__(self, request: MessagesRequest) -> None:
+        self.message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage({}),
+        }
+        self._stop_sequences = request.stop_sequences
+        self._events: list[bytes] = []
+        self._texts: list[str] = []  # of the open block
+        self._open: dict[str, Any] | None = None
+        self._call: int | None = None  # the open block is that call's
+        self._calls: set[int] = set()
+        self._refused = False
+        self._finish_reason: str | None = None
+
+    def begin(self) -> list[bytes]:
+        self._emit("message_start", message=self.message)
+        self._emit("ping")
+        return self._taken()
+
+    def read(self, chunk: dict[str, Any]) -> list[bytes]:
+        """`chunk`: one of a stream, or a whole completion. Raises UpstreamError for calls that are written at once."""
+        self.message["model"] = chunk.get("model") or self.message["model"]
+        if chunk.get("updraft") is not None:
+            self.message["updraft"] = chunk["updraft"]
+        if usage := object_of(chunk.get("usage")):
+            self.message["usage"] = _usage(usage)
+        for choice in objects_of(chunk.get("choices")):
+            if choice.get("index") in (0, None):
+                self._read_choice(choice)
+        return self._taken()
+
+    def _read_choice(self, choice: dict[str, Any]) -> None:
+        delta = object_of(choice.get("delta") or choice.get("message"))
+        self._say("thinking", _text(delta.get("reasoning_content") or delta.get("reasoning")))
+        self._say("text", _text(delta.get("content")))
+        if refusal := _text(delta.get("refusal")):
+            self._refused = True
+            self._say("text", refusal)
+        for number, call in enumerate(objects_of(delta.get("tool_calls"))):
+            self._add_to_call(call["index"] if isinstance(call.get("index"), int) else number, call)
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        stopped_by: Any = choice.get("stop_reason")
+        if stopped_by in self._stop_sequences:
+            self.message["stop_sequence"] = stopped_by
+
+    def end(self) -> list[bytes]:
+        """The chat is over. Raises UpstreamError where it has no end."""
+        if self._finish_reason is None:
+            raise UpstreamError("The answer ended without a finish reason.")
+        self._close()
+        message = self.message
+        reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
+        if self._finish_reason == "stop" and message["stop_sequence"] is not None:
+            reason = "stop_sequence"
+        message["stop_reason"] = "refusal" if self._refused else reason
+        told = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        ours = {"updraft": message["updraft"]} if "updraft" in message else {}
+        self._emit("message_delta", delta=told, usage=message["usage"], **ours)
+        self._emit("message_stop")
+        return self._taken()
+
+    def _say(self, kind: str, text: str) -> None:
+        if not text:
+            return
+        if self._open is None or self._open["type"] != kind:
+            self._begin_block({"type": kind, **_BEGUN[kind]})
+        self._grow(text)
+
+    def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
+        function = object_of(call.get("function"))
+        if index != self._call:
+            if index in self._calls:
+                raise UpstreamError("The model wrote two tool calls at once, which this API cannot tell.")
+            call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
+            self._begin_block({"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}})
+            self._call = index
+            self._calls.add(index)
+        if text := _text(function.get("arguments")):
+            self._grow(text)
+
+    def _begin_block(self, block: dict[str, Any]) -> None:
+        self._close()
+        self._open = block
+        self._emit("content_block_start", index=len(self.message["content"]), content_block=block)
+
+    def _grow(self, text: str) -> None:
+        assert self._open is not None, "a block was begun"
+        kind, name = _DELTAS[self._open["type"]]
+        self._texts.append(text)
+        self._emit("content_block_delta", index=len(self.message["content"]), delta={"type": kind, name: text})
+
+    def _close(self) -> None:
+        block, text = self._open, "".join(self._texts)
+        if block is None:
+            return
+        self._emit("content_block_stop", index=len(self.message["content"]))
+        block |= {"input": _arguments(text)} if block["type"] == "tool_use" else {block["type"]: text}
+        self.message["content"].append(block)
+        self._open, self._call, self._texts = None, None, []
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._events.append(_framed({"type": kind, **fields}))
+
+    def _taken(self) -> list[bytes]:
+        events, self._events = self._events, []
+        return events
+
+
+def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
+    """The message of a whole completion. Raises UpstreamError for a call whose arguments nobody could read."""
+    events = AnthropicEvents(request)
+    events.read(completion)
+    events.end()
+    for block in events.message["content"]:
+        if block["type"] == "tool_use" and block["input"] is None:
+            if events.message["stop_reason"] != "max_tokens":
+                raise UpstreamError(f"The model called {block['name']!r} with arguments that are no JSON object.")
+            block["input"] = {}  # it was cut within the call
+    return events.message
+
+
+async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The events of a message, from the payloads of a chat's stream."""
+    events = AnthropicEvents(request)
+    yield b"".join(events.begin())
+    try:
+        async for payload in payloads:
+            chunk = object_of(json_of(payload))
+            if error := object_of(chunk.get("error")):
+                yield _framed(anthropic_error(error))
+                return
+            if made := events.read(chunk):
+                yield b"".join(made)
+        yield b"".join(events.end())
+    except UpstreamError as error:
+        yield _framed(anthropic_error(error.to_body()["error"]))
+
+
+def _framed(event: dict[str, Any]) -> bytes:
+    """One event as Anthropic sends it."""
+    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """What a tool is called with; None where the text is no JSON object."""
+    try:
+        found: Any = json_of(text.encode()) if text.strip() else {}
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _usage(counted: dict[str, Any]) -> dict[str, int]:
+    """Input tokens are those that were not in the cache."""
+    read, written = _count(counted, "prompt_tokens"), _count(counted, "completion_tokens")
+    cached = min(_count(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
+    return {
+        "input_tokens": read - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": written,
+    }
+
+
+def _count(counts: dict[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _text(value: Any) -> str:
+    """A text, or the texts of parts."""
+    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

@@ -1,0 +1,174 @@
+"""Anthropic's Messages requests: decoded, checked, and translated to chat requests.
+
+A field that a chat request has no word for is refused by name. Hints that change no answer (`cache_control`) are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+
+from ..decoding import convert, prepare_types, unsupported
+from ..errors import InvalidRequestError, UnsupportedFeatureError
+from .messages_blocks import Block, messages_of
+
+#: Fields that chat requests have under the same name.
+_SAME = ("model", "temperature", "top_p", "top_k", "updraft")
+_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_LEAST_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # tokens of thinking
+
+
+class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
+class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    effort: str | None = None
+    # `{"type": "json_schema", "schema": ...}`
+    format: dict[str, Any] | None = None
+
+
+class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/messages`."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] = msgspec.field(default_factory=list[str])
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
+    tool_choice: MessagesToolChoice | None = None
+    metadata: MessageMetadata | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # A hint: what is cached is the server's own affair.
+    cache_control: dict[str, Any] | None = None
+    # The router's own options.
+    updraft: dict[str, Any] | None = None
+
+
+prepare_types(MessagesRequest)
+
+
+def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
+    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, MessagesRequest)
+    # As they were sent: a null within a tool's arguments or schema means something.
+    request.messages, request.tools = fields["messages"], fields.get("tools") or []
+    if request.max_tokens < 1:
+        raise _invalid("max_tokens", f"it must be at least 1, got {request.max_tokens}")
+    if not request.messages:
+        raise _invalid("messages", "it must hold at least one message")
+    return request
+
+
+def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:
+    """`POST /v1/messages/count_tokens`: the same without an answer. Raises as `read_messages_request`."""
+    return read_messages_request({**fields, "max_tokens": 1, "stream": False})
+
+
+def chat_body(request: MessagesRequest) -> dict[str, Any]:
+    """The chat request that asks the same. Raises InvalidRequestError or UnsupportedFeatureError."""
+    given = {name: getattr(request, name) for name in _SAME}
+    body = {name: value for name, value in given.items() if value is not None}
+    body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
+    last: Block = body["messages"][-1]
+    if last["role"] == "assistant" and "tool_calls" not in last:  # the answer goes on with it
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
+    if request.stop_sequences:
+        body["stop"] = request.stop_sequences
+    if request.metadata is not None and request.metadata.user_id is not None:
+        body["user"] = request.metadata.user_id
+    if request.service_tier == "standard_only":
+        body["service_tier"] = "default"
+    if (effort := _effort(request)) is not None:
+        body["reasoning_effort"] = effort
+    if request.output_config is not None and request.output_config.format is not None:
+        body["response_format"] = _response_format(request.output_config.format)
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body | _tools(request)
+
+
+def _tools(request: MessagesRequest) -> dict[str, Any]:
+    choice = request.tool_choice
+    if not request.tools:
+        if choice is not None and choice.type in ("any", "tool"):
+            raise _invalid("tool_choice", "there are no tools to choose from: give tools")
+        return {}
+    fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]}
+    if choice is None:
+        return fields
+    if (choice.type == "tool") != (choice.name is not None):
+        raise _invalid("tool_choice.name", 'a name goes with the type "tool", and only with that')
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: Any, param: str) -> dict[str, Any]:
+    fields = cast("Block", tool)
+    kind = fields.get("type") or "custom"
+    if kind != "custom":
+        raise UnsupportedFeatureError(
+            f"{param}: tools of the type {str(kind)[:100]!r} are Anthropic's own. Describe yours with input_schema.",
+            param=param,
+        )
+    for name in fields:
+        if name not in _TOOL_FIELDS:
+            raise unsupported(f"{param}.{name[:100]}")
+    if not isinstance(fields.get("name"), str) or not isinstance(fields.get("input_schema"), dict):
+        raise _invalid(param, "a tool has a name and an input_schema")
+    function = {"name": fields["name"], "description": fields.get("description"), "parameters": fields["input_schema"]}
+    function["strict"] = fields.get("strict")
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _effort(request: MessagesRequest) -> str | None:
+    """A budget has no word in a chat: it becomes an effort."""
+    wanted = None if request.output_config is None else request.output_config.effort
+    thinking = request.thinking
+    if thinking is None:
+        return wanted
+    if thinking.display not in (None, "summarized"):
+        raise UnsupportedFeatureError("thinking.display: thinking is shown as it is.", param="thinking.display")
+    budget = thinking.budget_tokens
+    if (thinking.type == "enabled") != (budget is not None):
+        raise _invalid("thinking.budget_tokens", 'it goes with the type "enabled", and only with that')
+    if budget is None:
+        return wanted
+    if not _LEAST_BUDGET <= budget < request.max_tokens:
+        raise _invalid("thinking.budget_tokens", f"it must be at least {_LEAST_BUDGET} and below max_tokens")
+    return wanted or ("low" if budget < _MEDIUM_BUDGET else "medium" if budget < _HIGH_BUDGET else "high")
+
+
+def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
+    if wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}:
+        raise _invalid("output_config.format", 'it must be {"type": "json_schema", "schema": ...}')
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -1,0 +1,161 @@
+"""The answer of a chat, whole or in chunks, as Ollama tells it: one object, or one a line."""
+
+from __future__ import annotations
+
+import struct
+import time
+from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ..errors import UpstreamError
+from ..http.foreign import json_of, object_of, objects_of
+from .chat_chunks import ChatChunks
+from .ollama_request import OllamaChat, OllamaGenerate
+
+CONTENT_TYPE = "application/x-ndjson"
+
+
+@dataclass(slots=True)
+class OllamaAnswer:
+    """An answer, from the time when it was asked for."""
+
+    request: OllamaChat | OllamaGenerate
+    # Nanoseconds, by `time.perf_counter_ns`.
+    started: int = field(default_factory=time.perf_counter_ns)
+    # When the first text came; None: it came with the rest.
+    first: int | None = None
+
+    def part(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """A piece of the answer."""
+        thought = {"thinking": thinking} if thinking else {}
+        if isinstance(self.request, OllamaGenerate):
+            said: dict[str, Any] = {"response": text, **thought}
+        else:
+            called = {"tool_calls": calls} if calls else {}
+            said = {"message": {"role": "assistant", "content": text, **thought, **called}}
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self.request.model, "created_at": now, **said, "done": False}
+
+    def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """What a chunk of a stream says; None for nothing. Calls come whole, at the end."""
+        for choice in objects_of(chunk.get("choices")):
+            delta = object_of(choice.get("delta"))
+            text, thinking = _said(delta)
+            if choice.get("index") in (0, None) and (text or thinking):
+                self.first = self.first or time.perf_counter_ns()
+                return self.part(text, thinking)
+        return None
+
+    def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """All of an answer. Raises UpstreamError."""
+        message = _message(completion)
+        return self._ended(self.part(*_said(message), _calls(message)), completion)
+
+    def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
+        """The last lines of a stream whose chunks make `completion`. Raises UpstreamError."""
+        calls = _calls(_message(completion))
+        return [*([self.part("", calls=calls)] if calls else []), self._ended(self.part(""), completion)]
+
+    def loaded(self) -> dict[str, Any]:
+        """Nothing was asked."""
+        return {**self.part(""), "done": True, "done_reason": "load"}
+
+    def _ended(self, part: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
+        """The time until the first text is that of the prompt."""
+        now, usage = time.perf_counter_ns(), object_of(completion.get("usage"))
+        first = self.first or self.started
+        cut = completion["choices"][0]["finish_reason"] == "length"
+        ended = {
+            **part,
+            "done": True,
+            "done_reason": "length" if cut else "stop",
+            "total_duration": now - self.started,
+            "load_duration": 0,
+            "prompt_eval_count": usage.get("prompt_tokens") or 0,
+            "prompt_eval_duration": first - self.started,
+            "eval_count": usage.get("completion_tokens") or 0,
+            "eval_duration": now - first,
+        }
+        return {**ended, "updraft": completion["updraft"]} if "updraft" in completion else ended
+
+
+async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The lines of an answer, from the payloads of a chat's stream."""
+    chunks = ChatChunks()
+    try:
+        async for payload in payloads:
+            chunk = object_of(json_of(payload))
+            if error := object_of(chunk.get("error")):
+                yield _line({"error": str(error.get("message"))})
+                return
+            chunks.read(chunk)
+            if (part := answer.delta(chunk)) is not None:
+                yield _line(part)
+        for part in answer.ends(chunks.whole()):
+            yield _line(part)
+    except UpstreamError as error:
+        yield _line({"error": error.message})
+
+
+def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str, Any]:
+    """An OpenAI list of embeddings, as Ollama tells it."""
+    return {
+        "model": model,
+        "embeddings": [_vector(entry["embedding"]) for entry in vectors["data"]],
+        "total_duration": time.perf_counter_ns() - started,
+        "load_duration": 0,
+        "prompt_eval_count": object_of(vectors.get("usage")).get("prompt_tokens") or 0,
+    }
+
+
+def _vector(sent: list[float] | str) -> list[float]:
+    """Numbers: some clouds send Base64 in any case."""
+    if isinstance(sent, list):
+        return sent
+    raw = b64decode(sent)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def _line(part: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(part) + b"\n"
+
+
+def _message(completion: dict[str, Any]) -> dict[str, Any]:
+    choices = objects_of(completion.get("choices"))
+    if not choices or choices[0].get("finish_reason") is None:
+        raise UpstreamError("The answer ended without a finish reason.")
+    return object_of(choices[0].get("message"))
+
+
+def _said(message: dict[str, Any]) -> tuple[str, str]:
+    """The text, and the thinking."""
+    thinking = message.get("reasoning_content") or message.get("reasoning") or ""
+    return _text(message.get("content")) + _text(message.get("refusal")), _text(thinking)
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        _call(object_of(call.get("function")), index)
+        for index, call in enumerate(objects_of(message.get("tool_calls")))
+    ]
+
+
+def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
+    """Arguments are an object here. Raises UpstreamError where they are none."""
+    text: str = function.get("arguments") or "{}"
+    try:
+        arguments = json_of(text.encode())
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are no JSON object.")
+    return {"function": {"index": index, "name": function.get("name"), "arguments": arguments}}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

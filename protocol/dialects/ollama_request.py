@@ -1,0 +1,210 @@
+"""Ollama's requests: decoded, checked, and translated to chat requests.
+
+A field or an option that a chat request has no word for is refused by name. `keep_alive` is taken as the hint that it
+is: when a model leaves the memory is a setting of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from ..decoding import convert, prepare_types, unsupported
+from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..http.foreign import object_of
+
+#: Options, and the fields of a chat request that say the same.
+_OPTIONS = {
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_completion_tokens",
+    **{
+        name: name
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
+                     "frequency_penalty")
+    },
+}  # fmt: skip
+_AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
+#: How pictures begin, in Base64.
+_PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
+_UNBOUNDED = (-1, -2)  # of `num_predict`
+R = TypeVar("R", bound="_Asked")
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of both kinds of requests."""
+
+    model: str
+    stream: bool = True
+    # "json", or a JSON schema.
+    format: str | dict[str, Any] = ""
+    options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    keep_alive: str | float | None = None
+    # "low", "medium" and "high" are efforts.
+    think: bool | str | None = None
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation, in Ollama's messages. Empty: the model is only to be loaded."""
+        raise NotImplementedError
+
+
+class OllamaChat(_Asked, kw_only=True):
+    """`POST /api/chat`."""
+
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        return self.messages
+
+
+class OllamaGenerate(_Asked, kw_only=True):
+    """`POST /api/generate`: a chat of one turn."""
+
+    prompt: str = ""
+    system: str = ""
+    images: list[str] = msgspec.field(default_factory=list[str])
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        if not self.prompt:
+            return []
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt, "images": self.images}]
+
+
+class OllamaEmbed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /api/embed`."""
+
+    model: str
+    input: str | list[str]
+    dimensions: int | None = None
+    keep_alive: str | float | None = None
+
+
+class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /api/show`."""
+
+    model: str
+    verbose: bool = False
+
+
+prepare_types(OllamaChat, OllamaGenerate, OllamaEmbed, OllamaShow)
+
+
+def model_name(name: str) -> str:
+    """Ollama's clients add a tag where there is none."""
+    return name.removesuffix(":latest")
+
+
+def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
+    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, kind)
+    if isinstance(request, OllamaChat):
+        # As they were sent: a null within a tool's arguments or schema means something.
+        request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
+    return request
+
+
+def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
+    """The chat request that asks the same. Raises InvalidRequestError or UnsupportedFeatureError."""
+    body: dict[str, Any] = {"model": model_name(request.model), "messages": _messages(request.turns)}
+    body |= dict(_option(name, value) for name, value in request.options.items() if value is not None)
+    if body.get("max_completion_tokens") in _UNBOUNDED:
+        del body["max_completion_tokens"]
+    if isinstance(request, OllamaChat) and request.tools:
+        body["tools"] = request.tools
+    if isinstance(request.think, str):
+        body["reasoning_effort"] = request.think
+    elif request.think is False:
+        body["reasoning_effort"] = "none"
+    if isinstance(request.format, dict):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
+    elif request.format == "json":
+        body["response_format"] = {"type": "json_object"}
+    elif request.format:
+        raise _invalid("format", 'it must be "json" or a JSON schema')
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def _option(name: str, value: Any) -> tuple[str, Any]:
+    if name in _AT_LOADING:
+        raise UnsupportedFeatureError(
+            f"options.{name} is chosen where the model is loaded, in this server's settings: leave it out.",
+            param=f"options.{name}",
+        )
+    if name not in _OPTIONS:
+        raise unsupported(f"options.{name[:100]}")
+    return _OPTIONS[name], value
+
+
+def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls have no ids in Ollama's messages: results belong to them by the tool's name, else by their order."""
+    messages: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []  # calls without a result
+    for index, turn in enumerate(turns):
+        param = f"messages[{index}]"
+        message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, param)}
+        if isinstance(turn.get("thinking"), str):
+            message["reasoning_content"] = turn["thinking"]
+        if calls := turn.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise _invalid(f"{param}.tool_calls", "it must be a list")
+            waiting = [
+                _call(call, f"call_{index}_{number}", param) for number, call in enumerate(cast("list[Any]", calls))
+            ]
+            message["tool_calls"] = list(waiting)
+        if turn.get("role") == "tool":
+            message["tool_call_id"] = _answered(turn, waiting, param)
+        messages.append(message)
+    return messages
+
+
+def _call(given: Any, call_id: str, param: str) -> dict[str, Any]:
+    call = object_of(given)
+    function = object_of(call.get("function"))
+    name, arguments = function.get("name"), function.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise _invalid(f"{param}.tool_calls", "each call has a function with a name and an object of arguments")
+    called = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
+    return {"id": call.get("id") or call_id, "type": "function", "function": called}
+
+
+def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -> str:
+    """The id of the call that a tool's turn answers, which waits no longer."""
+    call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
+    wanted = [call for call in waiting if call["id"] == call_id or call["function"]["name"] == name] or waiting
+    if not wanted:
+        raise _invalid(param, "the tool's result answers no call of an assistant before it")
+    waiting.remove(wanted[0])
+    return wanted[0]["id"]
+
+
+def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:
+    text: Any = turn.get("content") or ""
+    pictures: Any = turn.get("images") or []
+    if not isinstance(text, str) or not isinstance(pictures, list):
+        raise _invalid(param, "content must be a string, and images a list")
+    if not pictures:
+        return text
+    shown = [
+        {"type": "image_url", "image_url": {"url": _data_url(picture, f"{param}.images[{index}]")}}
+        for index, picture in enumerate(cast("list[Any]", pictures))
+    ]
+    return [{"type": "text", "text": text}, *shown]
+
+
+def _data_url(picture: Any, param: str) -> str:
+    for beginning, media_type in _PICTURES.items():
+        if isinstance(picture, str) and picture.startswith(beginning):
+            return f"data:{media_type};base64,{picture}"
+    raise _invalid(param, "it must be a PNG, JPEG, GIF or WebP in Base64")
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -1,0 +1,51 @@
+"""`/v1/messages`: the cascade, in the words of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from ....protocol.decoding import read_object
+from ....protocol.dialects.bodies import TranslatedBody
+from ....protocol.dialects.messages_events import streamed_message, whole_message
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
+from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from .route import RequestContext, Route
+from .tokens import input_tokens
+
+
+async def create(context: RequestContext) -> WireResponse:
+    request = context.request
+    asked, chat = await off_event_loop(request.body, lambda: _read(request))
+    made = await context.router.chat(chat)
+    if made.status != 200:
+        return made
+    if isinstance(made.body, bytes):
+        return WireResponse.json(whole_message(asked, msgspec.json.decode(made.body)), headers=made.headers)
+    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads)))
+
+
+async def count_tokens(context: RequestContext) -> WireResponse:
+    """By the tokenizer of the device's model, as `tokens.input_tokens`: a cloud may count otherwise."""
+    request = context.request
+    body = await off_event_loop(
+        request.body, lambda: msgspec.json.encode(chat_body(read_count_request(read_object(request.body))))
+    )
+    counted = await input_tokens(replace(context, request=replace(request, body=body)))
+    if not isinstance(counted.body, bytes) or counted.status != 200:
+        return counted
+    return WireResponse.json({"input_tokens": msgspec.json.decode(counted.body)["input_tokens"]})
+
+
+def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
+    """What is asked, and the same as a chat, which has none of Anthropic's headers."""
+    asked = read_messages_request(read_object(request.body))
+    headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
+    return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers)
+
+
+ROUTES = (
+    Route("POST", "/v1/messages", create, "routed, in Anthropic's Messages API", MessagesRequest, streams=True),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "how many tokens of the model on the device it takes"),
+)  # fmt: skip
