@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -18,24 +19,31 @@ from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
 from ..cloud_engine.planning.step_time import StepContent, StepTimeModel, fit
 from ..cloud_engine.planning.trace import PlannedRequest
-from .driving import GREEDY, add, engine_config
+from .driving import GREEDY, engine_config
 from .workload import Workload, WorkloadRequest, draw
 
 #: Shares of the highest throughput at which requests come.
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
-_ROUNDS = 3  # of each batch size
+_ROUNDS = 3
 _QUANTILES = {"p50": 50, "p99": 99}
 
 
 class _Recording(Engine):
-    """An engine that keeps what its steps computed, and what they took by the `clock`."""
+    """An engine that keeps what its steps computed, and what they took by the `clock`, from the end of the one before:
+    taking requests in counts, too.
+    """
 
     def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
         super().__init__(ServedModel(model), config)
         self.clock = clock
         self.steps: list[tuple[StepContent, float]] = []
         self._content: StepContent | None = None
+        self._ended = clock()
+
+    def take(self, number: int, work: WorkloadRequest) -> None:
+        wanted = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
+        self.add_request(GenerationRequest(str(number), work.prompt, wanted))
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
         self._content = StepContent.of(batch)
@@ -43,56 +51,72 @@ class _Recording(Engine):
 
     def timed_step(self) -> list[str]:
         """Whose tokens came out."""
-        started = self.clock()
-        outputs = self.step()
+        came = [output.request_id for output in self.step()]
+        started, self._ended = self._ended, self.clock()
         if self._content is not None:
-            self.steps.append((self._content, self.clock() - started))
-        return [output.request_id for output in outputs]
+            self.steps.append((self._content, self._ended - started))
+        return came
 
 
-def measured_step_time(
+def measured_steps(
     model: Decoder, running: int, workload: Workload, clock: Clock = time.perf_counter
-) -> StepTimeModel:
-    """From batches of every size, with prompts and answers of the workload."""
+) -> list[tuple[StepContent, float]]:
+    """Batches of every size, with prompts and answers of the workload: where one ends, another comes."""
     steps: list[tuple[StepContent, float]] = []
-    for round_number in range(_ROUNDS):
-        for size in sorted({running, *(2**power for power in range(running.bit_length()))}):
-            drawn = draw(
-                replace(workload, count=3 * size, seed=workload.seed + 1 + round_number), model.config.vocab_size
-            )
-            engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
-            add(engine, drawn)
-            while engine.has_work:
-                engine.timed_step()
-            steps += engine.steps
-    return fit(steps)
+    for size in sorted({running, *(2**power for power in range(running.bit_length()))}):
+        drawn = draw(replace(workload, count=3 * size), model.config.vocab_size)
+        engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
+        coming = enumerate(drawn)
+        for number, work in islice(coming, size):
+            engine.take(number, work)
+        left = [work.output for work in drawn]
+        while engine.has_work:
+            for name in engine.timed_step():
+                left[int(name)] -= 1
+                if not left[int(name)] and (following := next(coming, None)):
+                    engine.take(*following)
+        steps += engine.steps
+    return steps
+
+
+def measured_step_time(model: Decoder, running: int, workload: Workload) -> StepTimeModel:
+    rounds = (replace(workload, seed=workload.seed + 1 + number) for number in range(_ROUNDS))
+    return fit([step for each in rounds for step in measured_steps(model, running, each)])
 
 
 def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
     """By load: simulated over real, less one, of the throughput, of the time to the first token, and of that per token.
 
-    Requests come at random moments. The costs of steps are from other requests than these. On a CPU all is in seconds
-    of the processor, of which neighbours take none.
+    Requests come at random moments. The costs of steps are from other requests than these, in rounds between the loads,
+    because a machine is not always as fast. On a CPU all is in seconds of the processor, of which neighbours take none.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
-    costs = measured_step_time(model, running, workload, clock)
+    steps = measured_steps(model, running, replace(workload, seed=workload.seed + 1), clock)
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
     num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
-    shape = NodeShape(replace(config, prefix_caching=False, num_blocks=num_blocks), costs, num_blocks)
+    shape = NodeShape(replace(config, prefix_caching=False, num_blocks=num_blocks), fit(steps), num_blocks)
     at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
     fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
     random = np.random.default_rng(workload.seed)
+    traces: dict[float, list[list[PlannedRequest]]] = {load: [] for load in LOADS}
+    real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    for number in range(_ROUNDS):
+        for load in LOADS:
+            arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
+            traces[load].append(
+                [
+                    PlannedRequest(float(at_s), len(work.prompt), work.output)
+                    for at_s, work in zip(arrived - arrived[0], requests, strict=True)
+                ]
+            )
+            real[load].append(_really(_Recording(model, shape.config, clock), traces[load][-1], requests))
+        steps += measured_steps(model, running, replace(workload, seed=workload.seed + 2 + number), clock)
+    shape = replace(shape, costs=fit(steps))
     found: dict[str, float] = {}
     for load in LOADS:
-        gaps = random.exponential(1 / (load * fastest), len(requests))
-        trace = [
-            PlannedRequest(float(arrived), len(work.prompt), work.output)
-            for arrived, work in zip(np.cumsum(gaps) - gaps[0], requests, strict=True)
-        ]
-        real = _really(_Recording(model, shape.config, clock), trace, requests)
-        simulated, _ = simulate(trace, shape, 1)
-        ours, theirs = _figures(simulated), _figures(real)
+        simulated = [simulate(trace, shape, 1)[0] for trace in traces[load]]
+        ours, theirs = _figures(simulated), _figures(real[load])
         say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
         found |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
     return found
@@ -107,8 +131,7 @@ def _really(
     while added < len(trace) or engine.has_work:
         now = engine.clock() - started
         while added < len(trace) and trace[added].arrived_s <= now:
-            wanted = replace(GREEDY, max_tokens=trace[added].output, ignore_eos=True)
-            engine.add_request(GenerationRequest(str(added), requests[added].prompt, wanted))
+            engine.take(added, requests[added])
             added += 1
         if not engine.has_work:
             started -= max(0.0, trace[added].arrived_s - now)
@@ -120,9 +143,10 @@ def _really(
     return served
 
 
-def _figures(served: Sequence[SimulatedAnswer]) -> dict[str, float]:
-    end_s = max(each.last_s or 0.0 for each in served)
-    figures = {"throughput": sum(each.request.output for each in served) / end_s}
+def _figures(rounds: Sequence[Sequence[SimulatedAnswer]]) -> dict[str, float]:
+    served = [each for answers in rounds for each in answers]
+    spent_s = sum(max(each.last_s or 0.0 for each in answers) for answers in rounds)
+    figures = {"throughput": sum(each.request.output for each in served) / spent_s}
     for name, values in (("ttft", [each.ttft_s for each in served]), ("tpot", [each.tpot_s for each in served])):
         figures |= {f"{name}_{quantile}": float(np.percentile(values, at)) for quantile, at in _QUANTILES.items()}
     return figures
