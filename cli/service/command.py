@@ -33,6 +33,7 @@ def install(
     pull: Annotated[
         str | None, typer.Option("--pull", metavar="MODEL", help="Fetch this model first and set it as the local one.")
     ] = None,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Start `updraft serve` now and at every login, with the settings file.
 
@@ -59,7 +60,11 @@ def install(
     ready = _ready_file()
     ready.unlink(missing_ok=True)
     manager.install(spec)
-    output.echo(f"Updraft runs in the background: {_wait(spec.output)}")
+    url = _wait(spec.output)
+    if as_json:
+        json_output.show({"url": url, "definition": str(manager.definition)})
+        return
+    output.echo(f"Updraft runs in the background: {url}")
     output.echo(f"It is described in {manager.definition}. Settings are read again when their file changes.")
 
 
@@ -87,21 +92,27 @@ def status(as_json: json_output.Flag = False) -> None:
 
 
 @app.command()
-def logs(lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="How many.")] = 50) -> None:
+def logs(
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="How many.")] = 50,
+    as_json: json_output.Flag = False,
+) -> None:
     """The last lines of its log."""
-    shown = False
-    for path in (log_file(), _output_file()):
+    last = deque[str]((), lines)
+    for path in (_output_file(), log_file()):
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as text:
-                for line in deque(text, lines):
-                    output.echo(line, nl=False)
-                    shown = True
-    if not shown:
+                last.extend(line.rstrip("\n") for line in text)
+    if as_json:
+        json_output.show(list(last))
+        return
+    for line in last:
+        output.echo(line)
+    if not last:
         output.echo(f"There is no log yet: {log_file()}.", err=True)
 
 
 @app.command()
-def uninstall() -> None:
+def uninstall(as_json: json_output.Flag = False) -> None:
     """Stop the service and forget it. Settings, models and ledger stay."""
     from .managers import service_manager
 
@@ -110,7 +121,10 @@ def uninstall() -> None:
         raise ConfigurationError("No service is installed: there is nothing to remove.")
     manager.uninstall()
     _ready_file().unlink(missing_ok=True)
-    output.echo("The service is gone.")
+    if as_json:
+        json_output.show({"removed": str(manager.definition)})
+    else:
+        output.echo("The service is gone.")
 
 
 def service_spec(port: int) -> ServiceSpec:

@@ -9,6 +9,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
@@ -68,6 +69,9 @@ class GatewayOptions:
     insecure: bool = False
     ready_file: Path | None = None
     exit_with_parent: bool = False
+
+
+prepare_types(GatewayOptions)
 
 
 def run_gateway(options: GatewayOptions) -> None:

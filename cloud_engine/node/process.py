@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve, url_of
@@ -52,6 +53,9 @@ class NodeOptions:
     exit_with_parent: bool = False
     # The gateway that is told of this node. None: no gateway is.
     registration: RegistrationOptions | None = None
+
+
+prepare_types(NodeOptions)
 
 
 def run_node(options: NodeOptions) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ..engine.types.request_state import ScheduledRequest
 
@@ -22,6 +23,9 @@ _ROUNDS = 5
 class _Report(msgspec.Struct):
     # By name.
     metrics: dict[str, float]
+
+
+prepare_types(_Report)
 
 
 @dataclass(frozen=True, slots=True)

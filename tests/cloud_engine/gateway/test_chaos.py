@@ -12,8 +12,8 @@ from gateway_cluster import CONCURRENT, Cluster, cluster
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 #: Of the answers that end whole. On a machine that is busy with other tests, probes are late and nodes are left alone.
-WHOLE_SHARE = {20: 0.5, 300: 0.99, 1000: 0.99}
-REAL_NODES = {20: 1, 300: 3, 1000: 3}  # they take long to start
+WHOLE_SHARE = {12: 0.5, 300: 0.99, 1000: 0.99}
+REAL_NODES = {12: 1, 300: 3, 1000: 3}  # they take long to start
 COMMIT_S = 10.0  # within which an answer's row is settled, also by a worker that is stopped behind it
 
 
@@ -21,7 +21,7 @@ COMMIT_S = 10.0  # within which an answer's row is settled, also by a worker tha
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(20, marks=pytest.mark.timeout(600)),
+        pytest.param(12, marks=pytest.mark.timeout(600)),
         pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
         pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],

@@ -77,7 +77,7 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
 
 def test_workers_that_cannot_start_end_the_gateway_with_their_cause() -> None:
     with pytest.raises(ConfigurationError, match=r"5 workers in a row died .* the last with exit code 3: "):
-        Supervisor(1, lambda _number: os._exit(3), exit_with_parent=False).run()
+        Supervisor(1, lambda _number: os._exit(3), exit_with_parent=False, drain_s=1.0).run()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the flags of open files")
