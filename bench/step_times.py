@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from .workload import Workload, WorkloadRequest, draw
 #: Shares of the highest throughput at which requests come.
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
-_ROUNDS = 3
+_ROUNDS = 2
+_STEPS = 6_000  # enough for batches of every size
+_TURN = 40  # steps
 _QUANTILES = {"p50": 50, "p99": 99}
 
 
@@ -45,6 +47,10 @@ class _Recording(Engine):
         wanted = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
         self.add_request(GenerationRequest(str(number), work.prompt, wanted))
 
+    def resume(self) -> None:
+        """Nothing was done here since the last step."""
+        self._ended = self.clock()
+
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
         self._content = StepContent.of(batch)
         return super()._launch(batch)
@@ -59,73 +65,74 @@ class _Recording(Engine):
 
 
 def measured_steps(
-    model: Decoder, running: int, workload: Workload, clock: Clock = time.perf_counter
-) -> list[tuple[StepContent, float]]:
-    """Batches of every size, with prompts and answers of the workload: where one ends, another comes."""
-    steps: list[tuple[StepContent, float]] = []
-    for size in sorted({running, *(2**power for power in range(running.bit_length()))}):
-        drawn = draw(replace(workload, count=3 * size), model.config.vocab_size)
+    model: Decoder, running: int, workload: Workload, clock: Clock
+) -> Iterator[tuple[StepContent, float]]:
+    """Of batches of every size, with prompts and answers of the workload: where one ends, another comes. Endless."""
+    sizes = sorted({running, *(2**power for power in range(running.bit_length()))})
+    for number, size in enumerate(cycle(sizes)):
+        drawn = draw(replace(workload, count=3 * size, seed=workload.seed + 1 + number), model.config.vocab_size)
         engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
-        coming = enumerate(drawn)
-        for number, work in islice(coming, size):
-            engine.take(number, work)
-        left = [work.output for work in drawn]
-        while engine.has_work:
-            for name in engine.timed_step():
-                left[int(name)] -= 1
-                if not left[int(name)] and (following := next(coming, None)):
-                    engine.take(*following)
-        steps += engine.steps
-    return steps
+        coming, left = enumerate(drawn), [work.output for work in drawn]
+        places = size
+        while True:
+            for each, work in islice(coming, places):
+                engine.take(each, work)
+            if not engine.has_work:
+                break
+            came = [int(name) for name in engine.timed_step()]
+            for each in came:
+                left[each] -= 1
+            places = sum(not left[each] for each in came)
+            yield engine.steps[-1]
+            engine.resume()
 
 
 def measured_step_time(model: Decoder, running: int, workload: Workload) -> StepTimeModel:
-    rounds = (replace(workload, seed=workload.seed + 1 + number) for number in range(_ROUNDS))
-    return fit([step for each in rounds for step in measured_steps(model, running, each)])
+    return fit(list(islice(measured_steps(model, running, workload, time.perf_counter), _STEPS)))
 
 
 def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
     """By load: simulated over real, less one, of the throughput, of the time to the first token, and of that per token.
 
-    Requests come at random moments. The costs of steps are from other requests than these, in rounds between the loads,
-    because a machine is not always as fast. On a CPU all is in seconds of the processor, of which neighbours take none.
+    Requests come at random moments. The costs of steps are measured with other requests than these, in turns with the
+    real run, because neighbours slow a machine down now and then. On a CPU all is in seconds of the processor.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
-    steps = measured_steps(model, running, replace(workload, seed=workload.seed + 1), clock)
+    others = measured_steps(model, running, workload, clock)
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
     num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
-    shape = NodeShape(replace(config, prefix_caching=False, num_blocks=num_blocks), fit(steps), num_blocks)
+    config = replace(config, prefix_caching=False, num_blocks=num_blocks)
+    shape = NodeShape(config, fit(list(islice(others, _STEPS))), num_blocks)
     at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
     fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
     random = np.random.default_rng(workload.seed)
-    traces: dict[float, list[list[PlannedRequest]]] = {load: [] for load in LOADS}
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
-    for number in range(_ROUNDS):
-        for load in LOADS:
-            arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
-            traces[load].append(
-                [
-                    PlannedRequest(float(at_s), len(work.prompt), work.output)
-                    for at_s, work in zip(arrived - arrived[0], requests, strict=True)
-                ]
-            )
-            real[load].append(_really(_Recording(model, shape.config, clock), traces[load][-1], requests))
-        steps += measured_steps(model, running, replace(workload, seed=workload.seed + 2 + number), clock)
-    shape = replace(shape, costs=fit(steps))
+    simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    for load in LOADS * _ROUNDS:
+        arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
+        trace = [
+            PlannedRequest(float(at_s), len(work.prompt), work.output)
+            for at_s, work in zip(arrived - arrived[0], requests, strict=True)
+        ]
+        steps: list[tuple[StepContent, float]] = []
+        engine = _Recording(model, config, clock)
+        real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
+        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps)), 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
-        simulated = [simulate(trace, shape, 1)[0] for trace in traces[load]]
-        ours, theirs = _figures(simulated), _figures(real[load])
+        ours, theirs = _figures(simulated[load]), _figures(real[load])
         say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
         found |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
     return found
 
 
 def _really(
-    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest]
+    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
-    """The same requests through a real engine, at the same times by its clock, which idle times are added to."""
+    """The same requests through a real engine, at the same times by its clock, which idle times are added to, and
+    which stands still while `turn` is called now and then.
+    """
     served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0
     while added < len(trace) or engine.has_work:
@@ -140,6 +147,10 @@ def _really(
             each, now = served[int(name)], engine.clock() - started
             each.first_s = now if each.first_s is None else each.first_s
             each.last_s = now
+        if len(engine.steps) % (2 * _TURN) == 0:
+            paused = engine.clock()
+            turn()
+            started += engine.clock() - paused
     return served
 
 

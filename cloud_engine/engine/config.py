@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
@@ -111,7 +111,7 @@ MODES: dict[Mode, ModeLimits] = {
 }
 
 
-def limits_of(mode: Mode, **given: int | None) -> dict[str, int]:
+def limits_of(mode: Mode, **given: int | None) -> dict[str, Any]:
     """Those of a mode, but for what is `given` itself."""
     return asdict(MODES[mode]) | {name: value for name, value in given.items() if value is not None}
 

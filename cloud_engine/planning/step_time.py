@@ -125,8 +125,8 @@ def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[floa
     for _ in range(_ROUNDS):
         costs = _non_negative(columns, seconds, scale)
         scale = columns @ costs
-    *usual, more = map(float, costs)
-    return float(np.square(seconds / scale - 1).sum()), StepTimeModel(*usual, cached, more)
+    found = StepTimeModel(*map(float, costs[:-1]), cached_tokens=cached, uncached_tokens=float(costs[-1]))
+    return float(np.square(seconds / scale - 1).sum()), found
 
 
 def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
