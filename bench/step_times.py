@@ -136,13 +136,12 @@ def _really(
     served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0
     while added < len(trace) or engine.has_work:
+        if not engine.has_work:
+            started = min(started, engine.clock() - trace[added].arrived_s)
         now = engine.clock() - started
-        while added < len(trace) and trace[added].arrived_s <= now:
+        while added < len(trace) and (trace[added].arrived_s <= now or not engine.has_work):
             engine.take(added, requests[added])
             added += 1
-        if not engine.has_work:
-            started -= max(0.0, trace[added].arrived_s - now)
-            continue
         for name in engine.timed_step():
             each, now = served[int(name)], engine.clock() - started
             each.first_s = now if each.first_s is None else each.first_s
