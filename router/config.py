@@ -166,6 +166,19 @@ class RouterConfig:
     experience: Path | None = None
     # Keep the texts of judged requests and both answers, too, for `updraft calibrate --from-log`.
     experience_text: bool = False
+    # `true` keeps Responses, and chat completions with `store: true`, in `answers.sqlite3` in the state folder, with
+    # their prompts: for `previous_response_id`, and for the caller who retrieves them. A path names another file.
+    # `none`: nothing is kept.
+    store: Path | None = None
+    # Days that an answer is kept, at least 1.
+    store_days: int = 30
+    # Most answers that are kept. Beyond them the oldest go.
+    store_answers: int = 10_000
+    # The folder of uploaded files and of batches. Processes with the same folder work on each other's batches. `none`:
+    # there are no files and no batches.
+    files: Path | None = None
+    # Megabytes that all files may have together. One has 512 at most.
+    files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that labels are not biased.
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
@@ -178,6 +191,9 @@ class RouterConfig:
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
+        _check(self.store_days >= 1, "store_days", "at least 1")
+        _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
+        _check(1 <= self.files_mb < 2**31, "files_mb", "at least 1, and below 2**31")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")

@@ -43,10 +43,12 @@ _OPTIONAL = frozenset(
         "ledger",
         "ledger_days",
         "experience",
+        "store",
+        "files",
         *TARGETS,
     }
 )
-_SWITCHES: dict[Any, bool] = {True: True, "true": True, "features": True, False: False, "false": False}
+_SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
 def load_config(
@@ -57,18 +59,22 @@ def load_config(
 ) -> RouterConfig:
     """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later
-    one. The ledger is on by default, in the state folder; so is the experience for who explores. A settings file in
-    one of Updraft's own folders is closed to others. Raises ConfigurationError.
+    one. The ledger and the folder of files are on by default, in the state folder; so is the experience for who
+    explores. A settings file in one of Updraft's own folders is closed to others. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     if is_own(path) and path.is_file():
         private_file(path)
-    values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
+    state = settings.state_folder()
+    values: dict[str, Any] = {"ledger": state / "ledger.sqlite3", "files": state / "files"}
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
-    if (keeps := _SWITCHES.get(values.get("experience"))) is not None:
+    experience = values.get("experience")
+    if (keeps := _SWITCHES.get("true" if experience == "features" else experience)) is not None:
         values["experience"] = experience_file() if keeps else None
+    if (keeps := _SWITCHES.get(values.get("store"))) is not None:
+        values["store"] = state / "answers.sqlite3" if keeps else None
     words = {
         name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
     }  # msgspec names no choices

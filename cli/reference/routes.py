@@ -31,6 +31,8 @@ from .markdown import code, page, table
 _NODE = {
     "/v1/chat/completions": "OpenAI's chat completions",
     "/v1/completions": "OpenAI's text completions: one prompt or up to 128, each as text or token ids",
+    "/v1/responses": "OpenAI's Responses: created, and kept nowhere",
+    "/v1/responses/input_tokens": "how many tokens the prompt of such a request has",
     "/v1/embeddings": "OpenAI's embeddings: one input or up to 2048, each as text or token ids",
     "/v1/models": "the model, with `max_model_len`: tokens of prompt and answer together",
     "/v1/models/{model}": "the same, of one model",
@@ -69,6 +71,9 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
     "invalid_http": (errors.InvalidRequestError, "What came is no HTTP request, or has two framings."),
     "too_many_headers": (errors.InvalidRequestError, "A request has more than 256 headers."),
+    "files_off": (errors.NotFoundError, "The router keeps no files: the setting `files` is off."),
+    "invalid_form": (errors.InvalidRequestError, "An upload is no `multipart/form-data`."),
+    "store_off": (errors.NotFoundError, "The router keeps no answers: the setting `store` is off."),
     "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
     "unsupported_header": (
         errors.InvalidRequestError,

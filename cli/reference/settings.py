@@ -19,7 +19,8 @@ overrides both. An unknown setting is an error. In a variable a setting of a tab
 (`UPDRAFT_BUDGET_USD=5`), and names in a list are separated by commas. `[[middle]]`, `[prices.models]` and
 `[privacy.patterns]` stand in the file only. `none` or an empty text turns an optional setting off.
 
-The ledger is on by default, in the state folder. Nothing is kept for learning unless you ask for it."""
+The ledger and the folder of files are on by default, in the state folder. Nothing is kept for learning unless you ask
+for it."""
 _TABLES: dict[str, tuple[str, type[Any]]] = {
     "[[middle]]": ("Clouds between the device and the best one, from the smallest up.", Middle),
     "[prices]": ("US dollars per million tokens.", Prices),

@@ -52,6 +52,16 @@ def json_of(raw: bytes) -> Any:
         raise ValueError(f"not JSON: {error}") from error
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """What should be an object; empty where it is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def objects_of(value: Any) -> list[dict[str, Any]]:
+    """The objects in what should be a list of them."""
+    return [object_of(each) for each in cast("list[Any]", value) if each] if isinstance(value, list) else []
+
+
 def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
     try:

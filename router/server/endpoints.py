@@ -8,7 +8,11 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
-from .routes import chat_completions, completions, embeddings, health, metrics, models
+from .answers import AnswerService
+from .batches.interactive import InteractiveRequests
+from .batches.run import Background
+from .batches.service import BatchService
+from .routes import batches, chat_completions, completions, embeddings, files, health, metrics, models, responses
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -17,7 +21,10 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     *completions.ROUTES,
+    *responses.ROUTES,
     *embeddings.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
@@ -29,18 +36,31 @@ class Endpoints:
 
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
+        self._answers = AnswerService(router.config)
+        self._interactive = InteractiveRequests()
+        self._batches = BatchService(router.config, Background(self._answer, self._interactive))
         self._routes = routes
 
     async def start(self) -> None:
         """Load everything now. Idempotent. Raises as `Router.start`."""
+        await self._answers.start()
         await self.router.start()
+        await self._batches.start()
 
     async def close(self) -> None:
         """End what is still streaming, and let go of everything. Idempotent."""
-        await self.router.close()
+        try:
+            await self._batches.close()
+            await self._answers.close()
+        finally:
+            await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        work = self._answer(request)
+        return await (self._interactive.counted(work) if request.method == "POST" else work)
+
+    async def _answer(self, request: WireRequest) -> WireResponse:
         try:
             return await self._dispatch(request)
         except UpdraftError as error:
@@ -55,7 +75,8 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                return await route.handler(RequestContext(self.router, request, parameters))
+                context = RequestContext(self.router, self._answers, self._batches, request, parameters)
+                return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)
         if others:

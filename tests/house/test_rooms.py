@@ -12,6 +12,7 @@ from import_graph import FLOORS, ROOT, imports_of, sources
 #: The folders and modules of each room, from its top floor down. Those of one line may import each other.
 ROOMS = {
     "protocol": [
+        "dialects",
         "http",
         "embeddings requests responses",
         "decoding telemetry",
@@ -104,13 +105,13 @@ ROOMS = {
         "feedback",
         "settings_sources",
         "config",
-        "accounting",
+        "accounting storage",
         "gates",
         "tiers",
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes"],
+    "router.server": ["app", "endpoints reload", "routes", "answers batches"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",

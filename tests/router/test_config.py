@@ -226,6 +226,18 @@ def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tupl
     assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found
 
 
+def test_the_store_is_a_switch_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    kept = tmp_path / "answers.sqlite3"
+    assert [load(tmp_path, toml).store for toml in ("", "store = false", "store = true")] == [None, None, kept]
+    assert load(tmp_path, "store = true", {"UPDRAFT_STORE": "none"}).store is None
+    config = load(tmp_path, env={"UPDRAFT_STORE": "~/kept.db", "UPDRAFT_STORE_DAYS": "3"})
+    assert (config.store, config.store_days) == (Path.home() / "kept.db", 3)
+    for name in ("store_days", "store_answers"):
+        with pytest.raises(ConfigurationError, match="at least 1"):
+            load(tmp_path, f"{name} = 0")
+
+
 def test_fallback_is_one_of_three(tmp_path: Path) -> None:
     for word in ("unreachable", "any", "never"):
         assert load_config({"fallback": word}, environ={}, file=tmp_path / "none.toml").fallback == word

@@ -45,6 +45,7 @@ from ..registration import Registration
 from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
+from .responses import read_stateless, translated
 from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 
@@ -87,6 +88,8 @@ def create_node_app(
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
+    app.add_route("/v1/responses", node.respond, methods=["POST"])
+    app.add_route("/v1/responses/input_tokens", node.count_input, methods=["POST"])
     app.add_route("/v1/embeddings", node.embed, methods=["POST"])
     app.add_route("/tokenize", node.tokenize, methods=["POST"])
     app.add_route("/detokenize", node.detokenize, methods=["POST"])
@@ -116,13 +119,30 @@ class _Node:
 
     async def chat(self, request: Request) -> Response:
         """Off the event loop: another process renders the chat template."""
-        return await self._answer(request, lambda body, tenant: asyncio.to_thread(self._jobs.chat, body, tenant))
+        return send(await self._answer(request, await read_body(request), self._chat_job), request)
+
+    async def respond(self, request: Request) -> Response:
+        """OpenAI's Responses: a chat in other words. A node keeps nothing, so the request says it all."""
+        body = await read_body(request)
+        asked = await off_event_loop(body, lambda: read_stateless(body))
+        answer = await self._answer(request, asked.chat, self._chat_job)
+        return send(translated(asked, answer), request)
+
+    async def count_input(self, request: Request) -> Response:
+        """What the prompt of a Responses request costs."""
+        body, tenant = await read_body(request), _tenant(request)
+        asked = await off_event_loop(body, lambda: read_stateless(body))
+        job = await self._chat_job(asked.chat, tenant)
+        return send_json({"object": "response.input_tokens", "input_tokens": len(job.generations[0].prompt_ids)})
+
+    async def _chat_job(self, body: bytes, tenant: str) -> PreparedRequest:
+        return await asyncio.to_thread(self._jobs.chat, body, tenant)
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
             return await off_event_loop(body, lambda: self._jobs.completion(body, tenant))
 
-        return await self._answer(request, make_job)
+        return send(await self._answer(request, await read_body(request), make_job), request)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
@@ -174,9 +194,11 @@ class _Node:
         metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
-    async def _answer(self, request: Request, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]) -> Response:
+    async def _answer(
+        self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
+    ) -> WireResponse:
         """A failure before the first token is an HTTP error. A client that leaves aborts the work."""
-        body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
+        tenant = _tenant(request)
         async with while_connected(request.receive):
             job = await make_job(body, tenant)
             constraint = job.generations[0].constraint  # the same for all prompts
@@ -191,8 +213,8 @@ class _Node:
                 first = await anext(answer)
             if not job.stream:
                 rest = [piece async for piece in answer]
-                return send_json(job.format.whole(joined([first, *rest])))
-        return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
+                return WireResponse.json(job.format.whole(joined([first, *rest])))
+        return WireResponse(200, sse.HEADERS, _events(job, first, answer))
 
     def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
@@ -255,6 +277,10 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
         yield sse.event(error.to_body())
     finally:
         await rest.aclose()
+
+
+def _tenant(request: Request) -> str:
+    return request.headers.get(TENANT_HEADER.decode(), "")
 
 
 @contextmanager

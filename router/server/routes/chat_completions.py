@@ -1,15 +1,162 @@
-"""`/v1/chat/completions`: the cascade."""
+"""`/v1/chat/completions`: the cascade. What it answered with `store: true` can be listed, changed and deleted."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ....protocol.decoding import convert, decode, prepare_types, read_object
+from ....protocol.dialects.bodies import TranslatedBody
+from ....protocol.dialects.chat_chunks import ChatChunks
+from ....protocol.dialects.responses_request import check_metadata
+from ....protocol.http import sse
+from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireResponse
 from ....protocol.requests import ChatRequest
 from ....protocol.responses import ChatCompletion
+from ...request.caller import caller_of
+from ...storage.answer_store import StoredAnswer
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 from .route import RequestContext, Route
+
+_KIND = "chat.completion"
+
+
+class MetadataUpdate(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an update."""
+
+    metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+prepare_types(MetadataUpdate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A completion that is to be stored."""
+
+    context: RequestContext
+    # The request, without what is for the store.
+    body: dict[str, Any]
+    metadata: dict[str, str]
+
+    async def keep(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """The completion as it is answered and stored."""
+        completion_id = str(completion.get("id") or new_id("chatcmpl"))
+        completion = {**completion, "id": completion_id, "metadata": self.metadata}
+        messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
+        await self.context.answers.keep(
+            StoredAnswer(
+                owner=_owner(self.context),
+                kind=_KIND,
+                id=completion_id,
+                created=time.time(),
+                model=str(completion.get("model")),
+                metadata=self.metadata,
+                body=completion,
+                input=messages,
+            )
+        )
+        return completion
 
 
 async def create(context: RequestContext) -> WireResponse:
-    return await context.router.chat(context.request)
+    wanted = _wanted(context)
+    if wanted is None:
+        return await context.router.chat(context.request)
+    made = await context.router.chat(replace(context.request, body=msgspec.json.encode(wanted.body)))
+    if made.status != 200:
+        return made
+    if not isinstance(made.body, bytes):
+        return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(wanted, payloads)))
+    return WireResponse.json(await wanted.keep(msgspec.json.decode(made.body)), headers=made.headers)
 
 
-ROUTES = (Route("POST", "/v1/chat/completions", create, "routed", ChatRequest, ChatCompletion, streams=True),)
+def _wanted(context: RequestContext) -> _Wanted | None:
+    """What is to be stored here. None: nothing. Without a store, `store` is for the cloud, like any field it knows."""
+    if not context.answers.enabled or b'"store"' not in context.request.body:
+        return None
+    body = read_object(context.request.body)
+    if body.pop("store", None) is not True:
+        return None
+    metadata = convert({"metadata": body.pop("metadata", None)}, MetadataUpdate).metadata
+    check_metadata(metadata)
+    return _Wanted(context, body, metadata)
+
+
+async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The events as they are. Whoever has seen the end mark can retrieve the completion."""
+    chunks, failed = ChatChunks(), False
+    async for payload in payloads:
+        chunk = msgspec.json.decode(payload, type=dict[str, Any])
+        chunks.read(chunk)
+        failed = failed or "error" in chunk
+        yield b"data: " + payload + b"\n\n"
+    if not failed:
+        await wanted.keep(chunks.whole())
+        yield sse.DONE
+
+
+async def list_stored(context: RequestContext) -> WireResponse:
+    owner, query = _owner(context), query_of(context.request.query, (*PAGE_PARAMETERS, "model", "metadata"))
+    metadata = {name[len("metadata[") : -1]: value for name, value in query.items() if name.startswith("metadata[")}
+    page = page_of(query, newest_first=False)
+    found, more = await context.answers.use(
+        lambda store: store.page(owner, _KIND, page, model=query.get("model"), metadata=metadata)
+    )
+    return list_of([each.body for each in found], has_more=more)
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    return WireResponse.json((await _find(context)).body)
+
+
+async def update(context: RequestContext) -> WireResponse:
+    metadata = decode(context.request.body, MetadataUpdate).metadata
+    check_metadata(metadata)
+    owner, completion_id = _owner(context), context.parameters["completion"]
+    changed = await context.answers.use(lambda store: store.update(owner, _KIND, completion_id, metadata))
+    return WireResponse.json(changed.body)
+
+
+async def delete(context: RequestContext) -> WireResponse:
+    owner, completion_id = _owner(context), context.parameters["completion"]
+    await context.answers.use(lambda store: store.delete(owner, _KIND, completion_id))
+    return WireResponse.json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+
+
+async def list_messages(context: RequestContext) -> WireResponse:
+    page = page_of(query_of(context.request.query, PAGE_PARAMETERS), newest_first=False)
+    data, more = page_in([_shown(message) for message in (await _find(context)).input], page)
+    return list_of(data, has_more=more)
+
+
+def _shown(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as OpenAI lists it: its parts are apart from its text."""
+    if not isinstance(message.get("content"), list):
+        return {"content": None, "refusal": None, "content_parts": None, **message}
+    return {**message, "refusal": None, "content": None, "content_parts": message["content"]}
+
+
+def _owner(context: RequestContext) -> str:
+    return caller_of(context.request.headers, {}).key
+
+
+async def _find(context: RequestContext) -> StoredAnswer:
+    owner, completion_id = _owner(context), context.parameters["completion"]
+    return await context.answers.use(lambda store: store.get(owner, _KIND, completion_id))
+
+
+_STORED = "/v1/chat/completions/{completion}"
+ROUTES = (
+    Route("POST", "/v1/chat/completions", create, "routed", ChatRequest, ChatCompletion, streams=True),
+    Route("GET", "/v1/chat/completions", list_stored, "those stored with `store: true`; these five want the setting"),
+    Route("GET", _STORED, retrieve, "one of them"),
+    Route("POST", _STORED, update, "change its `metadata`", MetadataUpdate),
+    Route("DELETE", _STORED, delete, "forget it"),
+    Route("GET", f"{_STORED}/messages", list_messages, "what it answers"),
+)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...router import Router
+from ..answers import AnswerService
+from ..batches.service import BatchService
 
 Handler = Callable[["RequestContext"], Awaitable[WireResponse]]
 
@@ -17,6 +19,8 @@ class RequestContext:
     """One request, with everything its handler may use."""
 
     router: Router
+    answers: AnswerService
+    batches: BatchService
     request: WireRequest
     # What the path's placeholders stand for: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]

@@ -10,6 +10,7 @@ from typing import Any
 
 import gateway_keys
 import httpx
+import openai
 import pytest
 from serving import serving
 from starlette.applications import Starlette
@@ -172,10 +173,15 @@ def test_the_node_that_has_the_route_answers(setting: Setting) -> None:
     assert refused.json()["type"] == "error" and refused.json()["error"]["message"] == "Not Found"
 
 
-def test_our_own_nodes_say_that_they_do_not_have_it(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
+def test_our_own_nodes_have_responses_and_say_what_they_do_not_have(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", fake_node.url]
     gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
-    for path in ("/v1/responses", "/v1/messages", "/v1/audio/speech"):
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.responses.create(model="echo", input="hello", max_output_tokens=4)
+        events = list(client.responses.create(model="echo", input="hello", max_output_tokens=4, stream=True))
+    assert whole.output_text
+    assert whole.output_text == events[-1].response.output_text  # pyright: ignore[reportAttributeAccessIssue]
+    for path in ("/v1/messages", "/v1/audio/speech"):
         refused = httpx.post(f"{gateway.url}{path}", json={"model": "echo"})
         assert refused.status_code == 404
         assert refused.json()["error"].keys() >= {"message", "type", "param", "code"}

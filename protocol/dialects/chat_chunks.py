@@ -1,0 +1,81 @@
+"""The chunks of a streamed chat completion, put together again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..http.foreign import object_of, objects_of
+
+#: What grows from chunk to chunk. All else is said once.
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message, or one of its tool calls."""
+
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    calls: dict[int, _Message] = field(default_factory=dict[int, "_Message"])
+
+    def add(self, delta: dict[str, Any]) -> None:
+        for name, value in delta.items():
+            if name == "tool_calls":
+                for number, call in enumerate(objects_of(value)):
+                    self.calls.setdefault(_index(call, number), _Message()).add(call)
+            elif name == "function":
+                self.add(object_of(value))
+            elif name in _TEXTS and isinstance(value, str):
+                self.texts.setdefault(name, []).append(value)
+            elif value is not None and name != "index":
+                self.fields[name] = value
+
+    def whole(self) -> dict[str, Any]:
+        said = {**self.fields, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
+        message = {"role": "assistant", "content": None, "refusal": None, **said}
+        return {**message, "tool_calls": [call.call() for call in self.calls.values()]} if self.calls else message
+
+    def call(self) -> dict[str, Any]:
+        said = {name: value for name, value in self.fields.items() if name != "name"}
+        arguments = "".join(self.texts.get("arguments", ()))
+        return {"type": "function", **said, "function": {"name": self.fields.get("name"), "arguments": arguments}}
+
+
+@dataclass(slots=True)
+class _Choice:
+    message: _Message = field(default_factory=_Message)
+    logprobs: list[Any] = field(default_factory=list[Any])
+    finish_reason: str | None = None
+
+
+class ChatChunks:
+    """Reads the chunks of one stream. `whole` is the completion that they make."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._choices: dict[int, _Choice] = {}
+
+    def read(self, chunk: dict[str, Any]) -> None:
+        self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        for number, choice in enumerate(objects_of(chunk.get("choices"))):
+            found = self._choices.setdefault(_index(choice, number), _Choice())
+            found.message.add(object_of(choice.get("delta")))
+            found.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
+            found.finish_reason = choice.get("finish_reason") or found.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": choice.message.whole(),
+                "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in sorted(self._choices.items())
+        ]
+        return {**self._fields, "object": "chat.completion", "choices": choices}
+
+
+def _index(piece: dict[str, Any], otherwise: int) -> int:
+    return piece["index"] if isinstance(piece.get("index"), int) else otherwise

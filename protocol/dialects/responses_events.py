@@ -1,0 +1,280 @@
+"""The answer of a chat, whole or in chunks, as a Response object and as the events of its stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from ..http.foreign import json_of, object_of, objects_of
+from .responses_items import Item, item_id
+from .responses_request import ResponsesRequest
+
+_Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments"]
+#: The field of a `.done` event that holds all of the text.
+_WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
+_ECHOED = (
+    "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "temperature", "top_p",
+    "tools", "tool_choice", "truncation", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention",
+)  # fmt: skip
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]:
+    """The Response object of an answer that is only beginning."""
+    return {
+        "id": f"resp_{secrets.token_hex(24)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "model": request.model,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **{name: getattr(request, name) for name in _ECHOED},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "reasoning": {"effort": None, "summary": None, **msgspec.to_builtins(request.reasoning or {})},
+        "store": stored,
+        "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
+        "top_logprobs": request.top_logprobs or 0,
+    }
+
+
+def framed(event: dict[str, Any]) -> bytes:
+    """One event as OpenAI sends it."""
+    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+
+
+@dataclass(slots=True)
+class _Open:
+    """An item, and the text of its part, that may still grow."""
+
+    item: Item
+    output_index: int
+    kind: _Kind
+    content_index: int = 0
+    pieces: list[str] = field(default_factory=list[str])
+    logprobs: list[Item] = field(default_factory=list[Item])
+
+    @property
+    def has_parts(self) -> bool:
+        return self.kind != "function_call_arguments"
+
+    @property
+    def part(self) -> Item:
+        text = "".join(self.pieces)
+        if self.kind == "output_text":
+            return {"type": self.kind, "text": text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": self.kind, _WHOLE[self.kind]: text}
+
+
+class ResponseEvents:
+    """Makes `response` of the chunks of a chat completion, and encoded events of what changes.
+
+    `begin`, `read` each chunk, then `end`, or `fail` at any time. Each gives the events to send, numbered from
+    `sequence` on.
+    """
+
+    def __init__(self, response: dict[str, Any], sequence: int = 0) -> None:
+        self.response = response
+        self._events: list[bytes] = []
+        self._sequence = sequence
+        self._text: _Open | None = None
+        self._calls: dict[int, _Open] = {}
+        self._finish_reason: str | None = None
+
+    def begin(self) -> list[bytes]:
+        for kind in ("created", "in_progress"):
+            self._emit(f"response.{kind}", response=self.response)
+        return self._taken()
+
+    def read(self, chunk: dict[str, Any]) -> list[bytes]:
+        """`chunk`: one of a stream, or a whole completion."""
+        self._note(chunk)
+        for choice in objects_of(chunk.get("choices")):
+            if choice.get("index") not in (0, None):
+                continue
+            delta = object_of(choice.get("delta") or choice.get("message"))
+            logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
+            self._say("reasoning_text", _text(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._say("output_text", _text(delta.get("content")), logprobs)
+            self._say("refusal", _text(delta.get("refusal")))
+            for number, call in enumerate(objects_of(delta.get("tool_calls"))):
+                self._call(call["index"] if isinstance(call.get("index"), int) else number, call)
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        return self._taken()
+
+    def end(self) -> list[bytes]:
+        """The chat is over."""
+        if self._finish_reason is None:
+            return self.fail({"message": "The answer ended without a finish reason."})
+        reason = _INCOMPLETE.get(self._finish_reason)
+        if not self.response["output"] and reason is None:
+            self._open_text("output_text")
+        self._close_all("completed" if reason is None else "incomplete")
+        self.response["status"] = "completed" if reason is None else "incomplete"
+        self.response["completed_at"] = int(time.time())
+        self.response["incomplete_details"] = None if reason is None else {"reason": reason}
+        self._emit(f"response.{self.response['status']}", response=self.response)
+        return self._taken()
+
+    def fail(self, error: dict[str, Any]) -> list[bytes]:
+        """The chat broke off with an OpenAI error."""
+        self._close_all("incomplete")
+        limited = error.get("type") == "rate_limit_error" or error.get("code") == "rate_limit_exceeded"
+        code = "rate_limit_exceeded" if limited else "server_error"
+        self.response |= {"status": "failed", "error": {"code": code, "message": str(error.get("message"))}}
+        self._emit("response.failed", response=self.response)
+        return self._taken()
+
+    def _note(self, chunk: dict[str, Any]) -> None:
+        self.response["model"] = chunk.get("model") or self.response["model"]
+        if chunk.get("updraft") is not None:
+            self.response["updraft"] = chunk["updraft"]
+        if usage := object_of(chunk.get("usage")):
+            self.response["usage"] = _usage(usage)
+
+    def _say(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
+        if not text and not logprobs:
+            return
+        opened = self._text
+        if opened is None or opened.kind != kind:
+            opened = self._open_text(kind)
+        shown = [_logprob(each) for each in logprobs]
+        opened.pieces.append(text)
+        opened.logprobs += shown
+        extra = {"logprobs": shown} if kind == "output_text" else {}
+        self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
+
+    def _open_text(self, kind: _Kind) -> _Open:
+        """Begin a part: of the open message, where it is one of a message, else of a new item."""
+        before = self._text
+        if before is not None and "reasoning_text" not in (kind, before.kind):
+            self._close_part(before)
+            self._text = _Open(before.item, before.output_index, kind, len(before.item["content"]))
+        else:
+            if before is not None:
+                self._close(before, "completed")
+            item: Item = {"type": "message", "role": "assistant"}
+            if kind == "reasoning_text":
+                item = {"type": "reasoning", "summary": []}
+            self._text = self._add({**item, "content": []}, kind)
+        opened = self._text
+        self._emit("response.content_part.added", **self._place(opened), part=opened.part)
+        return opened
+
+    def _call(self, index: int, call: Item) -> None:
+        function = object_of(call.get("function"))
+        opened = self._calls.get(index)
+        if opened is None:
+            if self._text is not None:
+                self._close(self._text, "completed")
+                self._text = None
+            item = {"type": "function_call", "call_id": call.get("id") or f"call_{secrets.token_hex(12)}"}
+            item |= {"name": function.get("name") or "", "arguments": ""}
+            opened = self._calls[index] = self._add(item, "function_call_arguments")
+        if text := _text(function.get("arguments")):
+            opened.pieces.append(text)
+            self._emit("response.function_call_arguments.delta", **self._place(opened), delta=text)
+
+    def _add(self, fields: Item, kind: _Kind) -> _Open:
+        output: list[Item] = self.response["output"]
+        item = {"id": item_id(fields["type"]), "status": "in_progress", **fields}
+        output.append(item)
+        self._emit("response.output_item.added", output_index=len(output) - 1, item=item)
+        return _Open(item, len(output) - 1, kind)
+
+    def _close_part(self, opened: _Open) -> None:
+        whole = {_WHOLE[opened.kind]: "".join(opened.pieces)}
+        extra: Item = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
+        if not opened.has_parts:
+            extra = {"name": opened.item["name"]}  # which clients of version 2 want
+        self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, **extra)
+        if opened.has_parts:
+            self._emit("response.content_part.done", **self._place(opened), part=opened.part)
+            opened.item["content"].append(opened.part)
+        else:
+            opened.item |= whole
+
+    def _close(self, opened: _Open, status: str) -> None:
+        self._close_part(opened)
+        opened.item["status"] = status
+        self._emit("response.output_item.done", output_index=opened.output_index, item=opened.item)
+
+    def _close_all(self, status: str) -> None:
+        """Close what is open. Only the last item can be cut short."""
+        still_open = [*([] if self._text is None else [self._text]), *self._calls.values()]
+        for opened in still_open:
+            self._close(opened, status if opened is still_open[-1] else "completed")
+        self._text, self._calls = None, {}
+
+    def _place(self, opened: _Open) -> dict[str, Any]:
+        place = {"item_id": opened.item["id"], "output_index": opened.output_index}
+        return {**place, "content_index": opened.content_index} if opened.has_parts else place
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._events.append(framed({"type": kind, "sequence_number": self._sequence, **fields}))
+        self._sequence += 1
+
+    def _taken(self) -> list[bytes]:
+        events, self._events = self._events, []
+        return events
+
+
+def whole_response(response: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
+    """The Response object of a whole completion."""
+    events = ResponseEvents(response)
+    events.read(completion)
+    events.end()
+    return events.response
+
+
+async def streamed_response(
+    response: dict[str, Any], payloads: AsyncIterator[bytes]
+) -> AsyncGenerator[tuple[list[bytes], dict[str, Any]]]:
+    """The events of a response, a few at a time, from the payloads of a chat's stream; and the response so far."""
+    events = ResponseEvents(response)
+    yield events.begin(), response
+    async for payload in payloads:
+        chunk = object_of(json_of(payload))
+        if error := object_of(chunk.get("error")):
+            yield events.fail(error), response
+            return
+        if made := events.read(chunk):
+            yield made, response
+    yield events.end(), response
+
+
+def _usage(counted: dict[str, Any]) -> dict[str, Any]:
+    read, written = _count(counted, "prompt_tokens"), _count(counted, "completion_tokens")
+    cached = _count(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
+    reasoned = _count(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "total_tokens": read + written,
+    }
+
+
+def _count(counts: dict[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _logprob(token: Item) -> Item:
+    tops: list[Item] = [{**top, "bytes": top.get("bytes") or []} for top in objects_of(token.get("top_logprobs"))]
+    return {**token, "bytes": token.get("bytes") or [], "top_logprobs": tops}
+
+
+def _text(value: Any) -> str:
+    """A text, or the texts of parts."""
+    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

@@ -1,0 +1,167 @@
+"""The items of OpenAI's Responses API, and the messages of a chat that say the same."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..http.foreign import objects_of
+
+Item = dict[str, Any]
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ROLES = ("user", "assistant", "system", "developer")
+
+
+def item_id(kind: str) -> str:
+    """A new id of an item, in OpenAI's form."""
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(24)}"
+
+
+def items_of(given: str | Sequence[Item]) -> list[Item]:
+    """The input as full items, each with a type, an id and a status; references are left as they are.
+
+    Raises InvalidRequestError or UnsupportedFeatureError.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_full(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def with_own_ids(items: Sequence[Item]) -> list[Item]:
+    """The same items. One that is there again has a new id, so that lists of them can be cut behind any id."""
+    known: set[str] = set()
+    own: list[Item] = []
+    for item in items:
+        own.append({**item, "id": item_id(item["type"])} if item["id"] in known else item)
+        known.add(own[-1]["id"])
+    return own
+
+
+def _full(item: Item, param: str) -> Item:
+    kind = str(item.get("type") or ("message" if "role" in item else "item_reference"))
+    if kind == "item_reference":
+        if not isinstance(item.get("id"), str):
+            raise _invalid(f"{param}.id", "a reference names an item")
+        return {"type": kind, "id": item["id"]}
+    if kind not in _PREFIXES:
+        raise UnsupportedFeatureError(
+            f"{param}: items of the type {kind[:100]!r} belong to tools of OpenAI's servers.", param=param
+        )
+    full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
+    if kind == "message":
+        if item.get("role") not in _ROLES:
+            raise _invalid(f"{param}.role", f"it is one of {', '.join(_ROLES)}")
+        full["content"] = _parts(item, f"{param}.content")
+    elif kind == "reasoning":
+        full.setdefault("summary", [])
+    else:
+        for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
+            if not isinstance(item.get(name), str):
+                raise _invalid(f"{param}.{name}", "it must be a string")
+    return full
+
+
+def _parts(message: Item, param: str) -> list[Item]:
+    """The content as typed parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        if message["role"] == "assistant":
+            return [{"type": "output_text", "text": content, "annotations": []}]
+        return [{"type": "input_text", "text": content}]
+    return _list_of_parts(content, param)
+
+
+def _list_of_parts(value: Any, param: str) -> list[Item]:
+    parts = objects_of(value)
+    if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
+        raise _invalid(param, "it must be a string or a list of parts")
+    return parts
+
+
+def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """The conversation as chat messages. What an assistant says and calls in a row is one message.
+
+    Raises InvalidRequestError or UnsupportedFeatureError.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    turn: dict[str, Any] | None = None  # of the assistant, while it lasts
+    for index, item in enumerate(items):
+        kind, param = item["type"], f"input[{index}]"
+        if kind == "reasoning":
+            thoughts = _reasoning(item)
+            if thoughts:
+                turn = _begin(messages, {"reasoning_content": thoughts})
+            continue
+        if kind == "function_call":
+            if turn is None:
+                turn = _begin(messages, {})
+            call = {"id": item["call_id"], "type": "function"}
+            call["function"] = {"name": item["name"], "arguments": item["arguments"]}
+            turn.setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            content = _tool_output(item.get("output"), param)
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+            turn = None
+        elif item["role"] == "assistant":
+            if turn is None or turn["content"] is not None or "tool_calls" in turn:
+                turn = _begin(messages, {})
+            turn["content"] = _content(item["content"], param)
+        else:
+            messages.append({"role": item["role"], "content": _content(item["content"], param)})
+            turn = None
+    return [message for message in messages if message["content"] is not None or "tool_calls" in message]
+
+
+def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, Any]:
+    messages.append({"role": "assistant", "content": None, **fields})
+    return messages[-1]
+
+
+def _reasoning(item: Item) -> str:
+    """Text that an answer of ours has shown; of OpenAI's own items only OpenAI can make something."""
+    parts = objects_of(item.get("content"))
+    return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "reasoning_text")
+
+
+def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:
+    if isinstance(output, str):
+        return output
+    return _content(_list_of_parts(output, f"{param}.output"), f"{param}.output")
+
+
+def _content(parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
+    """Parts as chat messages have them: a single text as a plain string, which every server takes."""
+    shown = [_part(part, param) for part in parts]
+    if len(shown) == 1 and shown[0]["type"] == "text":
+        return shown[0]["text"]
+    return shown or ""
+
+
+def _part(part: Item, param: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text", "refusal"):
+        name = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(name), str):
+            raise _invalid(param, f"{name} must be a string")
+        return {"type": name, name: part[name]}
+    if kind == "input_image" and part.get("image_url") is not None:
+        image = {"url": part["image_url"], "detail": part.get("detail")}
+        return {"type": "image_url", "image_url": {name: value for name, value in image.items() if value is not None}}
+    if kind == "input_file" and part.get("file_url") is None:
+        file = {name: part[name] for name in ("file_data", "file_id", "filename") if part.get(name) is not None}
+        return {"type": "file", "file": file}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": part.get("input_audio")}
+    raise UnsupportedFeatureError(
+        f"{param}: a part of the type {str(kind)[:100]!r} cannot be passed on like this. Send texts, image URLs, file "
+        "data or audio.",
+        param=param,
+    )
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

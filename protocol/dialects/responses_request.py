@@ -1,0 +1,192 @@
+"""OpenAI's Responses requests: decoded, checked, and translated to chat requests.
+
+A field that a chat request has no word for is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ..decoding import convert, prepare_types, unsupported
+from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..http.foreign import objects_of
+from .responses_items import Item, messages_of
+
+LOGPROBS = "message.output_text.logprobs"
+#: `include` of what the answer has in any case, and of built-in tools, which are refused themselves.
+_INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
+#: Fields that chat requests have under the same name.
+_SAME = (
+    "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "updraft",
+)  # fmt: skip
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`summary`: only "auto" is taken, for there is none to give. Reasoning is shown as it is."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "text"})
+    verbosity: str | None = None
+
+
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool = False
+
+
+class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/responses`."""
+
+    model: str
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool = False
+    stream_options: ResponsesStreamOptions | None = None
+    # None: as the server's settings say.
+    store: bool | None = None
+    background: bool = False
+    max_output_tokens: int | None = None
+    # Of built-in tools, of which there are none.
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool | None = None
+    text: TextOptions = msgspec.field(default_factory=TextOptions)
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    # The router's own options.
+    updraft: dict[str, Any] | None = None
+
+
+prepare_types(ResponsesRequest)
+
+
+def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
+    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, ResponsesRequest)
+    if request.truncation == "auto":
+        raise UnsupportedFeatureError('truncation: nothing is cut here, use "disabled".', param="truncation")
+    if request.stream_options is not None:
+        if not request.stream:
+            raise _invalid("stream_options", "it needs stream=true")
+        if request.stream_options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation")
+    reasoning = request.reasoning or Reasoning()
+    for name in ("summary", "generate_summary"):
+        if getattr(reasoning, name) not in (None, "auto"):
+            raise UnsupportedFeatureError(f'reasoning.{name}: use "auto", or leave it out.', param=f"reasoning.{name}")
+    for name in request.include or ():
+        if name not in _INCLUDABLE:
+            raise _invalid("include", f"it may hold {', '.join(_INCLUDABLE)}, not {name[:100]!r}")
+    if request.max_output_tokens is not None and request.max_output_tokens < 1:
+        raise _invalid("max_output_tokens", f"it must be at least 1, got {request.max_output_tokens}")
+    check_metadata(request.metadata)
+    return request
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises InvalidRequestError beyond OpenAI's limits."""
+    if len(metadata) > _MAX_PAIRS:
+        raise _invalid("metadata", f"it may hold {_MAX_PAIRS} pairs, got {len(metadata)}")
+    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in metadata.items()):
+        raise _invalid("metadata", f"keys have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
+
+
+def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
+    """The chat request that asks the same of a conversation of `items`.
+
+    Raises InvalidRequestError or UnsupportedFeatureError.
+    """
+    given = {name: getattr(request, name) for name in _SAME}
+    body = {name: value for name, value in given.items() if value is not None}
+    body["messages"] = messages_of(items, request.instructions)
+    if request.max_output_tokens is not None:
+        body["max_completion_tokens"] = request.max_output_tokens
+    if request.top_logprobs is not None or LOGPROBS in (request.include or ()):
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        body["reasoning_effort"] = request.reasoning.effort
+    if request.text.verbosity is not None:
+        body["verbosity"] = request.text.verbosity
+    if (response_format := _response_format(request.text.format)) is not None:
+        body["response_format"] = response_format
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if request.tools:
+        body["tools"] = [_tool(tool, index) for index, tool in enumerate(request.tools)]
+    else:
+        body.pop("parallel_tool_calls", None)
+    if request.tools or request.tool_choice not in ("auto", "none"):
+        body["tool_choice"] = _tool_choice(request.tool_choice)
+    return body
+
+
+def _response_format(wanted: dict[str, Any]) -> dict[str, Any] | None:
+    kind = wanted.get("type")
+    if kind == "text":
+        return None
+    if kind != "json_schema":
+        return wanted
+    return {"type": kind, "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise UnsupportedFeatureError(
+            f"tools[{index}]: tools of the type {str(kind)[:100]!r} run on OpenAI's servers alone. Use functions.",
+            param=f"tools[{index}]",
+        )
+    function = {name: value for name, value in tool.items() if name != "type"}
+    for name in function:
+        if name not in ("name", "description", "parameters", "strict"):
+            raise unsupported(f"tools[{index}].{name}")
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any]) -> Any:
+    if isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind == "allowed_tools":
+        named = [_tool_choice(each) for each in objects_of(choice.get("tools"))]
+        return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    raise UnsupportedFeatureError(
+        f"tool_choice: {str(kind)[:100]!r} chooses a tool of OpenAI's servers. Use functions.", param="tool_choice"
+    )
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -1,0 +1,54 @@
+"""Lists in pages, as OpenAI cuts them: `limit`, `after` and `order`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ....protocol.errors import InvalidRequestError, NotFoundError
+from ....protocol.http.wire import WireResponse
+from ...storage.answer_store import Page
+
+_MAX_LIMIT = 100
+PAGE_PARAMETERS = ("limit", "after", "order")
+
+
+def query_of(raw: str, known: Collection[str]) -> dict[str, str]:
+    """The query parameters, those of lists as their last value. Raises InvalidRequestError for an unknown one."""
+    given = dict(parse_qsl(raw, keep_blank_values=True))
+    for name in given:
+        if name.partition("[")[0] not in known:
+            raise InvalidRequestError(
+                f"The query parameter {name[:100]!r} is unknown here. Known: {', '.join(known)}.", param=name
+            )
+    return given
+
+
+def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT, usual: int = 20) -> Page:
+    """`newest_first` and `usual`: where the query says no order and no limit. Raises InvalidRequestError."""
+    limit, order = query.get("limit", str(usual)), query.get("order", "desc" if newest_first else "asc")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
+        raise InvalidRequestError(f"limit must be 1 to {most}, got {limit[:40]!r}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError(f"order must be asc or desc, got {order[:40]!r}.", param="order")
+    return Page(int(limit), query.get("after"), order == "desc")
+
+
+def page_in(entries: Sequence[dict[str, Any]], page: Page) -> tuple[list[dict[str, Any]], bool]:
+    """A page of entries that each have an id, oldest first, and whether there are more. Raises NotFoundError."""
+    ordered = list(reversed(entries)) if page.newest_first else list(entries)
+    begin = 0
+    if page.after is not None:
+        ids = [entry["id"] for entry in ordered]
+        if page.after not in ids:
+            raise NotFoundError(f"after: there is no {page.after[:100]!r} in this list.", param="after")
+        begin = ids.index(page.after) + 1
+    return ordered[begin : begin + page.limit], len(ordered) > begin + page.limit
+
+
+def list_of(entries: Sequence[dict[str, Any]], *, has_more: bool) -> WireResponse:
+    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+    return WireResponse.json(
+        {"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": has_more}
+    )

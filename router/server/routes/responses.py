@@ -1,0 +1,251 @@
+"""`/v1/responses`: the cascade, in the words of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ....protocol.decoding import read_object, unsupported
+from ....protocol.dialects.bodies import TranslatedBody
+from ....protocol.dialects.responses_events import (
+    begun_response,
+    streamed_response,
+    whole_response,
+)
+from ....protocol.dialects.responses_items import Item, items_of, with_own_ids
+from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, read_responses_request
+from ....protocol.errors import InvalidRequestError, NotFoundError
+from ....protocol.http import sse
+from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ...request.caller import caller_of
+from ...responses import completion as answer
+from ...storage.answer_store import StoredAnswer
+from ..answers import BackgroundResponse, is_ended
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from .route import RequestContext, Route
+
+log = logging.getLogger("updraft.router")
+
+_KIND = "response"
+
+
+@dataclass(frozen=True, slots=True)
+class _Creation:
+    """A response that is to be made."""
+
+    context: RequestContext
+    asked: ResponsesRequest
+    # The whole conversation.
+    items: list[Item]
+    # The chat request that asks the same.
+    chat: WireRequest
+    # As far as it has come.
+    response: dict[str, Any]
+
+    @property
+    def owner(self) -> str:
+        return _owner(self.context)
+
+    async def keep(self, events: Sequence[bytes] = ()) -> None:
+        if self.response["store"]:
+            await self.context.answers.keep(_stored(self.owner, self.response, self.items, events))
+
+
+async def create(context: RequestContext) -> WireResponse:
+    body = context.request.body
+    asked = await off_event_loop(body, lambda: read_responses_request(read_object(body)))
+    if asked.store or asked.background:
+        context.answers.wanted("background" if asked.background else "store")
+    if asked.background and asked.store is False:
+        raise InvalidRequestError("background needs store=true: else nobody could retrieve it.", param="background")
+    items = await _conversation(context, asked)
+    chat = replace(context.request, body=await off_event_loop(body, lambda: _encoded(asked, items)))
+    response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
+    creation = _Creation(context, asked, items, chat, response)
+    if asked.background:
+        return _begin(creation)
+    made = await context.router.chat(chat)
+    if made.status != 200:
+        return made
+    if not isinstance(made.body, bytes):
+        return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(creation, payloads)))
+    whole_response(response, msgspec.json.decode(made.body))
+    await creation.keep()
+    return WireResponse.json(response, headers=made.headers)
+
+
+async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
+    """Everything that is said before the answer. Raises NotFoundError for what is not stored."""
+    owner, previous = _owner(context), asked.previous_response_id
+    if asked.input is None and previous is None:
+        raise InvalidRequestError("input is required.", param="input", code="invalid_value")
+    if previous is not None and context.answers.running(owner, previous) is not None:
+        raise InvalidRequestError(f"{previous} is still being made: wait for it.", param="previous_response_id")
+    items: list[Item] = []
+    try:
+        if previous is not None:
+            found = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
+            items += [*found.input, *found.body["output"]]
+        added = items_of(asked.input or [])
+        referred = {item["id"] for item in added if item["type"] == "item_reference"}
+        known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
+        items += [known.get(item["id"], item) for item in added]
+    except NotFoundError as error:
+        param = "previous_response_id" if previous is not None and not items else "input"
+        raise NotFoundError(error.message, param=param, code=error.code) from error
+    return with_own_ids(items)
+
+
+def _encoded(asked: ResponsesRequest, items: list[Item]) -> bytes:
+    return msgspec.json.encode(chat_body(asked, items))
+
+
+async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Whoever has seen the last event can retrieve the response."""
+    async with aclosing(streamed_response(creation.response, payloads)) as steps:
+        async for events, response in steps:
+            if is_ended(response):
+                await creation.keep()
+            yield b"".join(events)
+
+
+def _begin(creation: _Creation) -> WireResponse:
+    """Make the response in the background. Raises OverloadedError."""
+    response, streamed = creation.response, creation.asked.stream
+    running = BackgroundResponse(creation.owner, response, creation.items, streamed)
+    response["status"] = "queued"
+    queued = WireResponse.json(response)
+    creation.context.answers.begin(running, _run(creation, running))
+    return WireResponse(200, sse.HEADERS, running.follow(-1)) if streamed else queued
+
+
+async def _run(creation: _Creation, running: BackgroundResponse) -> None:
+    """Nobody waits: it takes the time that it takes. A shutdown ends it, and then it is gone."""
+    response = creation.response
+    response["status"] = "in_progress"
+    try:
+        made = await creation.context.router.chat(replace(creation.chat, timeout_s=None))
+        if not isinstance(made.body, bytes):
+            async with aclosing(TranslatedBody(made.body, lambda payloads: _logged(running, payloads))) as body:
+                async for _ in body:
+                    pass
+        elif made.status == 200:
+            whole_response(response, msgspec.json.decode(made.body))
+        else:
+            running.fail(msgspec.json.decode(made.body)["error"])
+    except Exception:
+        log.exception("the response %s failed in the background", response["id"])
+        running.fail(answer.internal_error().to_body()["error"])
+    await creation.keep(running.events)
+
+
+async def _logged(running: BackgroundResponse, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(streamed_response(running.response, payloads)) as steps:
+        async for events, _ in steps:
+            running.add(events)
+            yield b""
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    query = query_of(context.request.query, ("include", "include_obfuscation", "starting_after", "stream"))
+    streams = query.get("stream") == "true"
+    if streams and query.get("include_obfuscation") == "true":
+        raise unsupported("include_obfuscation")
+    running, after = _running(context), _starting_after(query)
+    if running is not None and not streams:
+        return WireResponse.json(running.response)
+    if running is not None and running.streamed:
+        return WireResponse(200, sse.HEADERS, running.follow(after))
+    found = None if running is not None else await _find(context)
+    if found is not None and not streams:
+        return WireResponse.json(found.body)
+    if found is None or not found.events:
+        raise InvalidRequestError("Only a response made with background and stream can be streamed.", param="stream")
+    return WireResponse(200, sse.HEADERS, _replayed(found.events[after + 1 :]))
+
+
+def _starting_after(query: dict[str, str]) -> int:
+    given = query.get("starting_after", "-1")
+    if given != "-1" and not (given.isascii() and given.isdecimal() and len(given) < 10):
+        raise InvalidRequestError("starting_after must be the number of an event.", param="starting_after")
+    return int(given)
+
+
+async def _replayed(events: list[str]) -> AsyncGenerator[bytes]:
+    for event in events:
+        yield event.encode()
+
+
+async def delete(context: RequestContext) -> WireResponse:
+    owner, response_id = _owner(context), context.parameters["response"]
+    running = _running(context)
+    if running is not None:
+        await running.cancel()
+    if running is None or is_ended(running.response):
+        await context.answers.use(lambda store: store.delete(owner, _KIND, response_id))
+    return WireResponse.json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel(context: RequestContext) -> WireResponse:
+    running = _running(context)
+    if running is None:
+        found = await _find(context)
+        if not found.body["background"]:
+            raise InvalidRequestError("Only a response made with background=true can be cancelled.")
+        return WireResponse.json(found.body)
+    await running.cancel()
+    response = running.response
+    if not is_ended(response):
+        response["status"] = "cancelled"
+        await context.answers.keep(_stored(running.owner, response, running.input, running.events))
+    return WireResponse.json(response)
+
+
+async def input_items(context: RequestContext) -> WireResponse:
+    query = query_of(context.request.query, (*PAGE_PARAMETERS, "include"))
+    running = _running(context)
+    items = (await _find(context)).input if running is None else running.input
+    data, more = page_in(items, page_of(query, newest_first=True))
+    return list_of(data, has_more=more)
+
+
+def _owner(context: RequestContext) -> str:
+    return caller_of(context.request.headers, {}).key
+
+
+def _running(context: RequestContext) -> BackgroundResponse | None:
+    return context.answers.running(_owner(context), context.parameters["response"])
+
+
+async def _find(context: RequestContext) -> StoredAnswer:
+    owner, response_id = _owner(context), context.parameters["response"]
+    return await context.answers.use(lambda store: store.get(owner, _KIND, response_id))
+
+
+def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes]) -> StoredAnswer:
+    return StoredAnswer(
+        owner=owner,
+        kind=_KIND,
+        id=response["id"],
+        created=response["created_at"],
+        model=response["model"],
+        metadata=response["metadata"],
+        body=response,
+        input=items,
+        events=[event.decode() for event in events],
+    )
+
+
+ROUTES = (
+    Route("POST", "/v1/responses", create, "routed, in OpenAI's Responses API", ResponsesRequest, streams=True),
+    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four want the setting `store`",
+          streams=True),
+    Route("DELETE", "/v1/responses/{response}", delete, "forget it"),
+    Route("POST", "/v1/responses/{response}/cancel", cancel, "stop it, where it is made in the background"),
+    Route("GET", "/v1/responses/{response}/input_items", input_items, "the conversation that it answers"),
+)  # fmt: skip

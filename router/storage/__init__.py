@@ -1,0 +1,1 @@
+"""What is kept of requests and answers, where the user asks for it."""

@@ -1,0 +1,50 @@
+"""The Responses API of a real node, through the real openai client: the same answer as its chat, and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+
+@pytest.fixture(scope="module")
+def client(nodes: list[str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{nodes[0]}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def test_it_says_what_the_chat_says(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=8, temperature=0
+    )
+    options: dict[str, Any] = {"model": "tiny", "input": "hi", "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**options, top_logprobs=1)
+    Response.model_validate(whole.to_dict())
+    events = list(client.responses.create(**options, stream=True))
+    last: Any = events[-1]
+    assert whole.output_text == last.response.output_text == chat.choices[0].message.content
+    assert whole.usage is not None and chat.usage is not None
+    assert whole.usage.total_tokens == last.response.usage.total_tokens == chat.usage.total_tokens
+    assert len(whole.output[0].to_dict()["content"][0]["logprobs"]) == chat.usage.completion_tokens  # pyright: ignore
+    counted = client.responses.input_tokens.count(model="tiny", input="hi")
+    assert counted.input_tokens == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"model": "other"}, "model"),
+    ],
+)
+def test_what_wants_a_memory_is_refused(client: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.responses.create(**{"model": "tiny", "input": "hi", **options})
+    assert caught.value.param == param

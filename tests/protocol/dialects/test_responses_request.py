@@ -1,0 +1,183 @@
+"""Responses requests as chat requests: every field is translated, has no effect to have, or is refused by name."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from updraft.protocol.dialects.responses_items import items_of, with_own_ids
+from updraft.protocol.dialects.responses_request import chat_body, read_responses_request
+from updraft.protocol.errors import InvalidRequestError
+
+REFUSED = {
+    "access_programs": {"cyber": "standard"},
+    "context_management": [{"type": "compaction"}],
+    "conversation": "conv_1",
+    "image": {"context_compression": "auto"},
+    "moderation": {"model": "omni"},
+    "prompt": {"id": "pmpt_1"},
+    "truncation": "auto",
+    "stream_options": {"include_obfuscation": True},
+}
+TAKEN = {
+    "background": False,
+    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+    "input": "hello",
+    "instructions": "Be brief.",
+    "max_output_tokens": 20,
+    "max_tool_calls": 3,
+    "metadata": {"a": "b"},
+    "model": "auto",
+    "parallel_tool_calls": True,
+    "previous_response_id": "resp_1",
+    "prompt_cache_key": "key",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "safety_identifier": "someone",
+    "service_tier": "flex",
+    "store": True,
+    "stream": True,
+    "temperature": 0.5,
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    "tools": [{"type": "function", "name": "f", "parameters": None, "strict": True}],
+    "top_logprobs": 2,
+    "top_p": 0.9,
+    "user": "u",
+}
+
+NAMES = st.sampled_from(["type", "text", "name", "tools", "effort", "format", "content", "role"])
+
+
+def chat_of(**fields: Any) -> dict[str, Any]:
+    request = read_responses_request({"model": "auto", **fields})
+    return chat_body(request, items_of(request.input or []))
+
+
+def test_every_field_of_openais_is_known() -> None:
+    fields = ResponseCreateParamsStreaming
+    assert set(REFUSED) | set(TAKEN) >= fields.__required_keys__ | fields.__optional_keys__
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_chat_can_say_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name.partition("_")[0]) as caught:
+        chat_of(input="hello", **({"stream": True} if name == "stream_options" else {}), **{name: REFUSED[name]})
+    assert (caught.value.param or "").startswith(name)
+
+
+def test_what_is_taken_asks_the_same_of_a_chat() -> None:
+    assert chat_of(**TAKEN) == {
+        "model": "auto",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        "max_completion_tokens": 20,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "reasoning_effort": "low",
+        "verbosity": "low",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        "tools": [{"type": "function", "function": {"name": "f", "strict": True}}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+        "parallel_tool_calls": True,
+        "prompt_cache_key": "key",
+        "prompt_cache_options": {"mode": "implicit"},
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "someone",
+        "service_tier": "flex",
+        "user": "u",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_items_are_messages() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "low"}
+    file = {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
+    found = chat_of(
+        input=[
+            {"role": "developer", "content": "Rules."},
+            {"role": "user", "content": [{"type": "input_text", "text": "See:"}, image, file]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "opaque"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One moment."}]},
+            {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "7"}]},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        ]
+    )
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert found["messages"] == [
+        {"role": "developer", "content": "Rules."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "See:"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}},
+                {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}},
+            ],
+        },
+        {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "7"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"include": ["everything"]}, "include"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"metadata": {str(index): "v" for index in range(17)}}, "metadata"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"seed": 1}, "seed"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat_of(**{"input": "hello", **fields})
+    assert caught.value.param == param
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "x", "user", "assistant", "auto"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+ITEMS = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(("role", "content", "call_id", "output"), VALUES) | {
+    "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output", []]),
+}), max_size=3)  # fmt: skip
+
+
+@given(st.fixed_dictionaries({}, optional={name: VALUES for name in TAKEN if name != "model"} | {"input": ITEMS}))
+def test_whatever_comes_is_translated_or_refused(fields: dict[str, Any]) -> None:
+    with suppress(InvalidRequestError):
+        chat_of(**fields)
+
+
+def test_an_item_that_comes_twice_has_two_ids() -> None:
+    item = {"type": "message", "role": "user", "id": "msg_1", "content": "x"}
+    first, second = with_own_ids(items_of([item, item]))
+    assert first["id"] == "msg_1" != second["id"]
+    assert {**first, "id": ""} == {**second, "id": ""}

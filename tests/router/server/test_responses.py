@@ -1,0 +1,346 @@
+"""The Responses API through the real openai client, over the SDK's transport and over the daemon's socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+import updraft
+from openai.types.responses import Response, ResponseItemList
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from serving import serving
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
+
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
+TEXT_EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+]
+
+
+@pytest.fixture
+def config(cloud: FakeCloud, tmp_path: Path) -> RouterConfig:
+    return RouterConfig(
+        local="pocket", cloud_url=cloud.url, cloud_model="pocket-large", store=tmp_path / "answers.sqlite3"
+    )
+
+
+@contextmanager
+def a_client(over: str, config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[openai.OpenAI]:
+    async def load(config: RouterConfig) -> Any:
+        return tiers(ScriptedLocal(), config, ScriptedGates())
+
+    monkeypatch.setattr("updraft.router.router.load_tiers", load)
+    if over == "transport":
+        with updraft.OpenAI(config=config, max_retries=0) as client:
+            yield client
+        return
+    with (
+        serving(daemon_app(Router(config)), lifespan=True) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="mine", max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=["transport", "daemon"])
+def client(
+    request: pytest.FixtureRequest, config: RouterConfig, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[openai.OpenAI]:
+    with a_client(request.param, config, monkeypatch) as client:
+        yield client
+
+
+def checked(response: Response) -> Response:
+    """The response, which is one as openai's own types want it."""
+    Response.model_validate(response.to_dict())
+    return response
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> list[Any]:
+    """The events, each checked against its type, numbered through."""
+    events = list(client.responses.create(input="hello", stream=True, **options))
+    for event in events:
+        type(event).model_validate(event.to_dict())
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events
+
+
+def cloud_says(cloud: FakeCloud, message: dict[str, Any], finish_reason: str = "stop") -> None:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 2}}
+    body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    cloud.says = (200, json.dumps(body).encode())
+
+
+def cloud_streams(cloud: FakeCloud, *deltas: dict[str, Any], finish_reason: str = "stop") -> None:
+    frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": finish_reason})
+    events = [b"data: " + json.dumps({**frame, "choices": [choice]}).encode() + b"\n\n" for choice in choices]
+    cloud.says = (200, b"".join(events) + b"data: [DONE]\n\n")
+
+
+def test_a_response_with_its_reason(client: openai.OpenAI) -> None:
+    raw = client.responses.with_raw_response.create(
+        model="auto", input="hello", instructions="Be brief.", metadata={"a": "b"}, temperature=0.5
+    )
+    response = checked(raw.parse())
+    assert (response.status, response.output_text) == ("completed", LOCAL_TEXT)
+    assert (response.model, response.instructions, response.metadata) == ("fake-small", "Be brief.", {"a": "b"})
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 6, 13)
+    assert response.model_extra and response.model_extra["updraft"]["route"] == "local"
+    assert raw.headers["x-updraft-tier"] == "local"
+
+
+def test_the_events_of_a_text(client: openai.OpenAI) -> None:
+    for model, text in (("local", LOCAL_TEXT), ("cloud", CLOUD_TEXT)):
+        events = streamed(client, model=model)
+        assert [event.type for event in events if not event.type.endswith(".delta")] == TEXT_EVENTS
+        assert "".join(event.delta for event in events if event.type.endswith(".delta")) == text
+        last = checked(events[-1].response)
+        assert last.output_text == text
+        assert last.usage is not None and last.model_extra and last.model_extra["updraft"]["tier"] == model
+        assert events[0].response.output == []
+
+
+def test_the_streaming_helper(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="cloud", input="hello") as stream:
+        assert stream.get_final_response().output_text == CLOUD_TEXT
+
+
+def test_a_format_and_the_fields_that_a_chat_has(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    class Greeting(pydantic.BaseModel):
+        word: str
+
+    cloud_says(cloud, {"content": '{"word": "hi"}'})
+    parsed = client.responses.parse(
+        model="cloud", input="hello", text_format=Greeting, max_output_tokens=9, reasoning={"effort": "low"}, user="u"
+    )
+    assert parsed.output_parsed == Greeting(word="hi")
+    sent = cloud.requests[-1]
+    assert sent["response_format"]["json_schema"]["name"] == "Greeting"
+    assert (sent["max_completion_tokens"], sent["reasoning_effort"], sent["user"]) == (9, "low", "u")
+    assert not {"store", "metadata", "input"} & set(sent)
+
+
+def test_a_round_trip_of_tools_and_reasoning(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+        for number in (1, 2)
+    ]
+    cloud_says(cloud, {"content": None, "reasoning_content": "Hm.", "tool_calls": calls}, "tool_calls")
+    asked: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Rain?"}]}]
+    options: dict[str, Any] = {
+        "model": "cloud",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "weather"},
+    }
+    response = checked(client.responses.create(input=asked, store=False, **options))
+    assert [item.type for item in response.output] == ["reasoning", "function_call", "function_call"]
+    assert cloud.requests[-1]["tool_choice"]["function"] == {"name": "weather"}
+    cloud.says = None
+    said = [item.to_dict() for item in response.output]
+    outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "dry"} for call in calls]
+    final = client.responses.create(input=[*asked, *said, *outputs], **options)
+    assert final.output_text == CLOUD_TEXT
+    assert cloud.requests[-1]["messages"] == [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_1", "content": "dry"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "dry"},
+    ]
+
+
+def test_the_events_of_reasoning_and_calls(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud_streams(
+        cloud,
+        {"reasoning_content": "Hm"},
+        {"reasoning_content": "."},
+        {"content": "Let me see."},
+        {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        finish_reason="tool_calls",
+    )
+    events = streamed(client, model="cloud", tools=[TOOL])
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds.index("reasoning_text.done") < kinds.index("output_text.delta")
+    assert kinds.index("output_text.done") < kinds.index("function_call_arguments.delta")
+    assert [event.delta for event in events if "arguments.delta" in event.type] == ['{"a":', "1}"]
+    response = checked(events[-1].response)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert response.output[2].to_dict()["arguments"] == '{"a":1}'
+    assert all(item.to_dict()["status"] == "completed" for item in response.output)
+
+
+def test_how_an_answer_may_end(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cut = streamed(client, model="local", max_output_tokens=2)[-1]
+    assert (cut.type, cut.response.incomplete_details.reason) == ("response.incomplete", "max_output_tokens")
+    assert cut.response.output[0].status == "incomplete"
+    cloud_says(cloud, {"content": None, "refusal": "No."})
+    refused = checked(client.responses.create(model="cloud", input="hello"))
+    assert refused.output[0].to_dict()["content"] == [{"type": "refusal", "refusal": "No."}]
+    cloud.says, cloud.mode = None, "cut"
+    failed = streamed(client, model="cloud")[-1]
+    assert (failed.type, failed.response.error.code) == ("response.failed", "server_error")
+    cloud.mode = "400"
+    with pytest.raises(openai.BadRequestError, match="cloud error 400"):
+        client.responses.create(model="cloud", input="hello", stream=True)
+
+
+def test_a_stream_that_is_left_stops_the_cloud(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "drip"
+    with client.responses.create(model="cloud", input="hello", stream=True) as stream:
+        assert next(iter(stream)).type == "response.created"
+    for _ in range(500):
+        if cloud.disconnects:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the cloud goes on")
+
+
+def test_the_async_client(config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(config: RouterConfig) -> Any:
+        return tiers(ScriptedLocal(), config, ScriptedGates())
+
+    async def go() -> None:
+        async with updraft.AsyncOpenAI(config=config, max_retries=0) as client:
+            made = await client.responses.create(model="local", input="hello")
+            assert (await client.responses.retrieve(made.id)).output_text == made.output_text == LOCAL_TEXT
+            stream = await client.responses.create(
+                model="cloud", input="more", previous_response_id=made.id, stream=True
+            )
+            assert [event.type async for event in stream][-1] == "response.completed"
+            assert [item.type async for item in client.responses.input_items.list(made.id)] == ["message"]
+            await client.responses.delete(made.id)
+            chat = await client.chat.completions.create(
+                model="local", messages=[{"role": "user", "content": "hello"}], store=True
+            )
+            assert [each.id async for each in client.chat.completions.list()] == [chat.id]
+
+    monkeypatch.setattr("updraft.router.router.load_tiers", load)
+    asyncio.run(go())
+
+
+def test_without_a_store_nothing_can_be_found(
+    config: RouterConfig, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = RouterConfig(local="pocket", cloud_url=cloud.url, cloud_model="pocket-large")
+    with a_client("transport", off, monkeypatch) as client:
+        response = client.responses.create(model="local", input="hello")
+        assert response.model_extra and response.model_extra["store"] is False
+        for attempt in (
+            lambda: client.responses.create(model="local", input="hello", previous_response_id=response.id),
+            lambda: client.responses.retrieve(response.id),
+            client.chat.completions.list,
+        ):
+            with pytest.raises(openai.NotFoundError, match="store = true"):
+                attempt()
+        for options in ({"store": True}, {"background": True}):
+            with pytest.raises(openai.BadRequestError, match="store = true"):
+                client.responses.create(model="local", input="hello", **options)  # pyright: ignore
+
+
+def test_a_conversation_that_is_stored(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    first = client.responses.create(model="local", input="one", instructions="Not carried over.")
+    second = client.responses.create(
+        model="cloud",
+        input=[{"type": "item_reference", "id": first.output[0].id or ""}, {"role": "user", "content": "two"}],
+        previous_response_id=first.id,
+        stream=True,
+    )
+    last = list(second)[-1].response  # pyright: ignore
+    assert [message["content"] for message in cloud.requests[-1]["messages"]] == ["one", LOCAL_TEXT, LOCAL_TEXT, "two"]
+    assert checked(client.responses.retrieve(last.id)).to_dict() == last.to_dict()
+    ResponseItemList.model_validate(client.get(f"/responses/{last.id}/input_items", cast_to=object))
+    items = [item.to_dict() for item in client.responses.input_items.list(last.id, limit=1, order="asc")]
+    assert [item["role"] for item in items] == ["user", "assistant", "assistant", "user"]
+    newest = client.responses.input_items.list(last.id, limit=1)
+    assert [item.to_dict()["content"][0]["text"] for item in newest.data] == ["two"]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="background=true"):
+        client.responses.cancel(last.id)
+
+
+def test_a_key_sees_its_own_responses_alone(config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_client("daemon", config, monkeypatch) as mine:
+        made = mine.responses.create(model="local", input="hello")
+        other = mine.with_options(api_key="other")
+        for attempt in (
+            lambda: other.responses.retrieve(made.id),
+            lambda: other.responses.delete(made.id),
+            lambda: other.responses.create(model="local", input="x", previous_response_id=made.id),
+        ):
+            with pytest.raises(openai.NotFoundError, match="There is no"):
+                attempt()
+        assert mine.responses.retrieve(made.id).output_text == LOCAL_TEXT
+
+
+def test_a_response_in_the_background(client: openai.OpenAI) -> None:
+    begun = checked(client.responses.create(model="local", input="hello", background=True))
+    assert begun.status in ("queued", "in_progress")
+    made = _finished(client, begun.id)
+    assert (made.status, made.output_text) == ("completed", LOCAL_TEXT)
+    assert client.responses.cancel(begun.id).status == "completed"
+    with pytest.raises(openai.BadRequestError, match="can be streamed"):
+        client.responses.retrieve(begun.id, stream=True)
+
+
+def test_a_stream_in_the_background_can_be_taken_up_again(client: openai.OpenAI) -> None:
+    events = streamed(client, model="cloud", background=True)
+    response_id = events[-1].response.id
+    _finished(client, response_id)
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=2))
+    assert [event.to_dict() for event in rest] == [event.to_dict() for event in events[3:]]
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "slow"
+    begun = client.responses.create(model="cloud", input="hello", background=True)
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    assert checked(client.responses.retrieve(begun.id)).status == "cancelled"
+    doomed = client.responses.create(model="cloud", input="hello", background=True)
+    client.responses.delete(doomed.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(doomed.id)
+
+
+def test_a_response_that_is_not_complete_is_not_gone_on_from(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "slow"
+    begun = client.responses.create(model="cloud", input="hello", background=True)
+    with pytest.raises(openai.BadRequestError, match="still being made"):
+        client.responses.create(model="local", input="go on", previous_response_id=begun.id)
+
+
+def test_a_background_response_may_fail(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "400"
+    failed = _finished(client, client.responses.create(model="cloud", input="hello", background=True).id)
+    assert failed.error is not None
+    assert (failed.status, failed.error.message) == ("failed", "cloud error 400")
+
+
+def _finished(client: openai.OpenAI, response_id: str) -> Response:
+    for _ in range(2000):
+        found = client.responses.retrieve(response_id)
+        if found.status not in ("queued", "in_progress"):
+            return found
+    raise AssertionError("it does not end")
