@@ -103,7 +103,8 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     config = engine_config(len(requests), running)
     num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     config = replace(config, prefix_caching=False, num_blocks=num_blocks)
-    shape = NodeShape(config, fit(list(islice(others, _STEPS))), num_blocks)
+    first = list(islice(others, _STEPS))
+    shape = NodeShape(config, fit(first), num_blocks)
     at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
     fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
     random = np.random.default_rng(workload.seed)
@@ -118,7 +119,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         steps: list[tuple[StepContent, float]] = []
         engine = _Recording(model, config, clock)
         real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
-        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps)), 1)[0])
+        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps or first)), 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
         ours, theirs = _figures(simulated[load]), _figures(real[load])
