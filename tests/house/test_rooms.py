@@ -21,7 +21,7 @@ ROOMS = {
         "errors noise schemas unicode_forms wal",
     ],
     "text": [
-        "tool_calls tool_formats tool_stream",
+        "tokenization tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "chat",
@@ -111,7 +111,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes", "answers batches"],
+    "router.server": ["app", "endpoints reload", "page", "routes", "answers batches"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",

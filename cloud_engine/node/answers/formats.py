@@ -26,6 +26,7 @@ from ....protocol.responses import (
     TextLogprobs,
     TopLogprob,
     Usage,
+    fingerprint,
 )
 from ....protocol.sampling import SamplingDefaults
 from ....text.tokenizer import Tokenizer
@@ -107,6 +108,7 @@ class ChatFormat:
             id=self.id,
             model=self.model,
             created=self.created,
+            system_fingerprint=fingerprint(self.model),
             choices=choices,
             usage=total_usage(answers),
             sampling=self.sampling,
@@ -118,6 +120,7 @@ class ChatFormat:
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
+        chunk.system_fingerprint = fingerprint(self.model)
         if self.include_usage:
             chunk.usage = usage
         return chunk
@@ -168,6 +171,7 @@ class TextFormat:
 
     def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)
+        completion.system_fingerprint = fingerprint(self.model)
         if usage is not None or self.include_usage:
             completion.usage = usage
         return completion
