@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -18,24 +19,37 @@ from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
 from ..cloud_engine.planning.step_time import StepContent, StepTimeModel, fit
 from ..cloud_engine.planning.trace import PlannedRequest
-from .driving import GREEDY, add, engine_config
+from .driving import GREEDY, engine_config
 from .workload import Workload, WorkloadRequest, draw
 
 #: Shares of the highest throughput at which requests come.
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
-_ROUNDS = 3  # of each batch size
+_ROUNDS = 2
+_STEPS = 6_000  # enough for batches of every size
+_TURN = 40  # steps
 _QUANTILES = {"p50": 50, "p99": 99}
 
 
 class _Recording(Engine):
-    """An engine that keeps what its steps computed, and what they took by the `clock`."""
+    """An engine that keeps what its steps computed, and what they took by the `clock`, from the end of the one before:
+    taking requests in counts, too.
+    """
 
     def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
         super().__init__(ServedModel(model), config)
         self.clock = clock
         self.steps: list[tuple[StepContent, float]] = []
         self._content: StepContent | None = None
+        self._ended = clock()
+
+    def take(self, number: int, work: WorkloadRequest) -> None:
+        wanted = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
+        self.add_request(GenerationRequest(str(number), work.prompt, wanted))
+
+    def resume(self) -> None:
+        """Nothing was done here since the last step."""
+        self._ended = self.clock()
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
         self._content = StepContent.of(batch)
@@ -43,86 +57,107 @@ class _Recording(Engine):
 
     def timed_step(self) -> list[str]:
         """Whose tokens came out."""
-        started = self.clock()
-        outputs = self.step()
+        came = [output.request_id for output in self.step()]
+        started, self._ended = self._ended, self.clock()
         if self._content is not None:
-            self.steps.append((self._content, self.clock() - started))
-        return [output.request_id for output in outputs]
+            self.steps.append((self._content, self._ended - started))
+        return came
 
 
-def measured_step_time(
-    model: Decoder, running: int, workload: Workload, clock: Clock = time.perf_counter
-) -> StepTimeModel:
-    """From batches of every size, with prompts and answers of the workload."""
-    steps: list[tuple[StepContent, float]] = []
-    for round_number in range(_ROUNDS):
-        for size in sorted({running, *(2**power for power in range(running.bit_length()))}):
-            drawn = draw(
-                replace(workload, count=3 * size, seed=workload.seed + 1 + round_number), model.config.vocab_size
-            )
-            engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
-            add(engine, drawn)
-            while engine.has_work:
-                engine.timed_step()
-            steps += engine.steps
-    return fit(steps)
+def measured_steps(
+    model: Decoder, running: int, workload: Workload, clock: Clock
+) -> Iterator[tuple[StepContent, float]]:
+    """Of batches of every size, with prompts and answers of the workload: where one ends, another comes. Endless."""
+    sizes = sorted({running, *(2**power for power in range(running.bit_length()))})
+    for number, size in enumerate(cycle(sizes)):
+        drawn = draw(replace(workload, count=3 * size, seed=workload.seed + 1 + number), model.config.vocab_size)
+        engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
+        coming, left = enumerate(drawn), [work.output for work in drawn]
+        places = size
+        while True:
+            for each, work in islice(coming, places):
+                engine.take(each, work)
+            if not engine.has_work:
+                break
+            came = [int(name) for name in engine.timed_step()]
+            for each in came:
+                left[each] -= 1
+            places = sum(not left[each] for each in came)
+            yield engine.steps[-1]
+            engine.resume()
+
+
+def measured_step_time(model: Decoder, running: int, workload: Workload) -> StepTimeModel:
+    return fit(list(islice(measured_steps(model, running, workload, time.perf_counter), _STEPS)))
 
 
 def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
     """By load: simulated over real, less one, of the throughput, of the time to the first token, and of that per token.
 
-    Requests come at random moments. The costs of steps are from other requests than these. On a CPU all is in seconds
-    of the processor, of which neighbours take none.
+    Requests come at random moments. The costs of steps are measured with other requests than these, in turns with the
+    real run, because neighbours slow a machine down now and then. On a CPU all is in seconds of the processor.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
-    costs = measured_step_time(model, running, workload, clock)
+    others = measured_steps(model, running, workload, clock)
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
     num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
-    shape = NodeShape(replace(config, prefix_caching=False, num_blocks=num_blocks), costs, num_blocks)
+    config = replace(config, prefix_caching=False, num_blocks=num_blocks)
+    first = list(islice(others, _STEPS))
+    shape = NodeShape(config, fit(first), num_blocks)
     at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
     fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
     random = np.random.default_rng(workload.seed)
+    real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    for load in LOADS * _ROUNDS:
+        arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
+        trace = [
+            PlannedRequest(float(at_s), len(work.prompt), work.output)
+            for at_s, work in zip(arrived - arrived[0], requests, strict=True)
+        ]
+        steps: list[tuple[StepContent, float]] = []
+        engine = _Recording(model, config, clock)
+        real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
+        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps or first)), 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
-        gaps = random.exponential(1 / (load * fastest), len(requests))
-        trace = [
-            PlannedRequest(float(arrived), len(work.prompt), work.output)
-            for arrived, work in zip(np.cumsum(gaps) - gaps[0], requests, strict=True)
-        ]
-        real = _really(_Recording(model, shape.config, clock), trace, requests)
-        simulated, _ = simulate(trace, shape, 1)
-        ours, theirs = _figures(simulated), _figures(real)
+        ours, theirs = _figures(simulated[load]), _figures(real[load])
         say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
         found |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
     return found
 
 
 def _really(
-    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest]
+    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
-    """The same requests through a real engine, at the same times by its clock, which idle times are added to."""
+    """The same requests through a real engine, at the same times by its clock, which idle times are added to, and
+    which stands still while `turn` is called now and then.
+    """
     served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0
     while added < len(trace) or engine.has_work:
-        now = engine.clock() - started
-        while added < len(trace) and trace[added].arrived_s <= now:
-            wanted = replace(GREEDY, max_tokens=trace[added].output, ignore_eos=True)
-            engine.add_request(GenerationRequest(str(added), requests[added].prompt, wanted))
-            added += 1
         if not engine.has_work:
-            started -= max(0.0, trace[added].arrived_s - now)
-            continue
+            started = min(started, engine.clock() - trace[added].arrived_s)
+        now = engine.clock() - started
+        while added < len(trace) and (trace[added].arrived_s <= now or not engine.has_work):
+            engine.take(added, requests[added])
+            added += 1
         for name in engine.timed_step():
             each, now = served[int(name)], engine.clock() - started
             each.first_s = now if each.first_s is None else each.first_s
             each.last_s = now
+        if len(engine.steps) % (2 * _TURN) == 0:
+            paused = engine.clock()
+            turn()
+            started += engine.clock() - paused
     return served
 
 
-def _figures(served: Sequence[SimulatedAnswer]) -> dict[str, float]:
-    end_s = max(each.last_s or 0.0 for each in served)
-    figures = {"throughput": sum(each.request.output for each in served) / end_s}
+def _figures(rounds: Sequence[Sequence[SimulatedAnswer]]) -> dict[str, float]:
+    served = [each for answers in rounds for each in answers]
+    spent_s = sum(max(each.last_s or 0.0 for each in answers) for answers in rounds)
+    figures = {"throughput": sum(each.request.output for each in served) / spent_s}
     for name, values in (("ttft", [each.ttft_s for each in served]), ("tpot", [each.tpot_s for each in served])):
         figures |= {f"{name}_{quantile}": float(np.percentile(values, at)) for quantile, at in _QUANTILES.items()}
     return figures

@@ -142,11 +142,10 @@ def node(
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
-    token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
-    max_step_ms: Annotated[
-        int, typer.Option(min=1, help="Prompts and drafts are cut to it: streams move between steps.")
-    ] = 200,
+    mode: options.Mode = "balanced",
+    max_batch_size: options.MaxBatchSize = None,
+    token_budget: options.TokenBudget = None,
+    max_step_ms: options.MaxStepMs = None,
     context_length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
@@ -168,8 +167,9 @@ def node(
         bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
     ] = True,
     num_draft_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured.")
-    ] = 8,
+        int | None,
+        typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured. [as --mode]"),
+    ] = None,
     ngram: Annotated[
         bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
     ] = False,
@@ -239,22 +239,25 @@ def node(
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model models/big --register https://gateway:8000 --register-key-file node.key
     """
-    from ..cloud_engine.engine.config import EngineConfig, usual_block_size
+    from ..cloud_engine.engine.config import EngineConfig, limits_of, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket
 
     os.environ[FORMAT_VARIABLE] = log_format
     engine = EngineConfig(
-        max_batch_size=max_batch_size,
-        token_budget=token_budget,
-        max_step_ms=max_step_ms,
+        **limits_of(
+            mode,
+            max_batch_size=max_batch_size,
+            token_budget=token_budget,
+            max_step_ms=max_step_ms,
+            num_draft_tokens=num_draft_tokens,
+        ),
         context_length=context_length,
         num_blocks=num_blocks,
         default_max_tokens=default_max_tokens,
         policy=policy,
         max_waiting=max_waiting,
         prefix_caching=prefix_caching,
-        num_draft_tokens=num_draft_tokens,
         ngram=ngram,
         device=device,
         dtype=dtype,

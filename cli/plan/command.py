@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..shared import json_output, output
+from ..shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ...cloud_engine.planning.plan import FleetFigures
@@ -27,9 +27,10 @@ def plan(
     ttft_s: Annotated[float, typer.Option(min=0.001, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, help="Objective: seconds per token after it.")] = 0.1,
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Requests within the objective.")] = 0.99,
-    max_batch_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
-    token_budget: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 512,
-    max_step_ms: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 200,
+    mode: options.Mode = "balanced",
+    max_batch_size: options.MaxBatchSize = None,
+    token_budget: options.TokenBudget = None,
+    max_step_ms: options.MaxStepMs = None,
     block_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
     context_length: Annotated[int | None, typer.Option(min=1, help="As of updraft node. [as the cache holds]")] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a node.")] = None,
@@ -37,7 +38,8 @@ def plan(
         float | None, typer.Option(min=0.001, max=1.0, help="Share that the device leaves, as calibration says.")
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also other rates, static batches, and memory that is not paged.")
+        bool,
+        typer.Option("--compare", help="Also other modes and rates, static batches, and memory that is not paged."),
     ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the fleets that were tried.")] = None,
     as_json: json_output.Flag = False,
@@ -50,7 +52,7 @@ def plan(
       updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
       updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
     """
-    from ...cloud_engine.engine.config import EngineConfig
+    from ...cloud_engine.engine.config import EngineConfig, limits_of
     from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
     from ...cloud_engine.planning.simulation import NodeShape
     from ...cloud_engine.planning.step_time import read_costs
@@ -62,9 +64,7 @@ def plan(
     config = EngineConfig(
         context_length=context_length,
         block_size=block_size,
-        max_batch_size=max_batch_size,
-        token_budget=token_budget,
-        max_step_ms=max_step_ms,
+        **limits_of(mode, max_batch_size=max_batch_size, token_budget=token_budget, max_step_ms=max_step_ms),
     )
     shape = NodeShape(config, read_costs(costs), num_blocks)
     planner = Planner(
@@ -81,6 +81,7 @@ def plan(
             "nodes_by_rate": planner.sensitivity(),
             "continuous_over_static": continuous / static,
             "preallocated": facts(planner.preallocated(enough.nodes)),
+            "modes": {name: facts(found) for name, found in planner.by_mode(enough.nodes).items()},
         }
     if plot is not None:
         plot.write_bytes(picture.fleets_png(tried, share))
@@ -118,6 +119,10 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
         output.echo(f"{enough.refused} requests fit no node: they are longer than its context, or its queue was full.")
     if device := found.get("with_device"):
         output.echo(f"With the device's share answered there: {device['nodes']} nodes.")
+    for name, each in found.get("modes", {}).items():
+        times = f"TTFT {1e3 * each['ttft_p50_s']:,.0f} ms (p99 {1e3 * each['ttft_p99_s']:,.0f})"
+        times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"
+        output.echo(f"--mode {name}: {each['share']:.1%} within, {times}.")
     if "preallocated" in found:
         by_rate = ", ".join(f"{nodes} at {rate} times the rate" for rate, nodes in found["nodes_by_rate"].items())
         waste, kept = found["preallocated"]["kv_waste"], found["preallocated"]["share"]

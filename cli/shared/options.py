@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -117,6 +117,23 @@ ChatTemplate = Annotated[
         "--chat-template",
         metavar="PATH",
         help="Jinja file to use instead of the model's own chat template, or chatml.",
+    ),
+]
+Mode = Annotated[
+    Literal["latency", "balanced", "throughput"],
+    typer.Option("--mode", help="Sets the limits below: for quick streams, for tokens per second of all, or between."),
+]
+MaxBatchSize = Annotated[
+    int | None, typer.Option("--max-batch-size", min=1, help="Requests computed together. [as --mode]")
+]
+TokenBudget = Annotated[
+    int | None,
+    typer.Option("--token-budget", min=1, help="Tokens computed in one step, over all requests. [as --mode]"),
+]
+MaxStepMs = Annotated[
+    int | None,
+    typer.Option(
+        "--max-step-ms", min=1, help="Prompts and drafts are cut to it: streams move between steps. [as --mode]"
     ),
 ]
 Confidence = Annotated[

@@ -13,7 +13,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
-from ..engine.config import EngineConfig, usual_block_size
+from ..engine.config import EngineConfig, Mode, limits_of, usual_block_size
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -76,6 +76,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     model: Annotated[str, msgspec.Meta(min_length=1)]
     draft: str | None = None
     kind: EngineKind = "updraft"
+    # As the option of `updraft node`.
+    mode: Mode = "balanced"
     # Settings of `EngineConfig`; of another kind of engine, its own keyword arguments.
     engine: dict[str, Any] = {}
     # Both as the options of `updraft node`.
@@ -99,7 +101,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if unknown:
             raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
-        usual = {"device": device, "block_size": usual_block_size(str(device)), "max_step_ms": 200}
+        usual = {**limits_of(self.mode), "device": device, "block_size": usual_block_size(str(device))}
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:

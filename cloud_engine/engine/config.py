@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
 Policy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
+Mode = Literal["latency", "balanced", "throughput"]
 
 
 _MAX_INT32 = 2**31 - 1
@@ -88,6 +89,31 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeLimits:
+    """Fields of `EngineConfig`. Within them the engine goes by what it measures: chunks by the time of a token, drafts
+    by what they win.
+    """
+
+    max_batch_size: int
+    token_budget: int
+    max_step_ms: int
+    num_draft_tokens: int
+
+
+#: For the first token and an even stream, for tokens per second of all, and between.
+MODES: dict[Mode, ModeLimits] = {
+    "latency": ModeLimits(8, 256, 50, 8),
+    "balanced": ModeLimits(16, 512, 200, 8),
+    "throughput": ModeLimits(64, 2048, 1000, 4),
+}
+
+
+def limits_of(mode: Mode, **given: int | None) -> dict[str, Any]:
+    """Those of a mode, but for what is `given` itself."""
+    return asdict(MODES[mode]) | {name: value for name, value in given.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ...protocol.errors import ConfigurationError
+from ..engine.config import MODES, limits_of
 from .simulation import NodeShape, SimulatedAnswer, simulate
 from .step_time import StepContent
 from .trace import PlannedRequest, faster, sample
@@ -127,6 +128,11 @@ class Planner:
         """Where only this share of the requests goes to the cloud, as calibration promises."""
         return replace(self, trace=sample(list(self.trace), cloud_share)).enough()
 
+    def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
+        """As many nodes in each mode."""
+        shapes = {mode: replace(self.shape, config=replace(self.shape.config, **limits_of(mode))) for mode in MODES}
+        return {mode: replace(self, shape=shape).figures(nodes) for mode, shape in shapes.items()}
+
     def preallocated(self, nodes: int) -> FleetFigures:
         """As many nodes whose requests each hold memory for a whole context: one block of this length."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
@@ -150,9 +156,8 @@ class Planner:
             batch = rows[first : first + size]
             count, prompt, output = len(batch), max(row.prompt for row in batch), max(row.output for row in batch)
             seconds += costs.seconds(StepContent(1, count, count * (prompt - 1), 0, count * prompt * prompt // 2))
-            steps, looked_back = output - 1, (output - 1) * prompt + output * (output - 1) // 2
-            seconds += costs.seconds(StepContent(1, count, 0, 0, 0)) * steps
-            seconds += costs.context_tokens * count * looked_back
+            decodes = (StepContent(1, count, 0, count * context, 0) for context in range(prompt, prompt + output - 1))
+            seconds += sum(map(costs.seconds, decodes))
         return sum(row.output for row in rows) / seconds
 
     def _servable(self) -> list[PlannedRequest]:

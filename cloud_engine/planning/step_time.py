@@ -14,8 +14,10 @@ from ...protocol.errors import ConfigurationError
 from ..engine.types.request_state import ScheduledRequest
 
 _PREFIX = "step_time_"
+_CONTEXT = 3  # the column of `context_tokens`
+_SMALLEST_CACHE = 9  # as a power of two tokens
 _HELD_UP = 8.0  # times what a step should take
-_ROUNDS = 4
+_ROUNDS = 5
 
 
 class _Report(msgspec.Struct):
@@ -63,9 +65,15 @@ class StepTimeModel:
     context_tokens: float = 0.0
     # For a pair of tokens in a prompt.
     prompt_pairs: float = 0.0
+    # Tokens looked back on that the processor's caches hold.
+    cached_tokens: float = 0.0
+    # More for each beyond those.
+    uncached_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        if not all(0 <= each < 3600 for each in astuple(self)) or not self.steps + self.sequences:
+        costs = asdict(self)
+        is_size = 0 <= costs.pop("cached_tokens") < float("inf")
+        if not is_size or not all(0 <= each < 3600 for each in costs.values()) or not self.steps + self.sequences:
             raise ConfigurationError("A step must take time: its costs are seconds of at least 0.", param="costs")
 
     def seconds(self, content: StepContent) -> float:
@@ -75,6 +83,7 @@ class StepTimeModel:
             + self.prompt_tokens * content.prompt_tokens
             + self.context_tokens * content.context_tokens
             + self.prompt_pairs * content.prompt_pairs
+            + self.uncached_tokens * max(0.0, content.context_tokens - self.cached_tokens)
         )
 
     def figures(self) -> dict[str, float]:
@@ -101,12 +110,23 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     """
     contents = np.array([astuple(content) for content, _ in steps], float)
     seconds = np.array([taken for _, taken in steps])
-    costs = _non_negative(contents, seconds, seconds)
-    near = seconds <= _HELD_UP * (contents @ costs)
+    near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]
+    looked_back = contents[:, _CONTEXT]
+    sizes = [0.0, *(2.0**power for power in range(_SMALLEST_CACHE, int(looked_back.max()).bit_length()))]
+    return min((_fit(contents, seconds, size) for size in sizes), key=lambda found: found[0])[1]
+
+
+def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[float, StepTimeModel]:
+    """With so many tokens in the caches: the squared error, and the costs."""
+    beyond = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
+    columns, scale = np.column_stack([contents, beyond]), seconds
+    costs = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
-        costs = _non_negative(contents, seconds, contents @ costs)
-    return StepTimeModel(*map(float, costs))
+        costs = _non_negative(columns, seconds, scale)
+        scale = columns @ costs
+    found = StepTimeModel(*map(float, costs[:-1]), cached_tokens=cached, uncached_tokens=float(costs[-1]))
+    return float(np.square(seconds / scale - 1).sum()), found
 
 
 def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:

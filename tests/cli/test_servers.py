@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
-from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.config import MODES, EngineConfig
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
@@ -106,6 +106,7 @@ NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
     "tool_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
     "insecure": True, "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
+    "public_metrics": True,
 }  # fmt: skip
 
 
@@ -136,3 +137,8 @@ def test_blocks_suit_the_device(
 ) -> None:
     servers.node("m", device=device, block_size=block_size)
     assert started[0].engine.block_size == used
+
+
+def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions]) -> None:
+    servers.node("m", mode="throughput", max_step_ms=30)
+    assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})

@@ -18,6 +18,7 @@ from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.foreign import serve_config
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
+from updraft.cloud_engine.engine.config import MODES
 from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.node.process import NodeOptions
@@ -60,7 +61,7 @@ def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
 
 
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
-    model = ModelDeployment(name="small", model="folder", engine={"max_batch_size": 4}, devices=1)
+    model = ModelDeployment(name="small", model="folder", mode="latency", engine={"max_batch_size": 4}, devices=1)
     config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")))
     credentials = Credentials(config.keys)
     credentials.prepare()
@@ -81,6 +82,7 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
         assert credentials.node_key() not in repr(options)
     engine = node_options(config, model).engine
     assert (engine.max_batch_size, engine.device, engine.block_size) == (4, "cuda", 64)
+    assert engine.max_step_ms == MODES["latency"].max_step_ms
 
 
 def test_ray_reserves_devices_of_one_machine_and_labels() -> None:

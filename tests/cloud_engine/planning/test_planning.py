@@ -111,6 +111,18 @@ def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() ->
     assert planner.figures(1).kv_waste < 0.5 < 0.6 < planner.preallocated(1).kv_waste
 
 
+def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
+    """Where more comes than is served, and long prompts are read beside the streams."""
+    drawn = random.Random(4)
+    trace = [PlannedRequest(number * 0.01, drawn.randint(10, 800), drawn.randint(20, 60)) for number in range(150)]
+    shape = NodeShape(replace(CONFIG, context_length=None), COSTS, 4000)
+    found = Planner(trace, shape, LOOSE).by_mode(1)
+    order = [found[mode] for mode in ("latency", "balanced", "throughput")]
+    assert [each.tokens_per_s for each in order] == sorted(each.tokens_per_s for each in order)
+    assert [each.tpot_p99_s for each in order] == sorted(each.tpot_p99_s for each in order)
+    assert order[0].tpot_p99_s < order[2].tpot_p99_s / 2
+
+
 def test_what_fits_no_node_is_counted_and_nothing_else() -> None:
     trace = [PlannedRequest(0.0, 300, 5), PlannedRequest(0.1, 10, 5)]
     assert Planner(trace, SHAPE, LOOSE).figures(1).refused == 1
@@ -131,10 +143,12 @@ def test_costs_are_found_again_also_where_some_steps_were_held_up(tmp_path: Path
         StepContent(1, drawn.randint(1, 16), drawn.choice((0, 0, 300)), drawn.randint(0, 5000), drawn.randint(0, 9000))
         for _ in range(300)
     ]
-    held_up = [(each, COSTS.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
+    costs = replace(COSTS, cached_tokens=2048.0, uncached_tokens=3e-6)
+    held_up = [(each, costs.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
     found = fit(held_up)
     for each in contents:
-        assert found.seconds(each) == pytest.approx(COSTS.seconds(each), rel=0.05)
+        assert found.seconds(each) == pytest.approx(costs.seconds(each), rel=0.05)
+    assert found.cached_tokens == 2048
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"commit": "x", "metrics": found.figures()}))
     assert read_costs(path) == found
