@@ -27,7 +27,7 @@ from . import chat_socket
 from .endpoints import Endpoints
 from .page.assets import public_paths
 from .reload import Reload, follow_settings
-from .routes.files import MAX_UPLOAD, UPLOADS
+from .routes.openai.files import MAX_UPLOAD, UPLOADS
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"

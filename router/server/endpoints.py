@@ -15,23 +15,8 @@ from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
 from .page import routes as page
-from .routes import (
-    batches,
-    chat_completions,
-    completions,
-    embeddings,
-    files,
-    health,
-    messages,
-    metrics,
-    models,
-    ollama,
-    openapi,
-    passed_on,
-    requests,
-    responses,
-    tokens,
-)
+from .routes import health, messages, metrics, models, ollama, openapi, requests
+from .routes.openai import batches, chat_completions, completions, embeddings, files, passed_on, responses, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")

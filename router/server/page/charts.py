@@ -11,7 +11,7 @@ from ....classifier.optional import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...router import Router
-from ..routes.pagination import query_of
+from ..routes.openai.pagination import query_of
 from ..routes.route import RequestContext, Route
 from . import overview, savings
 

@@ -10,7 +10,7 @@ import msgspec
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
-from ..routes.pagination import query_of
+from ..routes.openai.pagination import query_of
 from ..routes.route import RequestContext, Route
 
 _DAY_S = 86_400

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from ....protocol.http.wire import WireResponse, off_event_loop
-from ....protocol.requests import ChatRequest, parse_chat
-from ....text.tokenization import (
+from .....protocol.http.wire import WireResponse, off_event_loop
+from .....protocol.requests import ChatRequest, parse_chat
+from .....text.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
     TextEncoder,
@@ -19,7 +19,7 @@ from ....text.tokenization import (
     parse_tokenize,
     tokenized,
 )
-from .route import RequestContext, Route
+from ..route import RequestContext, Route
 
 T = TypeVar("T")
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.decoding import convert, decode, prepare_types, read_object
-from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.chat_chunks import ChatChunks
-from ....protocol.dialects.responses_request import check_metadata
-from ....protocol.http import sse
-from ....protocol.http.ids import new_id
-from ....protocol.http.wire import WireResponse
-from ....protocol.requests import ChatRequest
-from ....protocol.responses import ChatCompletion
-from ...request.caller import caller_of
-from ...storage.answer_store import StoredAnswer
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
-from .route import RequestContext, Route
+from .....protocol.decoding import convert, decode, prepare_types, read_object
+from .....protocol.dialects.bodies import TranslatedBody
+from .....protocol.dialects.chat_chunks import ChatChunks
+from .....protocol.dialects.responses_request import check_metadata
+from .....protocol.http import sse
+from .....protocol.http.ids import new_id
+from .....protocol.http.wire import WireResponse
+from .....protocol.requests import ChatRequest
+from .....protocol.responses import ChatCompletion
+from ....request.caller import caller_of
+from ....storage.answer_store import StoredAnswer
+from ..pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from ..route import RequestContext, Route
 
 _KIND = "chat.completion"
 

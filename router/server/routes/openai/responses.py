@@ -10,24 +10,24 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.decoding import read_object, unsupported
-from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.responses_events import (
+from .....protocol.decoding import read_object, unsupported
+from .....protocol.dialects.bodies import TranslatedBody
+from .....protocol.dialects.responses_events import (
     begun_response,
     streamed_response,
     whole_response,
 )
-from ....protocol.dialects.responses_items import Item, items_of, with_own_ids
-from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, read_responses_request
-from ....protocol.errors import InvalidRequestError, NotFoundError
-from ....protocol.http import sse
-from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ...request.caller import caller_of
-from ...responses import completion as answer
-from ...storage.answer_store import StoredAnswer
-from ..answers import BackgroundResponse, is_ended
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
-from .route import RequestContext, Route
+from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
+from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, read_responses_request
+from .....protocol.errors import InvalidRequestError, NotFoundError
+from .....protocol.http import sse
+from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ....request.caller import caller_of
+from ....responses import completion as answer
+from ....storage.answer_store import StoredAnswer
+from ...answers import BackgroundResponse, is_ended
+from ..pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from ..route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ....protocol.http.wire import WireResponse
-from ...responses.passed_on import passed_on, read_any_model
-from .route import Handler, RequestContext, Route
+from .....protocol.http.wire import WireResponse
+from ....responses.passed_on import passed_on, read_any_model
+from ..route import Handler, RequestContext, Route
 
 
 def _to_cloud(path: str, what: str) -> Handler:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ....protocol.http.wire import WireResponse
-from ....protocol.requests import CompletionRequest
-from ....protocol.responses import TextCompletion
-from ...responses.text_completion import complete
-from .route import RequestContext, Route
+from .....protocol.http.wire import WireResponse
+from .....protocol.requests import CompletionRequest
+from .....protocol.responses import TextCompletion
+from ....responses.text_completion import complete
+from ..route import RequestContext, Route
 
 
 async def create(context: RequestContext) -> WireResponse:

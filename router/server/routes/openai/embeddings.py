@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ....protocol.embeddings import EmbeddingList, EmbeddingRequest
-from ....protocol.http.wire import WireResponse
-from ...responses.embeddings import embed
-from .route import RequestContext, Route
+from .....protocol.embeddings import EmbeddingList, EmbeddingRequest
+from .....protocol.http.wire import WireResponse
+from ....responses.embeddings import embed
+from ..route import RequestContext, Route
 
 
 async def create(context: RequestContext) -> WireResponse:

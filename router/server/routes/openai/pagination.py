@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ....protocol.errors import InvalidRequestError, NotFoundError
-from ....protocol.http.wire import WireResponse
-from ...storage.answer_store import Page
+from .....protocol.errors import InvalidRequestError, NotFoundError
+from .....protocol.http.wire import WireResponse
+from ....storage.answer_store import Page
 
 _MAX_LIMIT = 100
 PAGE_PARAMETERS = ("limit", "after", "order")
