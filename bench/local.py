@@ -165,7 +165,7 @@ class _Bench:
         }
 
     def _raw(self, engine: LocalEngine, raw: RawLlama, prompts: Sequence[str], count: int) -> list[float]:
-        return _arrivals(lambda: raw.steps([engine.tokenize(prompt) for prompt in prompts], count))
+        return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
 
     def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
         """Those that there are. Without the server of llama-cpp-python, what it does: one `Llama` behind a lock."""

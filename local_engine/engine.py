@@ -18,6 +18,7 @@ from ..model_files.gguf_header import GgufHeader
 from ..model_files.gguf_reader import read_model_header
 from ..model_files.sampling_defaults import gguf_sampling
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
+from ..protocol.prompts import Prompt
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool, ToolUse
@@ -151,9 +152,10 @@ class LocalEngine:
 
         `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. Without one, an answer
         that may make one call ends behind it. The constraint is compiled here, in the caller's thread, which takes as
-        long as it wants: see `text.grammar_check` for those of strangers. Raises ContextLengthError if prompt plus
-        `max_tokens` (or one token) does not fit, InvalidRequestError if the template refuses the messages or the
-        constraint cannot be used, OverloadedError if too many requests wait already.
+        long as it wants: see `text.grammar_check` for those of strangers. An answer that reaches the end of the context
+        ends there, whatever `max_tokens` says. Raises ContextLengthError if the prompt leaves no room for a token,
+        InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
+        too many requests wait already.
         """
         prompt = self.encode_chat(
             messages,
@@ -166,13 +168,30 @@ class LocalEngine:
         offered = None if tools is None or form is None else OfferedTools(form, tools, reasoning)
         return self._start(prompt, params, constraint, offered)
 
-    def start_text(self, prompt: str, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """A continuation of raw text, with a BOS token in front if the model wants one. Raises as `start` does."""
-        self._refuse_hopeless(len(prompt))
-        tokens = [*self._model.front, *self._plain.tokenize(prompt), *self._model.back]
+    def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
+        """A continuation of raw text, with a BOS token in front if the model wants one, or of tokens as they are.
+
+        Raises as `start` does.
+        """
+        tokens = self.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        if not all(0 <= token < self._model.vocab_size for token in tokens):
+            raise InvalidRequestError(f"Token ids must be between 0 and {self._model.vocab_size - 1}.", param="prompt")
         return self._start(tokens, params, constraint, None)
 
-    def tokenize(self, text: str, *, allow_special: bool = False) -> list[int]:
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of raw text, with a BOS token in front if the model wants one."""
+        self._refuse_hopeless(len(text))
+        return [*self._model.front, *self._plain.tokenize(text), *self._model.back]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of tokens; U+FFFD for half a character."""
+        return b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
@@ -198,7 +217,7 @@ class LocalEngine:
             continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
-        tokens = [token for run in runs for token in self.tokenize(run.text, allow_special=run.is_control)]
+        tokens = [token for run in runs for token in self.encode(run.text, allow_special=run.is_control)]
         return tokens if tokens[:1] == self._model.front else self._model.front + tokens
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
@@ -256,11 +275,10 @@ class LocalEngine:
             raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
         room = self.context_length - len(prompt)
-        if room < (params.max_tokens or 1):
-            wanted = f" and max_tokens={params.max_tokens}" if params.max_tokens else ""
+        if room < 1:
             raise ContextLengthError(
-                f"The prompt of {len(prompt)} tokens{wanted} does not fit the context of {self.context_length} tokens: "
-                "shorten the messages or lower max_tokens.",
+                f"The prompt of {len(prompt)} tokens does not fit the context of {self.context_length} tokens: shorten "
+                "the messages.",
                 param="messages",
             )
         params = params.resolved(self.sampling_defaults)
@@ -269,7 +287,7 @@ class LocalEngine:
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=params.max_tokens or min(room, self._default_max_tokens),
+            limit=min(room, params.max_tokens or self._default_max_tokens),
             end_ids=ends,
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,

@@ -115,7 +115,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
             tokens = header.arrays.get("tokenizer.ggml.tokens")
             for token in range(0 if tokens is None else tokens.length):
                 engine.token_bytes(token, skip_special=False)
-            engine.tokenize(_SAMPLE, allow_special=True)
+            engine.encode(_SAMPLE, allow_special=True)
             for _ in engine.start_text("A", SamplingParams(max_tokens=1, temperature=0.0)):
                 pass
             return _template_complaint(engine)

@@ -115,10 +115,14 @@ def integral(value: Any) -> Any:
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The fields that are not null, in objects within the object too."""
     return {
-        name: value if name in _OPAQUE or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
+        name: value if _is_opaque(name, depth) or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
         for name, value in fields.items()
         if value is not None
     }
+
+
+def _is_opaque(name: str, depth: int) -> bool:
+    return name in _OPAQUE or (depth == 0 and name == "json_schema")
 
 
 def _without_nulls(value: Any, depth: int) -> object:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from .decoding import decode, prepare_types
+from .decoding import convert, prepare_types, read_object
 from .errors import UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 
@@ -57,7 +57,12 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 def parse_embedding(body: bytes) -> EmbeddingRequest:
     """Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = decode(body, EmbeddingRequest)
+    return read_embedding(read_object(body))
+
+
+def read_embedding(fields: Mapping[str, Any]) -> EmbeddingRequest:
+    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, EmbeddingRequest)
     if request.dimensions is not None:
         raise UnsupportedFeatureError(
             "dimensions is not supported by this server: its vectors have one size. Leave it out.", param="dimensions"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .decoding import convert, decode, prepare_types, read_object, unsupported
+from .decoding import convert, prepare_types, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
@@ -26,6 +26,7 @@ from .structured import (
     ToolCall,
     ToolChoice,
     ToolUse,
+    allowed_tools,
     check_tools,
     format_constraint,
     outputs_constraint,
@@ -162,7 +163,20 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Only requests with the same salt share cached prefixes.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    # llama.cpp's: a JSON schema, as `structured_outputs.json`.
+    json_schema: dict[str, Any] | None = None
     updraft: UpdraftOptions | None = None
+
+    @property
+    def outputs(self) -> StructuredOutputs | None:
+        """What the answer is held to, in whichever of its fields that is. Raises InvalidRequestError for both."""
+        if self.json_schema is None:
+            return self.structured_outputs
+        if self.structured_outputs is not None:
+            raise InvalidRequestError(
+                "json_schema and structured_outputs exclude each other: leave one out.", param="json_schema"
+            )
+        return StructuredOutputs(json=self.json_schema)
 
     @property
     def running_usage(self) -> bool:
@@ -219,13 +233,14 @@ class ChatRequest(_Shared, kw_only=True):
     def constraint(self) -> Constraint | None:
         """The constraint on the answer, tools aside. Raises InvalidRequestError."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
-        if self.structured_outputs is None:
+        outputs = self.outputs
+        if outputs is None:
             return wanted
         if wanted is not None:
             raise InvalidRequestError(
                 "response_format and structured_outputs exclude each other: leave one out.", param="structured_outputs"
             )
-        return outputs_constraint(self.structured_outputs)
+        return outputs_constraint(outputs)
 
 
 class CompletionRequest(_Shared, kw_only=True):
@@ -255,7 +270,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     def constraint(self) -> Constraint | None:
         """The constraint on the answer. Raises InvalidRequestError."""
-        return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
+        return None if self.outputs is None else outputs_constraint(self.outputs)
 
 
 prepare_types(ChatRequest, CompletionRequest)
@@ -268,7 +283,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a chat request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = convert(fields, ChatRequest)
+    request = convert(allowed_tools(fields), ChatRequest)
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
@@ -289,7 +304,12 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = decode(body, CompletionRequest)
+    return read_completion(read_object(body))
+
+
+def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
+    """Check a text completion request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, CompletionRequest)
     if request.suffix is not None:
         raise unsupported("suffix")
     prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)

@@ -6,7 +6,8 @@ Fields left at `UNSET` do not appear on the wire.
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any, Literal
+from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +21,11 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: (or the end of the context), or it repeated itself.
 StopReason = Literal["default_max_tokens", "repetition_detected"]
 MAX_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
+
+
+def fingerprint(model: str) -> str:
+    """OpenAI's `system_fingerprint`: the same for all answers of one model."""
+    return f"fp_{crc32(model.encode()):08x}"
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -111,7 +117,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
-    # The parts of the request's schema that the answer was not held to; left out where there is nothing to say.
+    # The parts of the request that the answer was not held to; left out where there is nothing to say.
     notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:
@@ -169,9 +175,11 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
+    # UpdraftInfo, or an engine's AnswerNotes: without a tag no schema tells them apart.
+    updraft: Any = UNSET
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
@@ -217,8 +225,10 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     created: int
     usage: TokenCounts | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
+    # UpdraftInfo, or an engine's AnswerNotes: without a tag no schema tells them apart.
+    updraft: Any = UNSET
 
 
 class TextLogprobs(msgspec.Struct, kw_only=True):
@@ -247,17 +257,24 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     usage: TokenCounts | UnsetType | None = UNSET
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
+    updraft: UpdraftInfo | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """`max_model_len` (ours and vLLM's): tokens of prompt and answer together."""
+    """What is not known of a model is left out."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "updraft"
+    # vLLM's: tokens of prompt and answer together.
     max_model_len: int | UnsetType = UNSET
+    # vLLM's: the model that an alias stands for.
+    root: str | UnsetType = UNSET
+    # Ours: `chat`, `completions`, `embeddings`, `structured_outputs`, `tools`.
+    capabilities: list[str] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -77,6 +77,16 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class _AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class _AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -130,6 +140,34 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
     if wanted.regex is not None:
         return Constraint("regex", _checked(wanted.regex, param), param)
     return Constraint("lark", _checked(wanted.grammar or "", param), param)
+
+
+def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A decoded request; a `tool_choice` of type `allowed_tools` becomes the tools that it leaves, and its mode.
+
+    Raises InvalidRequestError for one that names no tool of the request.
+    """
+    choice: Any = fields.get("tool_choice")
+    if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
+        return fields
+    try:
+        allowed = msgspec.convert(choice, _AllowedChoice).allowed_tools
+        tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise _invalid("tool_choice", f"allowed_tools: {error}.") from error
+    kept = [tool for tool in tools if {"type": tool.get("type"), "name": _name_of(tool)} in map(_shown, allowed.tools)]
+    if not kept or len(kept) < len(allowed.tools):
+        raise _invalid("tool_choice", "allowed_tools names a function that is not among the tools.")
+    return {**fields, "tools": kept, "tool_choice": allowed.mode}
+
+
+def _shown(tool: NamedTool) -> dict[str, Any]:
+    return {"type": tool.type, "name": tool.function.name}
+
+
+def _name_of(tool: dict[str, Any]) -> Any:
+    function: Any = tool.get("function")
+    return cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
 
 
 def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:

@@ -7,9 +7,9 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import fields, replace
-from typing import Any
+from contextlib import AsyncExitStack, closing, suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
@@ -17,6 +17,7 @@ from msgspec import UNSET
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
+    InvalidRequestError,
     ModelNotFoundError,
     NotFoundError,
     OverloadedError,
@@ -24,7 +25,6 @@ from ..protocol.errors import (
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
-from ..protocol.http.forwarding import forwarded
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
@@ -35,10 +35,10 @@ from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_startable, load_learner, load_learning_gates, load_tiers
+from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
-from .gates.rules import kept_by
+from .gates.rules import no_local_configured
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
 from .request.chat_request import RequestedTier, RoutingRequest, read_model, read_routing_request
@@ -46,13 +46,34 @@ from .responses import cloud_reasoning
 from .responses import completion as answer
 from .responses import streaming as streams
 from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
-from .responses.embeddings import embed
+from .responses.cloud_reasoning import CloudReasoning
+from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
+from .tiers.interfaces import CloudContent, LocalTier
 
+T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
+MOST_PULLS = 2
 BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
+
+
+BodyAndModel = tuple[dict[str, Any], str]
+
+
+def read_json(request: WireRequest) -> BodyAndModel:
+    return read_model(request.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A decision without an answer."""
+
+    # Its verdicts.
+    record: RequestRecord
+    # What the device wrote for the gates.
+    local_text: str
 
 
 class Router:
@@ -77,6 +98,8 @@ class Router:
         self._closed = False
         self._tracer = Tracer("updraft")
         self._created = int(time.time())
+        # Held by each pull of a model: more at once would take the threads that gates want.
+        self.pulling = asyncio.Semaphore(MOST_PULLS)
 
     async def start(self) -> None:
         """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.
@@ -100,6 +123,7 @@ class Router:
                     self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
+            check_aliases(self.config, self._tiers)
             self._learner = load_learner(self.config, self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
@@ -123,7 +147,7 @@ class Router:
         privacy = PrivacyRules(config.privacy)
         tiers = self._running()
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
-            gates = await asyncio.to_thread(load_learning_gates, config, tiers.local.model_id)
+            gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         if self._ledger is not None:
@@ -171,6 +195,7 @@ class Router:
                 await self.start()
             body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
             record.caller = caller_of(request.headers, body)
+            body["model"] = self.config.aliases.get(record.model, record.model)
             slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
             requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
             job = await off_event_loop(
@@ -205,35 +230,92 @@ class Router:
             response = self._refuse(record, failure)
         return response
 
+    async def preview(self, request: WireRequest) -> Preview:
+        """Where a chat request would go, and why: no cloud is asked, and nothing is kept or counted.
+
+        The device writes its answer, where a gate wants to see it. Raises UpdraftError.
+        """
+        await self.start()
+        body, model = read_model(request.body)
+        tier = self._requested_tier(model)
+        body.pop("stream", None)
+        job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
+        job = replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
+        record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
+        cascade = Cascade(job, self._state().unobserved(), record)
+        try:
+            await cascade.decide_only()
+        finally:
+            await cascade.aclose()
+        return Preview(record, cascade.local_text)
+
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
         caller = caller_of(request.headers, {})
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
-    async def embeddings(self, request: WireRequest) -> WireResponse:
-        """Answer a request for embeddings, with a row in the ledger. Failures are as in `chat`."""
+    async def direct(
+        self, request: WireRequest, handler: DirectHandler, read: Callable[[WireRequest], BodyAndModel] = read_json
+    ) -> WireResponse:
+        """Answer a request that no gate judges, with a row in the ledger. Failures are as in `chat`."""
         record = self._record(request)
+        call: DirectCall | None = None
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
-                body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
+                body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = caller_of(request.headers, body)
-                passed_on = forwarded(request.headers, request.query)
-                if (privacy_rule := await self._privacy.match({**body, "?": passed_on.texts})) is not None:
-                    raise kept_by(privacy_rule)
-                vectors = await embed(body, self._requested_tier(record.model), self._state(), record, passed_on)
+                job = direct_job(request, body, self._direct_tier(body, record.model), record)
+                visible = {**body, "?": job.forwarded.texts}
+                job = replace(job, privacy_rule=await self._privacy.match(visible))
+                call = DirectCall(request, job, self._state(), record)
+                reply = await handler(call)
+            return await self._reply_to(call, reply)
         except asyncio.CancelledError:
-            self._write(record, 499)
+            await self._end(record, call, 499)
             raise
         except TimeoutError:
-            return self._refuse(record, RequestTimeoutError(f"No answer within {request.timeout_s} s."))
+            failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
         except (UpdraftError, CloudFailure) as error:
-            return self._refuse(record, error)
+            failure = error
         except Exception:
             log.exception("request %s failed", record.request_id)
-            return self._refuse(record, answer.internal_error())
-        self._write(record, 200)
-        return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
+            failure = answer.internal_error()
+        record.route = None
+        try:
+            if call is not None:
+                await call.aclose()
+        finally:
+            response = self._refuse(record, failure)
+        return response
+
+    async def _reply_to(self, call: DirectCall, reply: DirectReply) -> WireResponse:
+        record = call.record
+        if isinstance(reply, AsyncGenerator):
+            return self._stream(record, call, cast("AsyncGenerator[bytes]", reply))
+        await self._end(record, call, 200)
+        if isinstance(reply, CloudContent):
+            headers = {"content-type": reply.kind, **answer.headers(record)}
+            return WireResponse(200, {name: value for name, value in headers.items() if value}, reply.body)
+        return WireResponse.json(reply, headers=answer.headers(record))
+
+    def _direct_tier(self, body: dict[str, Any], model: str) -> RequestedTier:
+        """The tier that `model` asks for; it is named in `body` as the cloud knows it. A name that is none of ours is
+        that of a model of the cloud, which has more than those for chat.
+        """
+        names, target = self._names(), self.config.aliases.get(model, model)
+        if "model" in body:
+            body["model"] = target
+        if target not in names and self.config.cloud_url is not None:
+            if self.config.counts_usd and self.config.prices.of_cloud(target) is None:
+                raise InvalidRequestError(
+                    f"The model {target[:100]!r} has no price, and a budget in US dollars needs one: set it in "
+                    "[prices.models].",
+                    param="model",
+                    code="no_price",
+                )
+            return "cloud"
+        return self._requested_tier(model)
 
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
@@ -264,24 +346,26 @@ class Router:
         self._write(record, 200)
         return WireResponse.json(completion, headers=answer.headers(record))
 
-    def _stream(self, record: RequestRecord, cascade: Cascade | None, events: AsyncGenerator[bytes]) -> WireResponse:
+    def _stream(
+        self, record: RequestRecord, call: Cascade | DirectCall | None, events: AsyncGenerator[bytes]
+    ) -> WireResponse:
         async def end(status: int) -> None:
             self._open.discard(body)
-            await self._end(record, cascade, status)
+            await self._end(record, call, status)
 
         body = StreamBody(events, end)
         self._open.add(body)
         return WireResponse(200, {**sse.HEADERS, **answer.headers(record, begun=True)}, body)
 
-    async def _end(self, record: RequestRecord, cascade: Cascade | None, status: int) -> None:
+    async def _end(self, record: RequestRecord, call: Cascade | DirectCall | None, status: int) -> None:
         """Let go of what the request holds and write its row, even if this very wait is cancelled."""
         try:
-            if cascade is not None:
-                await cascade.aclose()
+            if call is not None:
+                await call.aclose()
         finally:
             self._write(record, status)
-            if cascade is not None and status == 200:
-                self._learn(cascade, None)
+            if isinstance(call, Cascade) and status == 200:
+                self._learn(call, None)
 
     def metrics(self) -> str:
         """Prometheus text."""
@@ -357,9 +441,22 @@ class Router:
                 owned_by="updraft-router",
                 created=self._created,
                 max_model_len=room if tier == "local" else UNSET,
+                root=self.config.aliases.get(name, UNSET),
+                capabilities=UNSET if local is None or tier != "local" else _capabilities(local),
             )
             for name, tier in self._names().items()
         ]
+
+    def device(self, model: str | None) -> LocalTier:
+        """The model on the device, which `model` names, or nobody. Raises InvalidRequestError, ModelNotFoundError."""
+        tiers = self._running()
+        if tiers.local is None:
+            raise tiers.local_missing or no_local_configured()
+        if model is not None and self._requested_tier(model) == "cloud":
+            raise InvalidRequestError(
+                f"The tokenizer of {model[:100]!r} is the cloud's: ask for that of 'local'.", param="model"
+            )
+        return tiers.local
 
     def model(self, name: str) -> ModelCard:
         """One of `models()`. Raises ModelNotFoundError."""
@@ -382,12 +479,35 @@ class Router:
             names |= dict.fromkeys((*(candidate.model for candidate in tiers.middle), self.config.cloud_model), "cloud")
         if tiers.local is not None:
             names[tiers.local.model_id] = "local"
+        for alias, target in self.config.aliases.items():
+            names[alias] = names[target]
         return names
 
     def _unknown_model(self, model: str) -> ModelNotFoundError:
         return ModelNotFoundError(
             f"The model {model[:100]!r} does not exist. Known: {', '.join(self._names())}.", param="model"
         )
+
+    async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
+        """What `look` finds in the ledger, over a connection of its own: no request waits for it.
+
+        Raises NotFoundError where no ledger is kept.
+        """
+        await self.start()
+        path = self.config.ledger
+        if path is None:
+            raise NotFoundError("No ledger is kept: set ledger to a file.")
+
+        def read() -> T:
+            with closing(Ledger(path, read_only=True)) as ledger:
+                return look(ledger)
+
+        return await asyncio.to_thread(read)
+
+    @property
+    def tiers(self) -> Tiers:
+        """Those that run. Raises OverloadedError before the start and after the end."""
+        return self._running()
 
     def _running(self) -> Tiers:
         if self._tiers is None:
@@ -442,6 +562,10 @@ class StreamBody:
             await self._end(status)
 
 
+def _capabilities(local: LocalTier) -> list[str]:
+    return ["chat", "completions", "embeddings", "structured_outputs", *(["tools"] if local.tool_format else [])]
+
+
 def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
     return Budget(limits, ledger) if any(limits.values()) else None
@@ -451,7 +575,9 @@ def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
     if isinstance(reply, LocalReply):
         return streams.replay(cascade, reply.answer)
     if isinstance(reply, CloudStreamReply):
-        return streams.relay(cascade, reply.stream)
+        reasoning = CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
+        usage = cascade.job.include_usage
+        return streams.relay(cascade.record, reply.stream, include_usage=usage, reasoning=reasoning)
     if isinstance(reply, LiveReply):
         return streams.live(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")

@@ -8,7 +8,7 @@ from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
 from ...router.accounting.budget import BudgetLimits
 from ...router.accounting.prices import Price, Prices
-from ...router.config import CacheSettings, Middle, RouterConfig
+from ...router.config import CacheSettings, LocalModelOptions, Middle, RouterConfig
 from ...router.privacy.rules import Privacy
 from .fields import entries
 from .markdown import code, page, table
@@ -27,6 +27,7 @@ _TABLES: dict[str, tuple[str, type[Any]]] = {
     '[prices.models."NAME"]': ("US dollars per million tokens of one cloud model.", Price),
     "[budget], [budget_per_key], [budget_per_user]": ("Limits of one day (UTC).", BudgetLimits),
     "[privacy]": ("Rules that keep a request on the device.", Privacy),
+    "[local_options]": ("How this process runs the local model.", LocalModelOptions),
     "[cache]": ("Answers to requests that ask exactly the same again.", CacheSettings),
 }
 

@@ -169,7 +169,7 @@ class Generation:
         """Why the answer ends at its length; empty for the request's own limit, None where it goes on."""
         request, written = self._request, len(self._answer)
         if written == request.limit:
-            return "default_max_tokens" if request.params.max_tokens is None else ""
+            return "" if request.params.max_tokens == written else "default_max_tokens"
         may_end = request.detects_repetition and written >= request.params.min_tokens
         return "repetition_detected" if may_end and repeats(self._answer, written) else None
 

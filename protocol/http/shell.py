@@ -31,6 +31,7 @@ from ..errors import (
     RequestTooLargeError,
     UpdraftError,
 )
+from . import sse
 from .access import Access
 from .ids import new_id
 from .wire import WireRequest, WireResponse
@@ -139,11 +140,15 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes]:
         raise RequestCancelledError("The client closed the connection while sending.") from error
 
 
-def send(response: WireResponse, request: Request) -> Response:
-    """`response` for Starlette. A streamed body is closed as soon as it ends, fails, or the client goes away."""
+def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> Response:
+    """`response` for Starlette. A streamed body is closed as soon as it ends, fails, or the client goes away.
+
+    `heartbeat_s`: after so much silence a stream gets a comment, which clients skip; 0: it gets none.
+    """
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
-    return _StreamedResponse(response, request.method + " " + request.url.path, request_id(request.scope))
+    route = request.method + " " + request.url.path
+    return _StreamedResponse(response, route, request_id(request.scope), heartbeat_s)
 
 
 def error_response(error: UpdraftError) -> Response:
@@ -184,7 +189,7 @@ async def while_connected(receive: Receive) -> AsyncGenerator[None]:
 
 
 class _StreamedResponse(Response):
-    def __init__(self, response: WireResponse, route: str, request_id: str) -> None:
+    def __init__(self, response: WireResponse, route: str, request_id: str, heartbeat_s: float) -> None:
         assert not isinstance(response.body, bytes)
         self.status_code = response.status
         self.background = None
@@ -192,20 +197,40 @@ class _StreamedResponse(Response):
         self._chunks = response.body
         self._route = route
         self._request_id = request_id
+        self._heartbeat_s = heartbeat_s
+        self._last = 0.0  # when something was sent, on the clock of the event loop
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loop, heart = asyncio.get_running_loop(), None
         try:
             async with while_connected(receive):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                heart = asyncio.create_task(self._beat(send)) if self._heartbeat_s else None
                 async for chunk in self._chunks:
+                    self._last = loop.time()
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if heart is not None:
+                    heart.cancel()
                 await send({"type": "http.response.body", "body": b""})
         except RequestCancelledError:
             _log.info("%s %s: the client went away during the stream", self._route, self._request_id)
         finally:
+            if heart is not None:
+                heart.cancel()
             aclose = getattr(self._chunks, "aclose", None)  # plain iterators have nothing to close
             if aclose is not None:
                 await aclose()
+
+    async def _beat(self, send: Send) -> None:
+        """Each chunk is whole events, so that a comment fits between any two."""
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()
+        while True:
+            silent_s = loop.time() - self._last
+            if silent_s >= self._heartbeat_s:
+                self._last, silent_s = loop.time(), 0.0
+                await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+            await asyncio.sleep(self._heartbeat_s - silent_s)
 
     def init_headers(self, headers: Any = None) -> None:
         """As Starlette's, but without a content-length: it is not known."""

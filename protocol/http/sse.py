@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment
 MAX_EVENT_BYTES = 4 * 2**20  # events are a word each, but some servers send a whole answer or a picture in one
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _BOM = b"\xef\xbb\xbf"

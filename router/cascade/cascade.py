@@ -24,12 +24,12 @@ from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
-from ..gates.rules import Ruling, rule
+from ..gates.rules import Ruling
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
+from .escalation import CloudReply, CloudStreamReply, Escalation, work_of
 
 _LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
@@ -118,6 +118,13 @@ class Cascade:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
 
+    async def decide_only(self) -> None:
+        """Go on until a cloud would be asked, or the local answer is good enough; instead of `run()`."""
+        state = State.RULES
+        while state not in (State.CLOUD, State.DONE):
+            self.trail.append(state)
+            state = await self._steps[state]()
+
     async def aclose(self) -> None:
         """Stop whatever is still running for this request. Idempotent."""
         try:
@@ -129,7 +136,7 @@ class Cascade:
 
     async def _rules(self) -> State:
         await self._check_targets()
-        self.ruling = await self._ruling()
+        self.ruling = await self.escalation.ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -235,6 +242,11 @@ class Cascade:
         return self._answer if whole and self.job.chat is not None and self.tiers.gates is not None else None
 
     @property
+    def local_text(self) -> str:
+        """What the device has written."""
+        return "" if self._answer is None else self._answer.text
+
+    @property
     def chat(self) -> ChatRequest:
         if self.job.chat is None:
             raise EngineError("The local tier was asked for a request it cannot read.")
@@ -270,13 +282,17 @@ class Cascade:
         if self.reasoning is not None and chat.continue_final_message:
             self.reasoning = ReasoningStyle()
         self.record.notes = () if constraint is None else constraint.notes
-        return await self.local.start(
+        run = await self.local.start(
             chat.messages,
             params,
             continue_final_message=chat.continue_final_message,
             tools=use,
             constraint=constraint,
         )
+        room = self.local.context_length - run.answer.prompt_tokens
+        if params.max_tokens is not None and params.max_tokens > room:
+            self.record.notes += (f"max_tokens: the context of the model on this device ends after {room} tokens",)
+        return run
 
     def reader(self) -> AnswerParser | None:
         """For one local answer; None where its text is all there is to it."""
@@ -346,21 +362,6 @@ class Cascade:
             return State.CLOUD
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
-
-    async def _ruling(self) -> Ruling:
-        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
-        availability, budget = self.router_state.availability(), self.router_state.budget
-        ruling = rule(self.job, availability)
-        if budget is None or not ruling.cloud:
-            return ruling
-        record, body = self.record, self.escalation.body()
-        most = [most_of(record, body, candidate.model) for candidate in self.escalation.candidates()]
-        charge = expected_charge(record, min(most, key=lambda each: each.usd))  # the cheapest that may be asked
-        over_budget = await budget.exceeded(self.record.caller, charge)
-        if over_budget is None:
-            return ruling
-        self.record.time_dependent = True
-        return rule(self.job, replace(availability, over_budget=over_budget))
 
     def _judge(self, decision: GateDecision, otherwise: State) -> State:
         self.decide(decision)

@@ -15,6 +15,7 @@ from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
+from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
@@ -87,7 +88,7 @@ async def _reserve(budget: Budget, record: RequestRecord, most: Charge) -> None:
 
 def work_of(body: dict[str, Any]) -> str:
     """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
-    if "messages" not in body:
+    if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"
 
@@ -126,8 +127,12 @@ class Escalation:
     Both raise CloudFailure, and tell the record how long the cloud took and what it counted.
     """
 
-    def __init__(self, job: RoutingRequest, state: RouterState, record: RequestRecord) -> None:
+    def __init__(
+        self, job: RoutingRequest, state: RouterState, record: RequestRecord, path: str = "chat/completions"
+    ) -> None:
+        """`path`: what is asked of the cloud, below its base URL."""
         self.job = job
+        self._path = path
         self.state = state
         self.record = record
         self._forwarded = job.forwarded  # with the span of the call that is made
@@ -135,6 +140,21 @@ class Escalation:
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
         self.took_draft = False  # whether the cloud that answered was sent one
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
+
+    async def ruling(self) -> Ruling:
+        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
+        availability, budget = self.state.availability(), self.state.budget
+        ruling = rule(self.job, availability)
+        if budget is None or not ruling.cloud:
+            return ruling
+        record, body = self.record, self.body()
+        most = [most_of(record, body, candidate.model) for candidate in self.candidates()]
+        charge = expected_charge(record, min(most, key=lambda each: each.usd))  # the cheapest that may be asked
+        over_budget = await budget.exceeded(record.caller, charge)
+        if over_budget is None:
+            return ruling
+        record.time_dependent = True
+        return rule(self.job, replace(availability, over_budget=over_budget))
 
     def candidates(self) -> list[CloudCandidate]:
         """The clouds to ask in order, the next where one fails. A request that names a cloud asks that one only.
@@ -146,7 +166,10 @@ class Escalation:
             raise EngineError("The router has no cloud tier.")
         top = CloudCandidate(config.cloud_model, tiers.cloud)
         if self.job.requested_tier == "cloud":
-            return [next((candidate for candidate in tiers.middle if candidate.model == self.record.model), top)]
+            named = self.job.body.get("model")
+            if isinstance(named, str) and named not in ("cloud", config.cloud_model):
+                top = CloudCandidate(named, tiers.cloud)  # a model that is not for chat
+            return [next((candidate for candidate in tiers.middle if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
         p_gain = self.record.decision.p_gain
@@ -229,7 +252,7 @@ class Escalation:
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
             forwarded = self._forwarded
-            return await tier.complete("chat/completions", sent, timeout_s=time_left_s(), forwarded=forwarded)
+            return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
 
         completion = await self._try_clouds(body, _Drafted(draft, time_left_s, complete))
         self.record.counted(CloudUsage.of(completion))
@@ -247,9 +270,7 @@ class Escalation:
         """`begun`: the text of the last message, which the stream is to go on with."""
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
-            return await tier.open(
-                "chat/completions", sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded
-            )
+            return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._try_clouds(

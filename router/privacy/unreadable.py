@@ -29,6 +29,7 @@ _OBJECTS = {"image": IMAGE, "video": IMAGE, "audio": AUDIO, "file": FILE, "files
 # Schemas and options are texts and numbers, whatever they are called.
 _OPTIONS = (
     "tools", "functions", "tool_choice", "function_call", "response_format", "guided_json", "structured_outputs",
+    "json_schema",
     "stop_token_ids", "logit_bias", "modalities", "audio", "stream_options",
 )  # fmt: skip
 _DATA_URI = re.compile(r"\bdata:(?:([a-z]{1,32})/[\w.+-]{1,128})?[\w.+;=-]{0,200};base64,", re.ASCII | re.IGNORECASE)

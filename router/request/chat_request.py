@@ -11,7 +11,15 @@ from ...protocol.decoding import convert, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
 from ...protocol.http.wire import WireRequest
-from ...protocol.requests import ChatRequest, ConfidenceSignal, Message, UpdraftOptions, check_message_count, read_chat
+from ...protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    ConfidenceSignal,
+    Message,
+    UpdraftOptions,
+    check_message_count,
+    read_chat,
+)
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 from .user_text import trim_user_turns
@@ -20,7 +28,7 @@ from .user_text import trim_user_turns
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Where the kinds of tools and formats of other servers may be of other types.
-_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs")
+_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema")
 
 RequestedTier = Literal["auto", "local", "cloud"]
 
@@ -103,11 +111,7 @@ def read_routing_request(
     Raises InvalidRequestError if no tier could make sense of it.
     """
     options = take_options(body)
-    if options.private and requested_tier == "cloud":
-        raise InvalidRequestError(
-            "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
-            param="updraft.private",
-        )
+    check_private(options, requested_tier)
     _check_frame(body)
     trim_user_turns(body)
     chat, unsupported = _for_the_device(body)
@@ -125,6 +129,15 @@ def read_routing_request(
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         forwarded=forwarded(request.headers, request.query),
     )
+
+
+def check_private(options: UpdraftOptions, requested_tier: RequestedTier) -> None:
+    """Raises InvalidRequestError for a private request that names the cloud."""
+    if options.private and requested_tier == "cloud":
+        raise InvalidRequestError(
+            "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
+            param="updraft.private",
+        )
 
 
 def continued(messages: Sequence[Message], text: str, *, continues: bool) -> list[Message]:
@@ -200,15 +213,15 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
         if isinstance(error, WrongTypeError) and not (error.param or "").startswith(_OPEN_ENDED):
             raise
         return None, error
-    beyond = _beyond_the_device(request)
+    beyond = beyond_the_device(request)
     return (request, None) if beyond is None else (None, beyond)
 
 
-def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
+def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """The parameters that our cloud supports and the engine on the device does not."""
-    if request.num_answers > 1:
+    if request.num_answers > 1 and isinstance(request, ChatRequest):
         return UnsupportedFeatureError("n: this device gives one answer.", param="n")
-    if request.num_candidates > 1:
+    if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device makes one answer.", param="best_of")
     if request.use_beam_search:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")

@@ -22,8 +22,10 @@ from ...protocol.responses import (
     ChunkChoice,
     Delta,
     FinishReason,
+    TextLogprobs,
     TopLogprob,
     Usage,
+    fingerprint,
 )
 from ...text.detokenize import IncrementalDetokenizer
 from ..accounting.request_record import RequestRecord
@@ -48,6 +50,7 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     return ChatCompletion(
         id=record.request_id,
         model=local.model_id,
+        system_fingerprint=fingerprint(local.model_id),
         choices=[
             ChatChoice(
                 message=message,
@@ -105,13 +108,14 @@ class ShownTokens:
         self._written = 0  # characters, with those of a stop string
         self._shown = 0
 
-    def push(self, token: Token) -> list[Token]:
+    def push(self, token: Token) -> list[tuple[int, Token]]:
+        """Those that are known to be shown by now, each with the place of its text in the answer."""
         self._held.append((self._written, token))
         self._written += len(self._detokenizer.push(token.id))
         self._shown += len(token.text)
         return self._released()
 
-    def flush(self, answer: LocalAnswer) -> list[Token]:
+    def flush(self, answer: LocalAnswer) -> list[tuple[int, Token]]:
         """Those that come with the end of the answer: all, if no stop string was it."""
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
@@ -119,14 +123,27 @@ class ShownTokens:
             self._shown = self._written + 1  # also tokens without any text
         return self._released()
 
-    def _released(self) -> list[Token]:
-        released = [token for start, token in self._held if start < self._shown]
+    def _released(self) -> list[tuple[int, Token]]:
+        released = [held for held in self._held if held[0] < self._shown]
         self._held = self._held[len(released) :]
         return released
 
 
-def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLogprobs:
-    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
+def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> ChoiceLogprobs:
+    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for _, token in shown])
+
+
+def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, offset: int = 0) -> TextLogprobs:
+    """The same as `/v1/completions` has it. `offset`: where the answer's text begins."""
+    scores = token_logprobs(shown, token_bytes).content
+    return TextLogprobs(
+        tokens=[score.token for score in scores],
+        token_logprobs=[score.logprob for score in scores],
+        top_logprobs=[
+            {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob} for score in scores
+        ],
+        text_offset=[offset + start for start, _ in shown],
+    )
 
 
 def _token_logprob(token: Token, token_bytes: TokenBytes) -> ChatTokenLogprob:
@@ -153,6 +170,7 @@ class ChunkWriter:
         self._record = record
         self._no_usage = None if include_usage else UNSET
         self._model = model
+        self._fingerprint = fingerprint(model)
         self._created = int(time.time())
 
     def role(self) -> bytes:
@@ -179,6 +197,7 @@ class ChunkWriter:
             ChatCompletionChunk(
                 id=self._record.request_id,
                 model=self._model,
+                system_fingerprint=self._fingerprint,
                 created=self._created,
                 choices=choices,
                 usage=usage,

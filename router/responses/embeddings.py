@@ -1,46 +1,80 @@
-"""`/v1/embeddings` through the router: always the cloud's, for the model on the device gives none."""
+"""`/v1/embeddings` through the router: the cloud's where there is one, else the device's."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
-from ...protocol.http.forwarding import NOTHING, Forwarded
-from ..accounting.request_record import RequestRecord
+import msgspec
+import numpy as np
+
+from ...protocol.embeddings import embedding_list, read_embedding
+from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
+from ...protocol.prompts import Prompt
+from ...protocol.sampling import SamplingParams
 from ..cascade.escalation import cloud_call, traced
-from ..gates.gates import GateDecision
-from ..gates.rules import offline_mode
-from ..request.chat_request import RequestedTier, take_options
-from ..state import RouterState
-from ..tiers.interfaces import CloudUsage
+from ..tiers.interfaces import CloudUsage, LocalTier
+from .direct import CloudsOwnError, DirectCall, DirectReply, all_of
+
+#: One token, so that the engine reads the whole input; which one does not matter.
+_READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
-async def embed(
-    body: dict[str, Any],
-    requested_tier: RequestedTier,
-    state: RouterState,
-    record: RequestRecord,
-    passed_on: Forwarded = NOTHING,
-) -> dict[str, Any]:
-    """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
-    if take_options(body).private:
-        raise InvalidRequestError(
-            "updraft.private keeps a request on this device, which has no embeddings: leave it out.",
-            param="updraft.private",
-        )
-    if requested_tier == "local":
-        raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
-    config, tiers = state.config, state.tiers
-    missing = offline_mode() if config.offline else state.availability().cloud_missing
-    if missing is not None:
-        raise missing
-    if tiers.cloud is None:
-        raise EngineError("The router has no cloud tier.")
-    record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
-    body = {**body, "model": config.cloud_model}
-    async with cloud_call(state, record, body) as span:
-        forwarded = traced(passed_on, span)
-        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=forwarded)
+async def embed(call: DirectCall) -> DirectReply:
+    """Raises UpdraftError, CloudFailure."""
+    body, record = call.job.body, call.record
+    ruling, escalation = await call.route("embeddings", _not_here(call), "embeddings come from the cloud")
+    if not ruling.cloud:
+        record.route = "local"
+        return await _on_the_device(call)
+    [cloud] = escalation.candidates()[-1:]
+    body = {**body, "model": cloud.model}
+    async with cloud_call(call.state, record, body) as span:
+        forwarded = traced(call.job.forwarded, span)
+        answer = await cloud.tier.embed(body, timeout_s=call.cloud_time_left_s(), forwarded=forwarded)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
-    return answer
+    return {**answer, "updraft": record.info()}
+
+
+def _not_here(call: DirectCall) -> InvalidRequestError | None:
+    """Why the device does not answer: vectors of two models do not compare, so one index is the work of one tier."""
+    try:
+        read_embedding(call.job.body)
+    except WrongTypeError:
+        raise
+    except InvalidRequestError as error:
+        return error
+    availability = call.state.availability()
+    if call.job.requested_tier == "auto" and availability.cloud_missing is None and not availability.offline:
+        return CloudsOwnError(
+            "embeddings of model='auto' come from the cloud, and vectors of two models do not compare: use "
+            "model='local' for all of them.",
+            param="model",
+        )
+    return None
+
+
+async def _on_the_device(call: DirectCall) -> dict[str, Any]:
+    """The hidden state of each input's last token, which has read all of it, at length 1."""
+    request, local = read_embedding(call.job.body), call.state.tiers.local
+    if local is None:
+        raise EngineError("The router has no local tier.")
+    inputs = request.inputs
+    vectors = await all_of(len(inputs), lambda index: _vector(call, local, inputs[index]))
+    request.model = local.model_id
+    answer = embedding_list(request, vectors, call.record.local_prompt_tokens)
+    return {**msgspec.structs.asdict(answer), "updraft": call.record.info()}
+
+
+async def _vector(call: DirectCall, local: LocalTier, prompt: Prompt) -> list[float]:
+    began, run = time.monotonic(), await local.start_text(prompt, _READ)
+    try:
+        await anext(run)
+    finally:
+        call.record.count_local(run.answer, time.monotonic() - began)
+        await run.aclose()
+    hidden = run.answer.prompt_hidden
+    if hidden is None:
+        raise EngineError("The engine gave no hidden state.")
+    return (hidden / max(float(np.linalg.norm(hidden)), 1e-12)).tolist()

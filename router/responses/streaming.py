@@ -16,6 +16,7 @@ from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
+from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
@@ -49,9 +50,11 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     yield chunks.finish(writer.finish_reason, usage, answer)
 
 
-async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
+async def relay(
+    record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
+) -> AsyncGenerator[bytes]:
     """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`."""
-    async for event in _relayed(cascade, stream, None):
+    async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
     yield sse.DONE
 
@@ -127,7 +130,7 @@ class _LocalText:
             return None
         return self.chunks.delta(delta, logprobs)
 
-    def _logprobs(self, take: Callable[[ShownTokens], list[Token]]) -> ChoiceLogprobs | None:
+    def _logprobs(self, take: Callable[[ShownTokens], list[tuple[int, Token]]]) -> ChoiceLogprobs | None:
         """Of the tokens to report on now; None if there are none, or nobody asked."""
         tokens = [] if self._shown is None else take(self._shown)
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
@@ -199,7 +202,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         return
     cascade.record.route = "escalated"
     cascade.record.note = "the cloud continued the streamed text"
-    async for event in _relayed(cascade, stream, writer.chunks):
+    async for event in _relayed(cascade.record, stream, writer.chunks):
         yield event
     if cascade.job.include_usage:
         cloud = cascade.record.cloud
@@ -234,13 +237,18 @@ async def _continue_on_device(
     yield writer.chunks.finish(tail.finish_reason, usage, run.answer)
 
 
-async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | None) -> AsyncGenerator[bytes]:
+async def _relayed(
+    record: RequestRecord,
+    stream: CloudStream,
+    adopt: ChunkWriter | None,
+    *,
+    include_usage: bool = False,
+    reasoning: CloudReasoning | None = None,
+) -> AsyncGenerator[bytes]:
     """The cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
-    record = cascade.record
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
-    reasoning = CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
     try:
         async for payload, event in stream:
             if (usage := CloudUsage.of(event)) is not None:
@@ -273,7 +281,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
     yield sse.event({**finish, "updraft": record.info()})
-    if counted is not None and adopt is None and cascade.job.include_usage:
+    if counted is not None and adopt is None and include_usage:
         yield b"data: " + counted + b"\n\n"
 
 

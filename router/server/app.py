@@ -23,6 +23,7 @@ from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
 from .endpoints import Endpoints
+from .page.assets import public_paths
 from .reload import Reload, follow_settings
 from .routes.files import MAX_UPLOAD, UPLOADS
 
@@ -78,7 +79,7 @@ def daemon_app(
             await endpoints.close()
 
     config = router.config
-    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
+    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, ("/health", *public_paths()))
     app = create_app("Updraft", access=access, max_upload_bytes={UPLOADS: MAX_UPLOAD}, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)
@@ -88,7 +89,8 @@ def daemon_app(
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
             response = await endpoints.handle(wire)
-        return send(_stamped(response), request)
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        return send(_stamped(response), request, config.heartbeat_s if events else 0.0)
 
     return app
 

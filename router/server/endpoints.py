@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 
 from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
 from ...protocol.http.wire import WireRequest, WireResponse
@@ -12,6 +14,7 @@ from .answers import AnswerService
 from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
+from .page import routes as page
 from .routes import (
     batches,
     chat_completions,
@@ -21,8 +24,11 @@ from .routes import (
     health,
     metrics,
     models,
+    openapi,
+    passed_on,
     requests,
     responses,
+    tokens,
 )
 from .routes.route import RequestContext, Route
 
@@ -30,16 +36,20 @@ log = logging.getLogger("updraft.router")
 
 #: The first one that fits is taken: a plain path stands before a template that fits it too.
 ROUTES: tuple[Route, ...] = (
+    *tokens.ROUTES,
     *chat_completions.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
     *embeddings.ROUTES,
+    *passed_on.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *models.ROUTES,
-    *requests.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *openapi.ROUTES,
+    *requests.ROUTES,
+    *page.ROUTES,
 )
 
 
@@ -73,13 +83,16 @@ class Endpoints:
         return await (self._interactive.counted(work) if request.method == "POST" else work)
 
     async def _answer(self, request: WireRequest) -> WireResponse:
+        began = time.monotonic()
         try:
-            return await self._dispatch(request)
+            response = await self._dispatch(request)
         except UpdraftError as error:
-            return answer.failure(error)
+            response = answer.failure(error)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            return answer.failure(answer.internal_error())
+            response = answer.failure(answer.internal_error())
+        spent = {"openai-processing-ms": str(int((time.monotonic() - began) * 1e3))}
+        return replace(response, headers={**response.headers, **spent})
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.partition("?")[0].rstrip("/") or "/"
@@ -87,7 +100,7 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                context = RequestContext(self.router, self._answers, self._batches, request, parameters)
+                context = RequestContext(self.router, self._answers, self._batches, request, parameters, self._routes)
                 return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from ...protocol.errors import OverloadedError
+from ...protocol.errors import ConfigurationError, OverloadedError
+from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
 from ...protocol.structured import Constraint, ToolUse
+from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 
 if TYPE_CHECKING:
     from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
+T = TypeVar("T")
+
 
 class IdleLocalTier:
-    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run. `tier`: the first one.
+    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run; None: only `sleep()` does.
+    `tier`: the first one.
 
     Raises what `load` raises where the model cannot come back.
     """
 
-    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float) -> None:
+    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None) -> None:
         self._tier: LocalTier | None = tier
         self._load = load
         self._idle_s = idle_s
@@ -32,6 +37,7 @@ class IdleLocalTier:
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
         self._closed = False
+        self.pinned = idle_s is None
         self.model_id = tier.model_id
         self.context_length = tier.context_length
         self.tool_format: ToolFormat | None = tier.tool_format
@@ -51,22 +57,43 @@ class IdleLocalTier:
         tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> IdleGeneration:
-        self._runs += 1
-        try:
-            tier = await self._loaded()
-            run = await tier.start(
+        return await self._run(
+            lambda tier: tier.start(
                 messages, params, continue_final_message=continue_final_message, tools=tools, constraint=constraint
             )
-        except BaseException:
+        )
+
+    async def start_text(
+        self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
+    ) -> IdleGeneration:
+        return await self._run(lambda tier: tier.start_text(prompt, params, constraint=constraint))
+
+    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
+        self._runs += 1
+        try:
+            return await (await self._loaded()).with_encoder(work)
+        finally:
             self._done()
-            raise
-        return IdleGeneration(run, self._done)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         """As the tier's. It is asked for right after a run, before the model can have gone."""
         if self._tier is None:
             raise OverloadedError("The local model was unloaded: try again.")
         return self._tier.token_bytes(token_id, skip_special=skip_special)
+
+    def pin(self, pinned: bool) -> None:
+        """Whether the model stays in memory however long it idles. Raises ConfigurationError where no time is set."""
+        if not pinned and self._idle_s is None:
+            raise ConfigurationError("The model stays in memory: set local_idle_s to let it go.", param="local_idle_s")
+        self.pinned = pinned
+        if not self._runs:
+            self._wait()
+
+    async def sleep(self) -> None:
+        """Unload the model now; the next request loads it. Raises OverloadedError while it answers one."""
+        if self._runs:
+            raise OverloadedError("The local model is answering a request: try again when it is done.")
+        await self._unload()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -76,6 +103,15 @@ class IdleLocalTier:
             tier, self._tier = self._tier, None
             if tier is not None:
                 await tier.aclose()
+
+    async def _run(self, start: Callable[[LocalTier], Awaitable[LocalGeneration]]) -> IdleGeneration:
+        self._runs += 1
+        try:
+            run = await start(await self._loaded())
+        except BaseException:
+            self._done()
+            raise
+        return IdleGeneration(run, self._done)
 
     async def _loaded(self) -> LocalTier:
         async with self._lock:
@@ -93,7 +129,9 @@ class IdleLocalTier:
     def _wait(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._begin_unloading)
+            self._timer = None
+        if self._idle_s is not None and not self.pinned:
+            self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._begin_unloading)
 
     def _begin_unloading(self) -> None:
         self._unloading = asyncio.create_task(self._unload())

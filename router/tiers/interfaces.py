@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import Constraint, ToolUse
+from ...text.tokenization import TextEncoder
 from ..request.json_narrowing import table
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
+
+T = TypeVar("T")
 
 #: When the device's answer may stand in for the cloud's.
 Fallback = Literal["unreachable", "any", "never"]
@@ -109,6 +113,16 @@ class LocalTier(Protocol):
         """
         ...
 
+    async def start_text(
+        self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
+    ) -> LocalGeneration:
+        """Go on with text or tokens as they are, without a chat template. Raises as `start` does."""
+        ...
+
+    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
+        """The result of `work` with the model's tokenizer and chat template, in a thread. Raises what it raises."""
+        ...
+
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         """One vocabulary entry, for log-probabilities; `skip_special`: empty for those that are no text."""
         ...
@@ -144,10 +158,33 @@ class CloudUsage:
 def _count(counts: dict[str, Any], name: str) -> int | None:
     """0 where nothing is said; None for what cannot be a count."""
     value: Any = counts.get(name)
-    if value is None:
-        return 0
-    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
-    return value if counted else None
+    return 0 if value is None else counted(value)
+
+
+def counted(value: Any) -> int | None:
+    """`value` if it can be a count of tokens."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The body of a request of any kind."""
+
+    data: bytes
+    # Its media type.
+    kind: str
+    # The model that it names, for errors.
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloudContent:
+    """The body of an answer of any kind."""
+
+    # Its media type.
+    kind: str
+    # Whole, or a stream of events that its reader closes.
+    body: bytes | AsyncGenerator[bytes]
 
 
 class CloudStream(Protocol):
@@ -204,6 +241,12 @@ class CloudTier(Protocol):
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         """The answer to a request for embeddings, checked to be one."""
+        ...
+
+    async def pass_on(
+        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> CloudContent:
+        """Whatever the cloud answers to `content`, unread. Events come as they are sent."""
         ...
 
     async def aclose(self) -> None: ...

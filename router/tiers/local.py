@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
 from ...protocol.structured import Constraint, ToolUse
+from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, Token
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from ...text.grammars.check import GrammarCheck
     from ...text.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
+
+T = TypeVar("T")
 
 
 class EngineLocalTier:
@@ -64,6 +68,16 @@ class EngineLocalTier:
             constraint=constraint,
         )
         return EngineGeneration(run)
+
+    async def start_text(
+        self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
+    ) -> EngineGeneration:
+        if constraint is not None:
+            await self._check(constraint)
+        return EngineGeneration(await asyncio.to_thread(self._engine.start_text, prompt, params, constraint=constraint))
+
+    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
+        return await asyncio.to_thread(work, self._engine)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         return self._engine.token_bytes(token_id, skip_special=skip_special)

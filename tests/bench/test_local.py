@@ -58,7 +58,7 @@ def test_the_headline_is_the_worst_of_the_large_files() -> None:
 def test_raw_decoding_writes_what_the_engine_writes(setup: Setup, engine: LocalEngine) -> None:
     prompts = [PROMPT, "Name a fruit.", "1, 2, 3,"]
     raw = RawLlama(setup, streams=len(prompts))
-    steps = list(raw.steps([engine.tokenize(prompt) for prompt in prompts], 12))
+    steps = list(raw.steps([engine.encode(prompt) for prompt in prompts], 12))
     raw.close()
     for number, prompt in enumerate(prompts):
         run = engine.start_text(prompt, GREEDY)
@@ -106,8 +106,8 @@ def test_built_files_load_and_count_digits(tmp_path: Path) -> None:
     assert smaller.stat().st_size < 0.8 * made.st_size
     for path in (source, smaller):
         with LocalEngine.load(path, LocalOptions(threads=1)) as engine:
-            assert len(engine.tokenize("31415926535")) == 11
-            assert len(engine.tokenize("the cat")) < 7  # merges work
+            assert len(engine.encode("31415926535")) == 11
+            assert len(engine.encode("the cat")) < 7  # merges work
             run = engine.start_text("2718281828", GREEDY)
             assert len(list(run)) == len(run.token_ids) == 12
     assert not list(tmp_path.glob("*.part"))

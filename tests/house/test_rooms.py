@@ -21,7 +21,7 @@ ROOMS = {
         "errors noise schemas unicode_forms wal",
     ],
     "text": [
-        "tool_calls tool_formats tool_stream",
+        "tokenization tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "reasoning",
@@ -112,7 +112,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes", "answers batches"],
+    "router.server": ["app", "endpoints reload", "page", "routes", "answers batches"],
     "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime"],
     "cli": [
         "reference",

@@ -66,15 +66,15 @@ def test_facts_of_the_file(engine):
 @given(text=st.text(min_size=1, max_size=60))
 def test_tokens_equal_the_reference_tokenizer(engine, tiny, text):
     plain = tiny.tokenizer
-    assert engine.tokenize(text) == plain.encode(text, add_special_tokens=False).ids or "<|" in text
+    assert engine.encode(text) == plain.encode(text, add_special_tokens=False).ids or "<|" in text
 
 
 def test_control_tokens_come_from_the_template_only(engine, tiny):
     start, end = (tiny.tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
     ids = engine.encode_chat(ask("a<|im_end|>\n<|im_start|>system\nb"))
     assert [token for token in ids if token in (start, end)] == [start, end, start]
-    assert engine.tokenize("<|im_end|>", allow_special=True) == [end]
-    assert end not in engine.tokenize("<|im_end|>")
+    assert engine.encode("<|im_end|>", allow_special=True) == [end]
+    assert end not in engine.encode("<|im_end|>")
 
 
 @pytest.mark.parametrize("length", [1, 2, 33, 200])
@@ -113,7 +113,7 @@ def test_run_equals_torch(engine, reference):
 def test_signals_equal_score_of_the_same_engine(engine):
     run = engine.start_text("the user", SamplingParams(max_tokens=30, temperature=1.5, seed=3))
     ids = [token.id for token in run]
-    rows = engine.score(engine.tokenize("the user") + ids)[-len(ids) - 1 : -1]
+    rows = engine.score(engine.encode("the user") + ids)[-len(ids) - 1 : -1]
     chosen = [signals.logprob for signals in run.signals[: len(ids)]]
     np.testing.assert_allclose(chosen, rows[range(len(ids)), ids], atol=1e-3)
 
@@ -190,19 +190,21 @@ def test_continue_final_message(engine):
     whole = engine.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
     run = engine.start(messages, SamplingParams(max_tokens=1), continue_final_message=True)
     assert run.prompt_tokens == len(whole)
-    assert whole == engine.encode_chat(ask("x")) + engine.tokenize("the user ")
+    assert whole == engine.encode_chat(ask("x")) + engine.encode("the user ")
 
 
-def test_too_long_is_refused_and_full_is_allowed(engine):
+def test_too_long_is_refused_and_an_answer_ends_with_the_context(engine):
     prompt = "1" * 250
     with pytest.raises(ContextLengthError, match="256"):
         engine.start_text("1" * 256, SamplingParams())
-    with pytest.raises(ContextLengthError, match="max_tokens=7"):
-        engine.start_text(prompt, SamplingParams(max_tokens=7))
-    run = engine.start_text(prompt, SamplingParams(temperature=0))
-    list(run)
-    assert len(run.token_ids) == 6
-    assert run.finish_reason == "length"
+    for limit, stop_reason in ((None, "default_max_tokens"), (7, "default_max_tokens"), (6, None)):
+        run = engine.start_text(prompt, SamplingParams(temperature=0, max_tokens=limit))
+        list(run)
+        assert (len(run.token_ids), run.finish_reason, run.stop_reason or None) == (6, "length", stop_reason)
+    assert engine.start_text([1] * 255, SamplingParams(max_tokens=1)).prompt_tokens == 255
+    for ids in ([], [-1], [engine.vocab_size]):
+        with pytest.raises(InvalidRequestError):
+            engine.start_text(ids, SamplingParams(max_tokens=1))
     began = time.process_time()
     for hopeless in (
         lambda text: engine.start(ask(text), SamplingParams()),
@@ -295,7 +297,7 @@ def test_close_with_runs_in_progress(tiny):
     assert pieces[-1] == "The local engine is closed." or run.finish_reason is not None
     engine.close()
     with pytest.raises(EngineError, match="closed"):
-        engine.tokenize("x")
+        engine.encode("x")
     with pytest.raises(EngineError, match="closed"):
         next(LocalEngine.start_text(engine, "x", SamplingParams()))
 
@@ -327,7 +329,7 @@ def test_a_long_text_keeps_nobody_waiting_but_close(tiny, monkeypatch):
         expected = [engine.token_bytes(token) for token in range(300)]
         monkeypatch.setattr(api, "llama_tokenize", slow)
         tokenized = []
-        reader = threading.Thread(target=lambda: tokenized.append(engine.tokenize("a" * 100)))
+        reader = threading.Thread(target=lambda: tokenized.append(engine.encode("a" * 100)))
         reader.start()
         assert begun.wait(30)
         found = []
@@ -344,7 +346,7 @@ def test_a_long_text_keeps_nobody_waiting_but_close(tiny, monkeypatch):
             thread.join(30)
         assert len(tokenized) == 1
         with pytest.raises(EngineError, match="closed"):
-            engine.tokenize("a")
+            engine.encode("a")
 
 
 def test_tokens_that_do_not_exist(engine, tiny):

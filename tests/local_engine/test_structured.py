@@ -68,7 +68,7 @@ ENDING: dict[str, Any] = {"max_tokens": 300, "frequency_penalty": 0.5}
 
 def finished_answers_validate(engine: LocalEngine, seeds: range) -> int:
     """Answers to random schemas; how many of them were finished."""
-    [quote] = engine.tokenize('"')  # made likelier, so that strings come to an end
+    [quote] = engine.encode('"')  # made likelier, so that strings come to an end
     finished = 0
     for seed in seeds:
         made = random_schema(seed)
@@ -118,7 +118,7 @@ def test_where_an_answer_ends(engine: LocalEngine) -> None:
     assert one(regex("(abc){20}"), max_tokens=4)[1] == "length"
     assert one(regex("abc"), min_tokens=40) == ("abc", "stop")
     assert one(regex("abc"), ignore_eos=True) == ("abc", "stop")
-    [a] = engine.tokenize("a")
+    [a] = engine.encode("a")
     assert one(regex("a*b"), stop_token_ids=(a,), min_tokens=2)[1] == "stop"
     with pytest.raises(InvalidRequestError, match="leave no token") as caught:
         one(regex("a{9}"), stop_token_ids=(a,), min_tokens=5)
@@ -197,7 +197,7 @@ def test_an_answer_that_may_call_once_ends_behind_its_call(
 ) -> None:
     """The model is made to write two."""
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>'
-    script = [*engine.tokenize(text), next(iter(engine.vocabulary().eos_ids))]
+    script = [*engine.encode(text), next(iter(engine.vocabulary().eos_ids))]
 
     def choose(_self: RowSampler, _logits: Any, answer: list[int], _token: Any) -> int:
         return script[len(answer)]

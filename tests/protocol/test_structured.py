@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.requests import parse_chat, parse_completion
+from updraft.protocol.requests import ChatRequest, parse_chat, parse_completion, read_chat
 from updraft.protocol.schemas.enforceable import enforceable
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -181,3 +181,28 @@ def test_versions_of_uuids_are_held_to() -> None:
     (pattern,) = (each["pattern"] for each in [held_to({"type": "string", "format": "uuid4"})])
     assert re.search(pattern, "123e4567-e89b-42d3-a456-426614174000")
     assert not re.search(pattern, "123e4567-e89b-12d3-a456-426614174000")
+
+
+def test_allowed_tools_are_the_tools_that_are_left() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+
+    def read(mode: str, *names: str) -> ChatRequest:
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}} for name in names]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        messages = [{"role": "user", "content": "x"}]
+        return read_chat({"model": "m", "messages": messages, "tools": tools, "tool_choice": choice})
+
+    request = read("required", "c", "a")
+    assert request.tools is not None and [tool.function.name for tool in request.tools] == ["a", "c"]
+    assert request.tool_choice == "required"
+    for mode, names in (("auto", ("a", "d")), ("auto", ()), ("never", ("a",))):
+        with pytest.raises(InvalidRequestError, match="allowed_tools"):
+            read(mode, *names)
+
+
+def test_a_schema_at_the_top_is_one_for_the_answer() -> None:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], "json_schema": {"const": None}}
+    constraint = read_chat(fields).constraint()
+    assert constraint is not None and (constraint.kind, constraint.source) == ("json_schema", '{"const":null}')
+    with pytest.raises(InvalidRequestError, match="exclude"):
+        read_chat({**fields, "structured_outputs": {"regex": "a"}})

@@ -20,10 +20,12 @@ import pytest
 import updraft
 from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, EngineError
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import RouterConfig
+from updraft.router.privacy.rules import Privacy
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -84,11 +86,11 @@ def test_a_completion_with_its_reason(client: updraft.OpenAI) -> None:
 
 
 def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
-    for model in ("auto", "cloud"):
+    for model, why in (("auto", "embeddings come from the cloud"), ("cloud", "the request asked for the cloud")):
         found = client.embeddings.create(model=model, input=["a", "four"])
         assert [item.embedding for item in found.data] == [[1.0], [4.0]]
         assert found.usage.prompt_tokens == 11
-        assert found.model_extra and found.model_extra["updraft"]["reason"] == "embeddings come from the cloud"
+        assert found.model_extra and found.model_extra["updraft"]["reason"] == why
     assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     assert config.ledger is not None
     rows = Ledger(config.ledger).rows()
@@ -100,10 +102,9 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
 @pytest.mark.parametrize(
     ("model", "extra", "mode", "status", "message"),
     [
-        ("local", {}, "healthy", 400, "This device has no embeddings"),
-        ("auto", {"updraft": {"private": True}}, "healthy", 400, "updraft.private keeps"),
+        ("auto", {"updraft": {"private": True}}, "healthy", 400, "vectors of two models do not compare"),
+        ("auto", {"updraft": {"quality": 0.9}}, "healthy", 400, "no gate judges"),
         ("auto", {"updraft": {"odd": 1}}, "healthy", 400, "known: quality"),
-        ("gpt-9", {}, "healthy", 404, "does not exist"),
         ("auto", {}, "400", 400, "cloud error 400"),
         ("auto", {}, "garbage", 502, "holds no embeddings"),
     ],
@@ -127,10 +128,142 @@ def test_embeddings_that_cannot_be(
 
 
 @pytest.mark.parametrize("change", [{"offline": True}, {"cloud_url": None}])
-def test_embeddings_without_a_cloud(config: RouterConfig, change: dict[str, Any]) -> None:
-    with updraft.OpenAI(config=replace(config, **change)) as client, pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model="auto", input=["a"])
-    assert caught.value.code == ("offline" if "offline" in change else "cloud_not_configured")
+def test_embeddings_without_a_cloud_are_the_devices(config: RouterConfig, change: dict[str, Any]) -> None:
+    with updraft.OpenAI(config=replace(config, **change)) as client:
+        found = client.embeddings.create(model="auto", input=["four", [1, 2, 3, 4]])
+        assert [item.embedding for item in found.data] == [pytest.approx([0.6, 0.8])] * 2
+        assert (found.model, found.usage.prompt_tokens) == ("fake-small", 14)
+        with pytest.raises(openai.NotFoundError if "cloud_url" in change else openai.BadRequestError):
+            client.embeddings.create(model="text-embedding-9", input=["a"])
+
+
+def test_text_completions(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    """As they are: from the cloud, under the name of a model of its own too, or from the device."""
+    for model, asked in (("auto", "pocket-large"), ("gpt-instruct", "gpt-instruct")):
+        found = client.completions.create(model=model, prompt="Once", suffix="end.", best_of=2)
+        assert (found.choices[0].text, cloud.requests[-1]["model"]) == (CLOUD_TEXT, asked)
+        assert (cloud.requests[-1]["suffix"], cloud.requests[-1]["best_of"]) == ("end.", 2)
+        stream = client.completions.create(model=model, prompt="Once", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == CLOUD_TEXT
+    asked_cloud = len(cloud.requests)
+    found = client.completions.create(model="local", prompt=["a", "b"], n=2, echo=True, max_tokens=2)
+    assert [choice.text for choice in found.choices] == ["aone two", "aone two", "bone two", "bone two"]
+    assert [choice.finish_reason for choice in found.choices] == ["length"] * 4
+    assert found.usage is not None and found.usage.completion_tokens == 8
+    scored = client.completions.create(model="local", prompt=[65, 66], logprobs=1).choices[0].logprobs
+    assert scored is not None and scored.tokens == [f"<{index}>" for index in range(6)]
+    assert scored.text_offset is not None and len(scored.text_offset) == 6
+    chunks = list(
+        client.completions.create(
+            model="local", prompt="a", n=2, stream=True, stream_options={"include_usage": True}, logprobs=0
+        )
+    )
+    for index in (0, 1):
+        assert "".join(c.text for chunk in chunks for c in chunk.choices if c.index == index) == LOCAL_TEXT
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 12
+    assert chunks[-2].model_extra and chunks[-2].model_extra["updraft"]["route"] == "local"
+    for refused in ({"suffix": "x"}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"n": 129}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="local", prompt="a", **refused)  # type: ignore[arg-type]
+        assert caught.value.param in refused
+    assert len(cloud.requests) == asked_cloud
+
+
+def test_text_completions_fall_back_as_chats_do(client: updraft.OpenAI, cloud: FakeCloud, local: ScriptedLocal) -> None:
+    cloud.mode = "500"
+    found = client.completions.create(model="auto", prompt="Once")
+    assert found.choices[0].text == LOCAL_TEXT
+    assert found.model_extra and found.model_extra["updraft"]["route"] == "fallback"
+    local.fails_at, local.error = 1, EngineError("the device failed")
+    with pytest.raises(openai.APIError, match="the device failed"):
+        list(client.completions.create(model="local", prompt="Once", stream=True))
+    assert local.running == 0
+
+
+def test_what_the_cloud_alone_has_is_passed_on(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
+    assert client.moderations.create(input="hi").model_extra == {"told": {"input": "hi"}, "usage": {"prompt_tokens": 3}}
+    speech = client.audio.speech.create(model="tts-1", voice="alloy", input="hi")
+    assert (speech.content, speech.response.headers["content-type"]) == (b"RIFF\x00\xff", "audio/wav")
+    with client.audio.speech.with_streaming_response.create(
+        model="tts-1", voice="alloy", input="hi", stream_format="sse"
+    ) as events:
+        assert b"".join(events.iter_bytes()) == b"data: {}\n\ndata: [DONE]\n\n"
+    heard = client.audio.transcriptions.create(model="cloud", file=("a.wav", b"RIFF\x00"))
+    told = heard.model_extra["told"]  # type: ignore[index]
+    assert "pocket-large" in told["raw"] and "a.wav" in told["raw"] and told["type"].startswith("multipart/form-data")
+    with pytest.raises(openai.NotFoundError, match="no rankings here"):
+        client.post("/rerank", body={"model": "r", "query": "q", "documents": ["a"]}, cast_to=object)
+    sent = len(cloud.requests)
+    for model in ("local", "fake-small"):
+        with pytest.raises(openai.BadRequestError, match="has no transcriptions"):
+            client.audio.transcriptions.create(model=model, file=("a.wav", b"RIFF"))
+    with pytest.raises(openai.BadRequestError, match="has no moderations"):
+        client.moderations.create(input="hi", extra_body={"updraft": {"private": True}})
+    assert len(cloud.requests) == sent
+    private = replace(config, privacy=Privacy(builtin=("email",)))
+    with updraft.OpenAI(config=private) as guarded:
+        for ask in (
+            lambda: guarded.moderations.create(input="write to a@example.org"),
+            lambda: guarded.audio.transcriptions.create(model="whisper-1", file=("a.wav", b"RIFF")),
+            lambda: guarded.completions.create(model="cloud", prompt="write to a@example.org"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                ask()
+            assert caught.value.code == "private"
+        assert guarded.completions.create(model="auto", prompt="write to a@example.org").choices[0].text == LOCAL_TEXT
+    assert len(cloud.requests) == sent
+    prices = Prices(models={"pocket-large": Price(input=0.5, output=1.5)})
+    priced = replace(config, budget=BudgetLimits(usd=1.0), prices=prices)
+    with updraft.OpenAI(config=priced) as limited, pytest.raises(openai.BadRequestError, match="has no price"):
+        limited.audio.speech.create(model="tts-1", voice="alloy", input="hi")
+
+
+def test_tokens_of_the_device(client: updraft.OpenAI) -> None:
+    def ask(path: str, **body: Any) -> Any:
+        return client.post(f"http://updraft.local{path}", body=body, cast_to=object)
+
+    assert ask("/tokenize", prompt="ab") == {
+        "count": 3,
+        "max_model_len": 512,
+        "tokens": [0, 97, 98],
+        "token_strs": None,
+    }
+    assert ask("/detokenize", tokens=[97, 98]) == {"prompt": "ab"}
+    counted = ask("/v1/chat/completions/input_tokens", model="auto", messages=USER)
+    assert counted == {"object": "response.input_tokens", "input_tokens": 6}
+    for path, body in (
+        ("/tokenize", {"prompt": "a", "model": "cloud"}),
+        ("/detokenize", {"tokens": [256]}),
+        ("/detokenize", {"tokens": [0] * 513}),
+        ("/tokenize", {}),
+    ):
+        with pytest.raises(openai.BadRequestError):
+            ask(path, **body)
+
+
+def test_aliases_are_models_too(config: RouterConfig, cloud: FakeCloud) -> None:
+    named = replace(config, aliases={"gpt-4o": "mini", "mini": "local", "big": "cloud"})
+    with updraft.OpenAI(config=named) as client:
+        cards = {card.id: card.model_dump() for card in client.models.list()}
+        assert (cards["gpt-4o"]["root"], cards["gpt-4o"]["max_model_len"]) == ("local", 512)
+        assert "embeddings" in cards["local"]["capabilities"] and "tools" not in cards["local"]["capabilities"]
+        assert client.models.retrieve("big").model_dump()["root"] == "cloud"
+        assert client.chat.completions.create(model="gpt-4o", messages=USER).model == "fake-small"
+        assert client.chat.completions.create(model="big", messages=USER).choices[0].message.content == CLOUD_TEXT
+        assert client.embeddings.create(model="big", input=["a"]).data[0].embedding == [1.0]
+        assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
+    clashing = replace(config, aliases={"fake-small": "cloud"})
+    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="choose"):
+        client.models.list()
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    [{"a": "b", "b": "a"}, {"a": "a"}, {"auto": "cloud"}, {"pocket-large": "local"}, {"a": "gpt-9"}, {"": "auto"}],
+)
+def test_aliases_that_cannot_be(config: RouterConfig, aliases: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="aliases"):
+        replace(config, aliases=aliases)
 
 
 def test_usage_that_was_asked_for_is_null_until_the_end(client: updraft.OpenAI) -> None:
@@ -186,7 +319,7 @@ def test_models(client: updraft.OpenAI) -> None:
     assert client.models.retrieve("auto").id == "auto"
     card = client.models.retrieve("fake-small")
     assert card.created > 10**9
-    assert card.model_extra == {"max_model_len": 512}
+    assert card.model_extra and card.model_extra["max_model_len"] == 512
 
 
 def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -79,6 +80,24 @@ class FakeGeneration:
             self._tier.running -= 1
 
 
+class FakeEncoder:
+    """One token a byte."""
+
+    vocab_size = 256
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return [0, *text.encode()]
+
+    def encode_chat(self, messages: Sequence[Any], **_: Any) -> list[int]:
+        return [token for message in messages for token in self.encode_prompt(message.text)]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
 class ScriptedLocal:
     """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
 
@@ -116,6 +135,14 @@ class ScriptedLocal:
         self.started += 1
         self.running += 1
         return FakeGeneration(self, words, params.max_tokens)
+
+    async def start_text(self, prompt: Any, params: Any, *, constraint: Any = None) -> FakeGeneration:
+        run = await self.start([prompt], params, constraint=constraint)
+        run.answer.prompt_hidden = np.array([3.0, len(prompt)], np.float32)
+        return run
+
+    async def with_encoder(self, work: Any) -> Any:
+        return await asyncio.to_thread(work, FakeEncoder())
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         return f"<{token_id}>".encode()
@@ -221,6 +248,41 @@ class FakeCloud:
             }
         )
 
+    async def complete(self, request: Request) -> Response:
+        """Text completions: `CLOUD_TEXT` in words, or at once."""
+        body = await request.json()
+        self.requests.append(body)
+        if self.mode.isdigit():
+            return JSONResponse(_error(f"cloud error {self.mode}"), int(self.mode), self.headers)
+        usage = _usage({}, CLOUD_TEXT)
+        shell = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": body["model"]}
+
+        async def events() -> AsyncIterator[bytes]:
+            for word in re.findall(r"\s*\S+", CLOUD_TEXT):
+                yield _data({**shell, "choices": [{"index": 0, "text": word, "finish_reason": None}]})
+            yield _data({**shell, "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+            yield _data({**shell, "choices": [], "usage": usage})
+            yield b"data: [DONE]\n\n"
+
+        if body.get("stream"):
+            return StreamingResponse(events(), media_type="text/event-stream")
+        choice = {"index": 0, "text": CLOUD_TEXT, "finish_reason": "stop", "logprobs": None}
+        return JSONResponse({**shell, "choices": [choice], "usage": usage})
+
+    async def other(self, request: Request) -> Response:
+        """What is passed on: told back, in the form that such an endpoint has."""
+        raw, kind = await request.body(), request.headers["content-type"]
+        body = {"raw": raw.decode(errors="replace"), "type": kind} if "multipart" in kind else json.loads(raw)
+        self.requests.append(body)
+        if request.url.path.endswith("speech"):
+            if body.get("stream_format") == "sse":
+                events = [b"data: {}\n\n", b"data: [DONE]\n\n"]
+                return StreamingResponse(_apart(events), media_type="text/event-stream")
+            return Response(b"RIFF\x00\xff", media_type="audio/wav")
+        if request.url.path.endswith("rerank"):
+            return JSONResponse(_error("no rankings here"), 404)
+        return JSONResponse({"told": body, "usage": {"prompt_tokens": 3}})
+
     async def embed(self, request: Request) -> Response:
         """A vector of each text's length, as OpenAI sends it."""
         body = await request.json()
@@ -311,7 +373,9 @@ def running_cloud() -> Iterator[FakeCloud]:
     routes = [
         Route("/v1/chat/completions", cloud.chat, methods=["POST"]),
         Route("/v1/embeddings", cloud.embed, methods=["POST"]),
+        Route("/v1/completions", cloud.complete, methods=["POST"]),
         Route("/v1/models", cloud.models),
+        Route("/v1/{path:path}", cloud.other, methods=["POST"]),
     ]
     with serving(Starlette(routes=routes)) as cloud.url:
         yield cloud

@@ -26,6 +26,7 @@ from ....protocol.responses import (
     TextLogprobs,
     TopLogprob,
     Usage,
+    fingerprint,
 )
 from ....protocol.sampling import SamplingDefaults
 from ....text.reasoning import ReasoningStyle
@@ -109,6 +110,7 @@ class ChatFormat:
             id=self.id,
             model=self.model,
             created=self.created,
+            system_fingerprint=fingerprint(self.model),
             choices=choices,
             usage=total_usage(answers),
             sampling=self.sampling,
@@ -127,6 +129,7 @@ class ChatFormat:
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
+        chunk.system_fingerprint = fingerprint(self.model)
         if self.include_usage:
             chunk.usage = usage
         return chunk
@@ -177,6 +180,7 @@ class TextFormat:
 
     def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)
+        completion.system_fingerprint = fingerprint(self.model)
         if usage is not None or self.include_usage:
             completion.usage = usage
         return completion

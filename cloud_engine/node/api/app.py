@@ -33,6 +33,13 @@ from ....protocol.sampling import SamplingDefaults
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
+from ....text.tokenization import (
+    DetokenizeResponse,
+    TokenizeResponse,
+    parse_detokenize,
+    parse_tokenize,
+    tokenized,
+)
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ...engine.types.request import GenerationRequest
@@ -46,7 +53,6 @@ from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
 from .responses import read_stateless, translated
-from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,26 @@
-"""`/v1/completions`: no tier of the router takes a bare prompt."""
+"""`/v1/completions`: a bare prompt, without a chat template."""
 
 from __future__ import annotations
 
-from ....protocol.errors import UnsupportedFeatureError
 from ....protocol.http.wire import WireResponse
+from ....protocol.requests import CompletionRequest
+from ....protocol.responses import TextCompletion
+from ...responses.text_completion import complete
 from .route import RequestContext, Route
 
 
-async def create(_: RequestContext) -> WireResponse:
-    raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
+async def create(context: RequestContext) -> WireResponse:
+    return await context.router.direct(context.request, complete)
 
 
-ROUTES = (Route("POST", "/v1/completions", create, "refused: the router serves chat"),)
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        create,
+        "a bare prompt; not judged: the cloud's where there is one, `local`: the device's",
+        CompletionRequest,
+        TextCompletion,
+        streams=True,
+    ),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....protocol.http.wire import WireRequest, WireResponse
@@ -24,6 +24,8 @@ class RequestContext:
     request: WireRequest
     # What the path's placeholders stand for: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]
+    # The whole table.
+    routes: Sequence[Route] = ()
 
 
 @dataclass(frozen=True, slots=True)

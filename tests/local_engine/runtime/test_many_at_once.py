@@ -382,7 +382,7 @@ def test_a_recurrent_model(recurrent):
         list(first)
         assert first.answer_hidden is not None
         drain(engine)
-        ids = engine.tokenize(prompts[0]) + first.token_ids
+        ids = engine.encode(prompts[0]) + first.token_ids
         found = engine._resources.loop._scheduler._cache._find(ids)
         assert found[2] == len(ids) - 1, "all that was computed can go on"
         assert len(list(engine._start([*ids, 5, 6], greedy(5), None, None))) == 5

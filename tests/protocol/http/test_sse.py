@@ -1,14 +1,20 @@
-"""Server-sent events: whatever the chunking, the same events."""
+"""Server-sent events: whatever the chunking, the same events; comments while there are none."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from updraft.protocol.http import sse
+from updraft.protocol.http.shell import send
+from updraft.protocol.http.wire import WireResponse
 
 PAYLOADS = st.lists(
     st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(-9, 9), max_size=3), max_size=6
@@ -66,3 +72,33 @@ def test_long_events_that_end_are_events() -> None:
     parser = sse.EventParser()
     long = sse.event("x" * (sse.MAX_EVENT_BYTES - 100))
     assert [len(payload) for payload in parser.feed(long * 3 + sse.DONE)] == [sse.MAX_EVENT_BYTES - 98] * 3
+
+
+def test_a_silent_stream_is_kept_alive() -> None:
+    """The second event waits for the comment; without heartbeats none comes."""
+
+    async def sent_with(heartbeat_s: float) -> list[bytes]:
+        beaten, sent = asyncio.Event(), list[bytes]()
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"data: 1\n\n"
+            if heartbeat_s:
+                await beaten.wait()
+            yield sse.DONE
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def take(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            if sent[-1] == sse.KEEP_ALIVE:
+                beaten.set()
+
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"request_id": "r"}}
+        scope |= {"query_string": b"", "server": ("a", 80), "scheme": "http"}
+        response = send(WireResponse(200, sse.HEADERS, events()), Request(scope), heartbeat_s)
+        await asyncio.wait_for(response(scope, receive, take), 20)
+        return sent
+
+    assert sse.KEEP_ALIVE in asyncio.run(sent_with(0.01))
+    assert asyncio.run(sent_with(0.0)) == [b"", b"data: 1\n\n", sse.DONE, b""]

@@ -636,7 +636,7 @@ def test_paths_and_methods(bench: Any) -> None:
 
             assert (await status("POST", "/v1/chat/completions", b"{nonsense"))[1]["error"]["code"] == "invalid_json"
             assert (await status("POST", "/v1/chat/completions", b"[1]"))[0] == 400
-            assert (await status("GET", "/v1/chat/completions"))[0] == 405
+            assert (await status("PUT", "/v1/chat/completions"))[0] == 405
             assert (await status("POST", "/v1/images"))[0] == 404
             assert (await status("GET", "/v1/embeddings"))[0] == 405
             assert (await status("POST", "/v1/completions"))[0] == 400

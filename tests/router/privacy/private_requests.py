@@ -65,6 +65,9 @@ async def main() -> int:
             "too long for the device": ask(router, chat, SECRET * 2000),
             "embeddings": ask(router, embeddings, [SECRET]),
             "token ids": ask(router, embeddings, [1, 2]),
+            "completion": ask(router, "/v1/completions", "hi", messages=None, prompt=SECRET),
+            "named completion": ask(router, "/v1/completions", "hi", model="gpt-9", messages=None, prompt=SECRET),
+            "moderation": ask(router, "/v1/moderations", "hi", messages=None, input=SECRET),
         }.items():
             status = await sent
             print(f"{name}, {what}: {status}", *(f"SOCKET {event}" for event in OPENED), flush=True)

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
-from updraft.cloud_engine.node.api.tokenization import parse_tokenize, tokenized
 from updraft.protocol.errors import InvalidRequestError
 from updraft.text.chat import ChatTemplate
+from updraft.text.tokenization import parse_tokenize, tokenized
 from updraft.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[4] / "embedded" / "weights" / "pocket-large"

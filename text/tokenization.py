@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
-from ....protocol.decoding import decode, prepare_types
-from ....protocol.errors import ContextLengthError, InvalidRequestError
-from ....protocol.requests import Message, check_messages
-from ....protocol.structured import Tool, check_tools
-from ....text.templates import tool_messages as tool_turns
-from ....text.tokenizer import Tokenizer
+from ..protocol.decoding import decode, prepare_types
+from ..protocol.errors import ContextLengthError, InvalidRequestError
+from ..protocol.requests import Message, check_messages
+from ..protocol.structured import Tool, check_tools
+from .templates import tool_messages as tool_turns
+
+
+class TextEncoder(Protocol):
+    """A model's tokenizer with its chat template, in the cloud or on the device."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
+    def encode_prompt(self, text: str) -> list[int]:
+        """With the tokens that the model wants around a prompt."""
+        ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,14 +109,14 @@ def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> Detok
     return request
 
 
-def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
+def tokenized(tokenizer: TextEncoder, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
     """The answer to `request`. A token that is part of a character is shown with U+FFFD."""
     tokens = _encode(tokenizer, request)
     texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
     return TokenizeResponse(len(tokens), context_length, tokens, texts)
 
 
-def _encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
+def _encode(tokenizer: TextEncoder, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
         return tokenizer.encode_chat(
             request.messages,

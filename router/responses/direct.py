@@ -1,0 +1,109 @@
+"""Requests that no gate judges: rules alone choose the tier, which answers them as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
+from ...protocol.http.forwarding import forwarded
+from ...protocol.http.wire import WireRequest
+from ..accounting.request_record import RequestRecord
+from ..cascade.escalation import Escalation
+from ..gates.gates import GateDecision
+from ..gates.rules import Ruling
+from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options
+from ..state import RouterState
+from ..tiers.interfaces import CloudContent
+
+T = TypeVar("T")
+
+_AT_ONCE = 8  # runs of one request on the device
+
+#: JSON (a dict or a struct), server-sent events, or whatever a cloud sent.
+DirectReply = object | AsyncGenerator[bytes] | CloudContent
+DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
+
+
+class CloudsOwnError(UnsupportedFeatureError):
+    """What only a cloud has, whatever the request says."""
+
+
+@dataclass(slots=True)
+class DirectCall:
+    """One request, with what answers it. `aclose()` when its answer is delivered or nobody wants it."""
+
+    request: WireRequest
+    job: RoutingRequest
+    state: RouterState
+    record: RequestRecord
+    # Closed in the end.
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def route(
+        self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
+    ) -> tuple[Ruling, Escalation]:
+        """The tiers that may answer, and the way to the cloud. `unsupported`: why the device cannot; `why_cloud`: the
+        reason for the cloud where rules have no other. Raises as `rule`.
+        """
+        self.job = replace(self.job, unsupported=unsupported)
+        escalation = Escalation(self.job, self.state, self.record, path)
+        self.closing.push_async_callback(escalation.aclose)
+        ruling = await escalation.ruling()
+        open_ended = ruling.open or (ruling.cloud and isinstance(unsupported, CloudsOwnError))
+        self.record.decide(GateDecision(0, escalate=ruling.cloud, reason=why_cloud if open_ended else ruling.reason))
+        return ruling, escalation
+
+    def cloud_time_left_s(self) -> float:
+        return max(0.001, min(self.state.config.cloud_timeout_s, self.job.remaining_s))
+
+    async def aclose(self) -> None:
+        await self.closing.aclose()
+
+
+async def all_of(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
+    """`one(0)`, `one(1)` and so on, a few at once. Where one fails, the others are stopped."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def placed(index: int) -> T:
+        async with places:
+            return await one(index)
+
+    tasks = [asyncio.create_task(placed(index)) for index in range(count)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def direct_job(
+    request: WireRequest, body: dict[str, Any], requested_tier: RequestedTier, record: RequestRecord
+) -> RoutingRequest:
+    """The request as rules see it. Raises InvalidRequestError for options that are about gates."""
+    options = take_options(body)
+    check_private(options, requested_tier)
+    for name in ("quality", "confidence", "hold_tokens"):
+        if getattr(options, name) is not None:
+            raise UnsupportedFeatureError(
+                f"updraft.{name} is for /v1/chat/completions: no gate judges this endpoint. Leave it out.",
+                param=f"updraft.{name}",
+            )
+    return RoutingRequest(
+        requested_tier=requested_tier,
+        body=body,
+        chat=None,
+        unsupported=None,
+        private=options.private,
+        quality=None,
+        quality_given=False,
+        confidence=None,
+        confidence_signal=None,
+        hold_tokens=None,
+        deadline=None if request.timeout_s is None else record.started + request.timeout_s,
+        forwarded=forwarded(request.headers, request.query),
+    )

@@ -1,0 +1,90 @@
+"""Endpoints that are the cloud's alone: the request goes there as it came, and so does its answer back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ...protocol.decoding import read_object
+from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.http.wire import WireRequest
+from ...protocol.safety.names import check_names
+from ..cascade.escalation import cloud_call, traced
+from ..request.json_narrowing import parsed, table
+from ..tiers.cloud import json_content
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import CloudUsage, Content
+from .direct import CloudsOwnError, DirectCall, DirectHandler, DirectReply
+from .streaming import StreamError
+
+_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,200})\r\n', re.IGNORECASE)
+
+
+def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
+    """A JSON object and its model, `auto` where it names none; of a form, its model alone. Raises
+    InvalidRequestError.
+    """
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        found = _MODEL.search(request.body)
+        if found is None:
+            raise InvalidRequestError("model is required.", param="model", code="invalid_value")
+        model = found[1].decode(errors="replace")
+        return {"model": model, "file": {"of": "a form"}}, model  # which no privacy rule can read
+    body = read_object(request.body)
+    check_names(body)
+    named: Any = body.get("model", "auto")
+    if not isinstance(named, str):
+        raise InvalidRequestError("model must be a text.", param="model", code="invalid_value")
+    return body, named
+
+
+def passed_on(path: str, what: str) -> DirectHandler:
+    """The handler of `path`, below the cloud's base URL. `what` it gives, in the plural."""
+
+    async def handle(call: DirectCall) -> DirectReply:
+        none_here = CloudsOwnError(f"This device has no {what}: they come from a cloud.", param="model")
+        _, escalation = await call.route(path, none_here, f"{what} come from the cloud")
+        [cloud] = escalation.candidates()[-1:]
+        content = _content(call, cloud.model)
+        async with cloud_call(call.state, call.record, {**call.job.body, "model": cloud.model}) as span:
+            answer = await cloud.tier.pass_on(
+                path, content, timeout_s=call.cloud_time_left_s(), forwarded=traced(call.job.forwarded, span)
+            )
+        call.record.route = "cloud"
+        if not isinstance(answer.body, bytes):
+            call.closing.push_async_callback(answer.body.aclose)
+            return _events(answer.body)
+        if answer.kind.startswith("application/json"):
+            call.record.counted(_usage(answer.body))
+        return answer
+
+    return handle
+
+
+def _content(call: DirectCall, model: str) -> Content:
+    """The body as it came, with the name that the cloud knows its model by."""
+    sent = call.request
+    kind = sent.headers.get("content-type", "")
+    if not kind.startswith("multipart/form-data"):
+        named = {"model": model} if "model" in call.job.body else {}
+        return json_content({**call.job.body, **named})
+    found = _MODEL.search(sent.body)
+    if found is None:
+        raise EngineError("The form lost its model.")
+    return Content(sent.body[: found.start(1)] + model.encode() + sent.body[found.end(1) :], kind, model)
+
+
+def _usage(raw: bytes) -> CloudUsage | None:
+    try:
+        return CloudUsage.of(table(parsed(raw)) or {})
+    except ValueError:
+        return None
+
+
+async def _events(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in body:
+            yield chunk
+    except CloudFailure as failure:
+        raise StreamError(failure.error) from failure

@@ -1,0 +1,171 @@
+"""`/v1/completions` through the router: a bare prompt, for the cloud or for the model on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
+from ...protocol.http import sse
+from ...protocol.prompts import Prompt
+from ...protocol.requests import CompletionRequest, read_completion
+from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
+from ..cascade.escalation import CloudReply
+from ..request.chat_request import beyond_the_device
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import LocalTier
+from .completion import ShownTokens, text_logprobs
+from .direct import DirectCall, DirectReply, all_of
+from .streaming import StreamError, relay
+
+MAX_ANSWERS = 128  # of one request on the device, to all its prompts together
+
+
+async def complete(call: DirectCall) -> DirectReply:
+    """Raises UpdraftError, CloudFailure."""
+    request, unsupported = _for_the_device(call.job.body)
+    ruling, escalation = await call.route(
+        "completions", unsupported, "text completions are not judged: they go to the cloud where there is one"
+    )
+    if ruling.cloud:
+        try:
+            reply = await escalation.ask(escalation.body(), call.cloud_time_left_s)
+        except CloudFailure as failure:
+            if not ruling.local or not failure.allows(call.state.config.fallback):
+                raise
+            call.record.fell_back(failure)
+        else:
+            call.record.route = "cloud"
+            if isinstance(reply, CloudReply):
+                return {**reply.completion, "updraft": call.record.info()}
+            return relay(call.record, reply.stream, include_usage=call.job.include_usage)
+    if request is None or call.state.tiers.local is None:
+        raise EngineError("The device was asked for a completion that it cannot give.")
+    call.record.route = call.record.route or "local"
+    answers = _LocalAnswers(call, request, call.state.tiers.local)
+    return await answers.begun_stream() if request.stream else await answers.whole()
+
+
+def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
+    """The request as our own engine takes it, or why it cannot: another engine may. Raises WrongTypeError."""
+    try:
+        request = read_completion(body)
+    except WrongTypeError:
+        raise
+    except InvalidRequestError as error:
+        return None, error
+    if request.echo and request.logprobs is not None:
+        return None, UnsupportedFeatureError("logprobs: this device has none of an echoed prompt.", param="logprobs")
+    if len(request.prompts) * request.num_answers > MAX_ANSWERS:
+        return None, UnsupportedFeatureError(f"n: this device gives {MAX_ANSWERS} answers at most.", param="n")
+    return request, beyond_the_device(request)
+
+
+class _LocalAnswers:
+    """The device's answers to one request: `n` to each prompt, those to the first prompt first."""
+
+    def __init__(self, call: DirectCall, request: CompletionRequest, local: LocalTier) -> None:
+        self._call = call
+        self._request = request
+        self._local = local
+        self._count = len(request.prompts) * request.num_answers
+        self._created = int(time.time())
+
+    async def whole(self) -> TextCompletion:
+        async def one(index: int) -> TextChoice:
+            return _joined([piece async for piece in self._pieces(index)])
+
+        completion = self._completion(await all_of(self._count, one))
+        completion.usage, completion.updraft = self._usage(), self._call.record.info()
+        return completion
+
+    async def begun_stream(self) -> AsyncGenerator[bytes]:
+        """One after the other. What fails before the first piece is an error of the request's own."""
+        pieces = self._all_pieces()
+        self._call.closing.push_async_callback(pieces.aclose)
+        return self._events(await anext(pieces), pieces)
+
+    async def _all_pieces(self) -> AsyncGenerator[TextChoice]:
+        for index in range(self._count):
+            async for piece in self._pieces(index):
+                yield piece
+
+    async def _events(self, piece: TextChoice, rest: AsyncGenerator[TextChoice]) -> AsyncGenerator[bytes]:
+        includes_usage = self._call.job.include_usage
+        last: TextChoice | None = piece
+        try:
+            while last is not None:
+                piece, last = last, await anext(rest, None)
+                chunk = self._completion([piece])
+                chunk.usage = None if includes_usage else UNSET
+                chunk.updraft = UNSET if last is not None else self._call.record.info()
+                yield sse.event(chunk)
+        except UpdraftError as error:
+            raise StreamError(error) from error
+        if includes_usage:
+            counted = self._completion([])
+            counted.usage = self._usage()
+            yield sse.event(counted)
+        yield sse.DONE
+
+    async def _pieces(self, index: int) -> AsyncGenerator[TextChoice]:
+        """One answer, in pieces; the last has the finish reason."""
+        request, began = self._request, time.monotonic()
+        number, again = divmod(index, request.num_answers)
+        prompt, params = request.prompts[number], request.sampling()
+        if params.seed is not None:
+            params = replace(params, seed=params.seed + again)
+        if request.echo:
+            echoed = await self._text_of(prompt)
+            yield TextChoice(echoed, index=index)
+        shown = None if request.logprobs is None else ShownTokens(self._local)
+        run = await self._local.start_text(prompt, params, constraint=request.constraint())
+        sent = 0
+        try:
+            async for token in run:
+                sent += len(token.text)
+                scored = [] if shown is None else shown.push(token)
+                if token.text or scored:
+                    logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
+                    yield TextChoice(token.text, index=index, logprobs=logprobs)
+            answer = run.answer
+            scored = [] if shown is None else shown.flush(answer)
+            logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
+            stop_reason = answer.stop_reason or UNSET
+            reason = answer.finish_reason or "stop"
+            yield TextChoice(answer.text[sent:], reason, index, logprobs, stop_reason=stop_reason)
+        finally:
+            self._call.record.count_local(run.answer, time.monotonic() - began)
+            await run.aclose()
+
+    async def _text_of(self, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
+
+    def _usage(self) -> TokenCounts:
+        record = self._call.record
+        return Usage.of(record.local_prompt_tokens, record.local_tokens)
+
+    def _completion(self, choices: list[TextChoice]) -> TextCompletion:
+        return TextCompletion(
+            id=self._call.record.request_id,
+            model=self._local.model_id,
+            created=self._created,
+            choices=choices,
+            system_fingerprint=fingerprint(self._local.model_id),
+        )
+
+
+def _joined(pieces: list[TextChoice]) -> TextChoice:
+    scores = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    logprobs = None
+    if scores:
+        names = TextLogprobs.__struct_fields__
+        logprobs = TextLogprobs(**{name: [each for score in scores for each in getattr(score, name)] for name in names})
+    return msgspec.structs.replace(pieces[-1], text="".join(piece.text for piece in pieces), logprobs=logprobs)

@@ -1,0 +1,80 @@
+"""`/openapi.json`: the table of endpoints as an OpenAPI document, made from the structs that decode and encode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ....protocol.http.wire import WireResponse
+from .route import RequestContext, Route
+
+_REF = "#/components/schemas/{name}"
+_TEXT: dict[str, Any] = {"type": "string"}
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of `routes`."""
+    kinds = [kind for route in routes for kind in (route.request_type, route.response_type) if kind is not None]
+    schemas, components = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=_REF)
+    schema_of = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operations = paths.setdefault(route.path.replace(":path", ""), {})
+        operations[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Updraft", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": {**components, "Error": _ERROR}},
+    }
+
+
+def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"*/*": {}}
+    if route.response_type is not None:
+        answer = {"application/json": {"schema": schema_of[route.response_type]}}
+    streamed: dict[str, Any] = {"text/event-stream": {}} if route.streams else {}
+    error = {"schema": {"$ref": _REF.format(name="Error")}}
+    failure = {"description": "refused", "content": {"application/json": error}}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in re.findall(r"\{(\w+)", route.path)
+        ],
+        "responses": {
+            "200": {"description": "the answer", "content": {**answer, **streamed}},
+            "4XX": failure,
+            "5XX": failure,
+        },
+    }
+    if route.request_type is not None or route.method == "POST":
+        schema = {"type": "object"} if route.request_type is None else schema_of[route.request_type]
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+async def describe(context: RequestContext) -> WireResponse:
+    return WireResponse.json(document(context.routes))
+
+
+ROUTES = (Route("GET", "/openapi.json", describe, "these routes as an OpenAPI document"),)

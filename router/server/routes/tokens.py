@@ -1,0 +1,86 @@
+"""`/tokenize`, `/detokenize` and the tokens of a chat: the tokenizer of the model on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from ....protocol.http.wire import WireResponse, off_event_loop
+from ....protocol.requests import ChatRequest, parse_chat
+from ....text.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TextEncoder,
+    TokenizeRequest,
+    TokenizeResponse,
+    parse_detokenize,
+    parse_tokenize,
+    tokenized,
+)
+from .route import RequestContext, Route
+
+T = TypeVar("T")
+
+
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+async def tokenize(context: RequestContext) -> WireResponse:
+    body = context.request.body
+    request = await off_event_loop(body, lambda: parse_tokenize(body))
+    return await _encoded(context, request.model, lambda encoder, room: tokenized(encoder, request, room))
+
+
+async def detokenize(context: RequestContext) -> WireResponse:
+    def answer(encoder: TextEncoder, room: int) -> DetokenizeResponse:
+        request = parse_detokenize(context.request.body, encoder.vocab_size, room)
+        return DetokenizeResponse(encoder.decode(request.tokens, skip_special=False))
+
+    return await _encoded(context, None, answer)
+
+
+async def input_tokens(context: RequestContext) -> WireResponse:
+    body = context.request.body
+    request = await off_event_loop(body, lambda: parse_chat(body))
+
+    def answer(encoder: TextEncoder, _: int) -> InputTokens:
+        tokens = encoder.encode_chat(
+            request.messages,
+            tools=request.tools or (),
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        return InputTokens(len(tokens))
+
+    return await _encoded(context, request.model, answer)
+
+
+async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> WireResponse:
+    await context.router.start()
+    local = context.router.device(model)
+    return WireResponse.json(await local.with_encoder(lambda encoder: work(encoder, local.context_length)))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "`prompt`, or `messages` with their `tools`, to the tokens of the model on the device; as vLLM",
+        TokenizeRequest,
+        TokenizeResponse,
+    ),
+    Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`; as vLLM", DetokenizeRequest, DetokenizeResponse),
+    Route(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        input_tokens,
+        "how many tokens of the model on the device a chat takes; as llama.cpp",
+        ChatRequest,
+        InputTokens,
+    ),
+)
