@@ -24,7 +24,6 @@ ROOMS = {
         "tokenization tool_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
-        "reasoning",
         "chat",
         "templates",
         "detokenize logit_edits repetition fair_queue child marks",

@@ -26,7 +26,7 @@ from .address import ServerAddress
 from .tokens import TOP, SeenVocabulary, ServerToken, reported_in
 
 if TYPE_CHECKING:
-    from ....text.reasoning import ReasoningStyle
+    from ....text.templates.reasoning import ReasoningStyle
     from ....text.tokenization import TextEncoder
     from ....text.tool_formats import ToolFormat
 
