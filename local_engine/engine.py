@@ -24,8 +24,8 @@ from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.marks import typed_marks
-from ..text.reasoning import ReasoningStyle
 from ..text.templates import tool_messages as tool_turns
+from ..text.templates.reasoning import ReasoningStyle
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
@@ -127,7 +127,7 @@ class LocalEngine:
     @property
     def reasoning(self) -> ReasoningStyle | None:
         """How the model thinks before it answers; None if its chat template shows nothing of the kind."""
-        return ReasoningStyle.of(self.chat_template)
+        return ReasoningStyle.of(self.chat_template.source)
 
     def special_id(self, text: str) -> int | None:
         """The control token written `text`; None if there is none."""

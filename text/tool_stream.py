@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
 from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
-from .reasoning import ReasoningSplitter, ReasoningStyle
+from .templates.reasoning import ReasoningSplitter, ReasoningStyle
 from .tool_calls import CallDelta, ToolCallParser
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
 from ...protocol.sampling import SamplingParams
-from ...text.reasoning import ReasoningStyle
+from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...text.reasoning import ReasoningSplitter
+from ...text.templates.reasoning import ReasoningSplitter
 from ..request.json_narrowing import table, tables
 
 

@@ -15,7 +15,7 @@ from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 
 if TYPE_CHECKING:
-    from ...text.reasoning import ReasoningStyle
+    from ...text.templates.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 T = TypeVar("T")

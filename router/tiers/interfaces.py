@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...classifier.features.gate_inputs import Signals
-    from ...text.reasoning import ReasoningStyle
+    from ...text.templates.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...local_engine.engine import LocalEngine
     from ...local_engine.runtime.run import LocalRun
     from ...text.grammars.check import GrammarCheck
-    from ...text.reasoning import ReasoningStyle
+    from ...text.templates.reasoning import ReasoningStyle
     from ...text.tool_formats import ToolFormat
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.structured import Function, Tool, ToolUse
-from updraft.text.chat import ChatTemplate
-from updraft.text.reasoning import ReasoningSplitter, ReasoningStyle
+from updraft.text.templates.reasoning import ReasoningSplitter, ReasoningStyle
 from updraft.text.tool_calls import ToolSyntax
 from updraft.text.tool_formats import ToolFormat
 from updraft.text.tool_stream import AnswerParser, OfferedTools
@@ -78,4 +77,4 @@ def test_a_call_inside_thoughts_is_none() -> None:
     ],
 )
 def test_the_template_shows_whether_a_model_thinks(source: str, style: ReasoningStyle | None) -> None:
-    assert ReasoningStyle.of(ChatTemplate(source)) == style
+    assert ReasoningStyle.of(source) == style

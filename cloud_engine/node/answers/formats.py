@@ -29,7 +29,7 @@ from ....protocol.responses import (
     fingerprint,
 )
 from ....protocol.sampling import SamplingDefaults
-from ....text.reasoning import ReasoningStyle
+from ....text.templates.reasoning import ReasoningStyle
 from ....text.tokenizer import Tokenizer
 from ....text.tool_stream import AnswerParser, OfferedTools
 from .answer_stream import Piece, ScoredToken, total_usage

@@ -13,8 +13,8 @@ from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ....protocol.sampling import SamplingDefaults
-from ....text.reasoning import ReasoningStyle
 from ....text.templates import tool_messages as tool_turns
+from ....text.templates.reasoning import ReasoningStyle
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ....text.tool_stream import OfferedTools
@@ -59,7 +59,8 @@ class JobMaker:
         self._model_id = model_id
         self._tool_format = tool_format
         self._sampling = sampling
-        self._reasoning = ReasoningStyle.of(tokenizer.chat_template)
+        template = tokenizer.chat_template
+        self._reasoning = None if template is None else ReasoningStyle.of(template.source)
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = longest * context_length
 

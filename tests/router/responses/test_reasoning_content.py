@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cascade_bench import run, text_of
 from router_fakes import FakeCloud
-from updraft.text.reasoning import ReasoningStyle
+from updraft.text.templates.reasoning import ReasoningStyle
 
 FORMAT = {"type": "json_object"}
 

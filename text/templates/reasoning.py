@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .chat import ChatTemplate
 
 OPENER, CLOSER = "<think>", "</think>"
 _BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s*)*\Z")
@@ -20,9 +16,8 @@ class ReasoningStyle:
     begun: bool = False
 
     @staticmethod
-    def of(template: ChatTemplate | None) -> ReasoningStyle | None:
-        """As the chat template shows it; None for a model that does not think aloud."""
-        source = "" if template is None else template.source
+    def of(source: str) -> ReasoningStyle | None:
+        """As the source of a chat template shows it; None for a model that does not think aloud."""
         if CLOSER not in source and OPENER not in source:
             return None
         return ReasoningStyle(begun=_BEGUN.search(source) is not None)
