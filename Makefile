@@ -13,8 +13,11 @@ SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_keys.py \
 	tests/cloud_engine/gateway/test_real_engine.py tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
 
+# What drives the page's tests: too heavy for `make install`.
+BROWSER := "playwright>=1.50" "axe-playwright-python>=0.1.6"
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat service test test-openai test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-page screenshots test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +44,13 @@ test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to p
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
 	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
+
+test-page:  ## the page's tests in Chromium (apt-get install chromium), with a driver put beside the environment
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target out/browser $(BROWSER)
+	@PYTHONPATH="$(CURDIR)/out/browser:$$PYTHONPATH" $(BIN)/python -m pytest tests/router/page $(ARGS)
+
+screenshots:  ## take the docs' pictures of the page anew; what `make test-page` installs is used
+	@PYTHONPATH="$(CURDIR)/out/browser:$(CURDIR)/.typing:$$PYTHONPATH" $(BIN)/python tests/support/screenshots.py docs/images
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..protocol.errors import MissingDependencyError
 
 
-def load_module(name: str, extra: Literal["edge", "train", "embed"]) -> Any:
+def load_module(name: str, extra: Literal["edge", "train", "embed", "ui"]) -> Any:
     """The module `name`. Raises MissingDependencyError with the exact command if its package is not installed."""
     try:
         return importlib.import_module(name)

@@ -28,6 +28,8 @@ class Answers:
     # The base URL of the cloud; None: no cloud.
     cloud_url: str | None
     cloud_model: str | None
+    # As the setting; None: by the URL.
+    cloud_provider: str | None
     # The cloud's key, and the file that holds it already.
     key: str | None
     key_file: Path | None
@@ -36,12 +38,18 @@ class Answers:
 def init(
     local: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="On-device model: smollm2, a file.gguf, hf:owner/repo:file.gguf, or none."),
+        typer.Option(
+            metavar="MODEL",
+            help="On-device model: smollm2, a file.gguf, hf:owner/repo:file.gguf, ollama:MODEL, a URL, or none.",
+        ),
     ] = None,
     cloud_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint, e.g. https://host/v1, or none.")
+        str | None, typer.Option(metavar="URL", help="Endpoint of the cloud, e.g. https://host/v1, or none.")
     ] = None,
     cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for there.")] = None,
+    cloud_provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose API it speaks: openai, azure, anthropic or gemini.")
+    ] = None,
     key_file: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="File that holds the key; it is used in place.")
     ] = None,
@@ -77,7 +85,7 @@ def init(
     if cloud is None and (key_file is not None or key_env is not None):
         raise ConfigurationError("A key needs a cloud: name it with --cloud-url.")
     key = None if cloud is None else _key(key_file, key_env, asks)
-    answers = Answers(_installed(local, yes=yes), cloud, cloud_model, key, key_file)
+    answers = Answers(_installed(local, yes=yes), cloud, cloud_model, cloud_provider, key, key_file)
     _try_models(answers)
     _write(answers, path)
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
@@ -110,9 +118,10 @@ def _named(given: str | None, asks: bool, question: str, default: str) -> str | 
 def _installed(local: str | None, *, yes: bool) -> str | None:
     """The setting that means this model, which is fetched if a hub or index has it."""
     from ..local_engine.store.library import Library
+    from ..router.tiers.local_server.address import server_address
     from .models.names import resolve
 
-    if local in (None, "pocket"):
+    if local is None or local == "pocket" or server_address(local) is not None:
         return local
     path = Path(resolve(local, yes=yes))
     return path.stem if path.parent == Library().folder else str(path)
@@ -144,6 +153,7 @@ def _try_models(answers: Answers) -> None:
             local=None,
             cloud_url=answers.cloud_url,
             cloud_model=answers.cloud_model or "",
+            cloud_provider=answers.cloud_provider or "auto",
             cloud_api_key=answers.key,
         )
         _try("cloud", config, answers)
@@ -181,6 +191,7 @@ def _write(answers: Answers, path: Path) -> None:
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
         values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or ""}
+        values |= {} if answers.cloud_provider is None else {"cloud_provider": answers.cloud_provider}
         values |= {} if key_file is None else {"cloud_api_key_file": str(key_file)}
     # A JSON string is a TOML string as well.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]

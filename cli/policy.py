@@ -257,17 +257,17 @@ class _Policy:
     def config_of(self, file: Path) -> RouterConfig:
         from dataclasses import replace
 
-        from ..router.factory import model_file
+        from ..router.factory import has_model_file, model_file
 
-        own = self.config.local is not None and model_file(self.config) == file
+        own = has_model_file(self.config) and model_file(self.config) == file
         return self.config if own else replace(self.config, local=str(file), chat_template=None)
 
     def _model_file(self, name: str) -> Path | None:
         """The file that has the policy's name: the configured one, a pulled one, or the packaged one."""
         from ..local_engine.store.library import model_path
-        from ..router.factory import model_file
+        from ..router.factory import has_model_file, model_file
 
-        if self.config.local is not None and (file := model_file(self.config)).stem == name and file.is_file():
+        if has_model_file(self.config) and (file := model_file(self.config)).stem == name and file.is_file():
             return file
         from ..embedded.pocket import pocket_small_gguf
 

@@ -68,6 +68,7 @@ def serve(
     local: options.Local = None,
     cloud: options.Cloud = None,
     cloud_model: options.CloudModel = None,
+    cloud_provider: options.CloudProvider = None,
     cloud_key_env: options.CloudKeyEnv = None,
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
@@ -105,7 +106,7 @@ def serve(
     pair = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
     )
-    pair = replace(pair, tool_parser=tool_parser, chat_template=chat_template)
+    pair = replace(pair, tool_parser=tool_parser, chat_template=chat_template, cloud_provider=cloud_provider)
     access = {"allowed_hosts": allowed_hosts, "allowed_origins": allowed_origins}
 
     def load() -> RouterConfig:

@@ -92,6 +92,15 @@ class LocalOptions:
             )
 
 
+def adapter_of(text: str) -> LoraAdapter:
+    """`file.gguf`, or `file.gguf:0.5` for half of what it changes."""
+    path, colon, scale = text.rpartition(":")
+    try:
+        return LoraAdapter(Path(path).expanduser(), float(scale)) if colon else LoraAdapter(Path(text).expanduser())
+    except ValueError:  # the colon is the path's own
+        return LoraAdapter(Path(text).expanduser())
+
+
 def _check_adapters(adapters: object) -> None:
     if not isinstance(adapters, tuple | list):
         raise _wrong("adapters", "a tuple of LoraAdapter", adapters)

@@ -5,9 +5,14 @@ The comment above a field is its entry in the settings reference.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from types import MappingProxyType
+from typing import Any, get_args
+
+import httpx
 
 from ..classifier.target import Promise, Target
 from ..protocol.decoding import prepare_types
@@ -19,9 +24,24 @@ from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
+from .tiers.local_server.address import check_private, server_address
+from .tiers.providers.provider import Provider
+from .tiers.providers.registry import provider_of
 
 #: The settings that state a target. One of them at most.
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FRAMING = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
+#: The settings that belong to one `cloud_url`, as they are for another one.
+OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
+    {
+        "cloud_api_key": None,
+        "cloud_api_key_file": None,
+        "cloud_provider": "auto",
+        "cloud_headers": {},
+        "cloud_query": {},
+    }
+)
 #: The settings that choose the gates.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: The settings that may change while a router runs.
@@ -55,10 +75,26 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalModelOptions:
+    """How this process runs the local model. What is left out the engine chooses, or `updraft tune` has found."""
+
+    # Tokens of prompt and answer together.
+    context_length: int | None = None
+    # Threads that compute.
+    threads: int | None = None
+    # Layers on a GPU; 0: none.
+    gpu_layers: int | None = None
+    # Type of keys and values: `f32`, `f16`, `q8_0` or `q4_0`.
+    kv_cache_type: str | None = None
+    # Files of LoRA adapters. `file.gguf:0.5` applies half of one.
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Middle:
     """One cloud between the device and the best one."""
 
-    # The base URL of an OpenAI-compatible server.
+    # The base URL of the server.
     url: str
     # The model that it serves.
     model: str
@@ -70,11 +106,21 @@ class Middle:
     skip_above: float | None = None
     # Whether it continues an assistant's last message, as `cloud_continues`.
     continues: bool = False
+    # Whose API it speaks, as `cloud_provider`.
+    provider: str = "auto"
+    # Headers for every request, as `cloud_headers`.
+    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    # Parameters for every request, as `cloud_query`.
+    query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "middle.model", "the name of a model")
+        check_headers(self.headers, "middle.headers")
         _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle.skip_above", "from 0 to 1")
-        object.__setattr__(self, "url", _base_url(self.url, "middle.url", "middle.api_key"))
+        provider = _provider(self.provider, self.url, "middle.url")
+        _check_continuation(provider, "middle.continues", self.continues)
+        url = _base_url(self.url, provider.base_path(self.query), "middle.url", "middle.api_key")
+        object.__setattr__(self, "url", url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +128,8 @@ class RouterConfig:
     """Settings of one router, exactly as given. `settings_sources.load_config` adds the user's own."""
 
     # The model on this device: the path of a GGUF file, the name of a pulled model, or `pocket` (the demo model in the
-    # package). `none`: there is no local tier.
+    # package). Or a server here: `ollama:MODEL`, or the URL of llama-server, LM Studio or another OpenAI-compatible
+    # one. `none`: there is no local tier.
     local: str | None = None
     # How the local model writes tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` asks its chat
     # template. Set it for a model whose template knows no tools: they are then told in text.
@@ -90,8 +137,22 @@ class RouterConfig:
     # The local model's chat template: `chatml`, or the path of a Jinja file. `none`: that of the model file, or ChatML
     # if it has none.
     chat_template: str | None = None
-    # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
+    # The model to ask for where `local` is a URL. `none`: the only one that the server has.
+    local_model: str | None = None
+    # Whether `local` may be a server outside this machine and its private networks. Privacy rules then send it what
+    # they keep on the device.
+    local_public: bool = False
+    # The base URL of the cloud. The path of the provider's API, such as `/v1`, is added to a bare host. `none`: there
+    # is no cloud tier.
     cloud_url: str | None = None
+    # Whose API the cloud speaks: `openai` (also vLLM, SGLang and most others), `azure`, `anthropic`, `gemini`, or an
+    # entry point of the group `updraft.providers`. `auto`: the last three by their own hosts, else `openai`.
+    cloud_provider: str = "auto"
+    # Headers for every request to the cloud, such as `OpenAI-Organization` and `OpenAI-Project`. They and the next
+    # count only from the sources that a key counts from.
+    cloud_headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    # Query parameters for every request to the cloud. With `api-version` Azure's models are deployments.
+    cloud_query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # The cloud's API key. It counts only from the source that names `cloud_url`, or from one that wins over it: a key
     # of the file is never sent to another URL of the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
@@ -136,6 +197,8 @@ class RouterConfig:
     local_max_tokens: int = 1024
     # Seconds without a local answer after which the local model leaves memory, until it is asked again. `none`: never.
     local_idle_s: float | None = None
+    # How this process runs the local model.
+    local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
     # Start the cloud beside the device where P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
@@ -174,6 +237,11 @@ class RouterConfig:
     store_days: int = 30
     # Most answers that are kept. Beyond them the oldest go.
     store_answers: int = 10_000
+    # The folder of uploaded files and of batches. Processes with the same folder work on each other's batches. `none`:
+    # there are no files and no batches.
+    files: Path | None = None
+    # Megabytes that all files may have together. One has 512 at most.
+    files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that labels are not biased.
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
@@ -195,6 +263,7 @@ class RouterConfig:
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(self.store_days >= 1, "store_days", "at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
+        _check(1 <= self.files_mb < 2**31, "files_mb", "at least 1, and below 2**31")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
@@ -207,8 +276,18 @@ class RouterConfig:
         if self.cloud_api_key is None and self.cloud_api_key_file is not None:
             object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
         _check(self.fallback in get_args(Fallback), "fallback", "unreachable, any or never")
+        self._check_local()
+        check_headers(self.cloud_headers, "cloud_headers")
         if self.cloud_url is not None:
-            object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
+            provider = _provider(self.cloud_provider, self.cloud_url, "cloud_url")
+            _check_continuation(provider, "cloud_continues", self.cloud_continues)
+            _check(
+                provider.capabilities.predictions or not self.send_drafts,
+                "send_drafts",
+                f"false: the provider {provider.name} takes no drafts",
+            )
+            url = _base_url(self.cloud_url, provider.base_path(self.cloud_query), "cloud_url", "cloud_api_key")
+            object.__setattr__(self, "cloud_url", url)
             _check(
                 bool(self.cloud_model),
                 "cloud_model",
@@ -257,6 +336,18 @@ class RouterConfig:
         prices = None if price is None else (price.input, price.output)
         return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)
 
+    def _check_local(self) -> None:
+        address = server_address(self.local, self.local_model)
+        if address is not None and not self.local_public:
+            check_private(address)
+        _check(address is not None or self.local_model is None, "local_model", "unset where local is no URL")
+        _check(address is None or self.local_idle_s is None, "local_idle_s", "unset where local is a server")
+        _check(
+            address is None or self.local_options == LocalModelOptions(),
+            "local_options",
+            "unset where local is a server",
+        )
+
     def _check_price(self, model: str, what: str) -> None:
         if self.prices.of_cloud(model) is None:
             raise ConfigurationError(
@@ -296,18 +387,38 @@ def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]
     return found
 
 
-def _base_url(url: str, name: str, key: str) -> str:
-    import httpx
+def check_headers(headers: Mapping[str, str], param: str) -> None:
+    """Raises ConfigurationError for headers that HTTP cannot carry, or that are its own. No value is told."""
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise ConfigurationError(f"{param}: the header {name[:100]!r} cannot be sent: correct it.", param=param)
+        if name.lower() in _FRAMING:
+            raise ConfigurationError(f"{param}: the header {name} belongs to the connection.", param=param)
 
+
+def _provider(name: str, url: str, param: str) -> Provider:
+    _parsed(url, param)
+    return provider_of(name, url)
+
+
+def _check_continuation(provider: Provider, param: str, continues: bool) -> None:
+    _check(provider.capabilities.continuation or not continues, param, f"false for the provider {provider.name}")
+
+
+def _parsed(url: str, name: str) -> httpx.URL:
     try:
-        parsed = httpx.URL(url)
+        return httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
         raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
+
+
+def _base_url(url: str, path: str, name: str, key: str) -> str:
+    parsed = _parsed(url, name)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
         raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
-    path = parsed.path.rstrip("/") or "/v1"
+    path = parsed.path.rstrip("/") or path
     return str(parsed.copy_with(path=path, query=None, fragment=None))
 
 

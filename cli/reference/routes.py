@@ -71,6 +71,8 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
     "invalid_http": (errors.InvalidRequestError, "What came is no HTTP request, or has two framings."),
     "too_many_headers": (errors.InvalidRequestError, "A request has more than 256 headers."),
+    "files_off": (errors.NotFoundError, "The router keeps no files: the setting `files` is off."),
+    "invalid_form": (errors.InvalidRequestError, "An upload is no `multipart/form-data`."),
     "store_off": (errors.NotFoundError, "The router keeps no answers: the setting `store` is off."),
     "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
     "unsupported_header": (

@@ -8,7 +8,7 @@ from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
 from ...router.accounting.budget import BudgetLimits
 from ...router.accounting.prices import Price, Prices
-from ...router.config import CacheSettings, Middle, RouterConfig
+from ...router.config import CacheSettings, LocalModelOptions, Middle, RouterConfig
 from ...router.privacy.rules import Privacy
 from .fields import entries
 from .markdown import code, page, table
@@ -19,13 +19,15 @@ overrides both. An unknown setting is an error. In a variable a setting of a tab
 (`UPDRAFT_BUDGET_USD=5`), and names in a list are separated by commas. `[[middle]]`, `[prices.models]` and
 `[privacy.patterns]` stand in the file only. `none` or an empty text turns an optional setting off.
 
-The ledger is on by default, in the state folder. Nothing is kept for learning unless you ask for it."""
+The ledger and the folder of files are on by default, in the state folder. Nothing is kept for learning unless you ask
+for it."""
 _TABLES: dict[str, tuple[str, type[Any]]] = {
     "[[middle]]": ("Clouds between the device and the best one, from the smallest up.", Middle),
     "[prices]": ("US dollars per million tokens.", Prices),
     '[prices.models."NAME"]': ("US dollars per million tokens of one cloud model.", Price),
     "[budget], [budget_per_key], [budget_per_user]": ("Limits of one day (UTC).", BudgetLimits),
     "[privacy]": ("Rules that keep a request on the device.", Privacy),
+    "[local_options]": ("How this process runs the local model.", LocalModelOptions),
     "[cache]": ("Answers to requests that ask exactly the same again.", CacheSettings),
 }
 

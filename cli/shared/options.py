@@ -43,7 +43,7 @@ Local = Annotated[
         "--local",
         metavar="MODEL",
         help="On-device model: a file.gguf, a pulled model's name, hf:owner/repo:file.gguf (downloaded once), "
-        "pocket (the demo model in the package), or none.",
+        "pocket (the demo model in the package), ollama:MODEL, the URL of a server here, or none.",
     ),
 ]
 Cloud = Annotated[
@@ -51,11 +51,19 @@ Cloud = Annotated[
     typer.Option(
         "--cloud",
         metavar="URL",
-        help="OpenAI-compatible endpoint to escalate to, e.g. https://host/v1. "
+        help="Endpoint to escalate to, e.g. https://host/v1. "
         "With --local pocket and none the packaged cloud model is started on this machine.",
     ),
 ]
 CloudModel = Annotated[str | None, typer.Option("--cloud-model", metavar="NAME", help="Model to ask for at --cloud.")]
+CloudProvider = Annotated[
+    str | None,
+    typer.Option(
+        "--cloud-provider",
+        metavar="NAME",
+        help="Whose API --cloud speaks: openai, azure, anthropic, gemini, or an installed one. [by its host]",
+    ),
+]
 CloudKeyEnv = Annotated[
     str | None,
     typer.Option("--cloud-key-env", metavar="VAR", help="Environment variable that holds the key of --cloud."),
@@ -142,6 +150,7 @@ class Pair:
     confidence_signal: SignalName | None = None
     tool_parser: str | None = None
     chat_template: str | None = None
+    cloud_provider: str | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -152,6 +161,7 @@ class Pair:
             "local": None if self.local is None else resolve(self.local),
             "cloud_url": self.cloud,
             "cloud_model": self.cloud_model,
+            "cloud_provider": self.cloud_provider,
             "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env, "--cloud-key-env"),
             "quality": self.quality,
             "cloud_share": self.cloud_share,

@@ -18,6 +18,7 @@ def ask(
     local: options.Local = None,
     cloud: options.Cloud = None,
     cloud_model: options.CloudModel = None,
+    cloud_provider: options.CloudProvider = None,
     cloud_key_env: options.CloudKeyEnv = None,
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
@@ -48,7 +49,7 @@ def ask(
     pair = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
     )
-    config = replace(pair, chat_template=chat_template).config()
+    config = replace(pair, chat_template=chat_template, cloud_provider=cloud_provider).config()
     quiet = quiet or as_json
     from ... import OpenAI
     from .conversation import introduction, provenance, stream_answer

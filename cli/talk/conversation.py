@@ -78,9 +78,16 @@ def introduction(config: RouterConfig) -> list[str]:
 
     check_configured(config)
     if config.local != "pocket":
-        local = Path(config.local).stem if config.local else "none"
+        local = _shown(config.local)
         cloud = f"{config.cloud_model} at {config.cloud_url}" if config.cloud_url else "none"
         return [f"on this device: {local}; in the cloud: {cloud}"]
     from ...embedded import pocket
 
     return [pocket.ABOUT, "Try: " + "  |  ".join(pocket.EXAMPLES), SWITCH]
+
+
+def _shown(local: str | None) -> str:
+    """The file without its folder; a server as it was named."""
+    from ...router.tiers.local_server.address import server_address
+
+    return "none" if local is None else local if server_address(local) else Path(local).stem

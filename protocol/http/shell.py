@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import string
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -52,13 +53,14 @@ def create_app(
     *,
     access: Access | None = None,
     max_body_bytes: int = 8 * 2**20,
+    max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
 ) -> FastAPI:
     """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
 
     Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
     exceptions (logged here, without a traceback on the wire) are covered. Requests that `access` refuses reach no
-    route. `lifespan` is Starlette's.
+    route. `max_upload_bytes`: the paths that take more than `max_body_bytes`. `lifespan` is Starlette's.
     """
     access = access or Access()
     app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -73,8 +75,21 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    app.add_middleware(_Shell, access=access, max_body_bytes=max_body_bytes, traffic=app.state.traffic)
+    limits = BodyLimits(max_body_bytes, max_upload_bytes or {})
+    app.add_middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic)
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bytes that a request body may have."""
+
+    usual: int
+    # By path.
+    uploads: Mapping[str, int]
+
+    def of(self, path: str) -> int:
+        return self.uploads.get(path, self.usual)
 
 
 class Traffic:
@@ -108,6 +123,21 @@ async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
     body, url = await read_body(request), request.url
     return WireRequest(request.method, url.path, dict(request.headers), body, query=url.query)
+
+
+def upload_wire_request(request: Request) -> WireRequest:
+    """The request with its body as it comes. That raises as `read_body`."""
+    return WireRequest(
+        request.method, request.url.path, dict(request.headers), query=request.url.query, upload=_pieces(request)
+    )
+
+
+async def _pieces(request: Request) -> AsyncGenerator[bytes]:
+    try:
+        async for piece in request.stream():
+            yield piece
+    except ClientDisconnect as error:
+        raise RequestCancelledError("The client closed the connection while sending.") from error
 
 
 def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> Response:
@@ -210,17 +240,17 @@ class _StreamedResponse(Response):
 class _Shell:
     """The outermost layer of an app, around everything FastAPI does."""
 
-    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, access: Access, limits: BodyLimits, traffic: Traffic) -> None:
         self._app = app
         self._access = access
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        exchange = _Exchange(scope, receive, send, self._limits.of(scope["path"]))
         try:
             _check_framing(scope)
         except InvalidRequestError as error:

@@ -30,6 +30,8 @@ class WireRequest:
     timeout_s: float | None = None
     # Without the question mark.
     query: str = ""
+    # The body as it comes, where it may be too long for memory. `body` is empty then.
+    upload: AsyncIterator[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,13 @@ class Cascade:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
 
+    async def decide_only(self) -> None:
+        """Go on until a cloud would be asked, or the local answer is good enough; instead of `run()`."""
+        state = State.RULES
+        while state not in (State.CLOUD, State.DONE):
+            self.trail.append(state)
+            state = await self._steps[state]()
+
     async def aclose(self) -> None:
         """Stop whatever is still running for this request. Idempotent."""
         try:
@@ -231,6 +238,11 @@ class Cascade:
         """The local answer, if there is a whole one and the gates had a say."""
         whole = self._answer is not None and self._answer.finish_reason is not None
         return self._answer if whole and self.job.chat is not None and self.tiers.gates is not None else None
+
+    @property
+    def local_text(self) -> str:
+        """What the device has written."""
+        return "" if self._answer is None else self._answer.text
 
     @property
     def chat(self) -> ChatRequest:

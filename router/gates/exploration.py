@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, GateDecision, Gates
+from .gates import ConfidenceGates, GateDecision, Gates, NoSignalGates, PolicyGates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
@@ -41,6 +42,7 @@ class ExplorationGates:
         self._gates = gates
         self._shadow = shadow
         self._exploration = 1.0 if shadow else exploration
+        self._observes = True
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens
@@ -56,8 +58,24 @@ class ExplorationGates:
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """The same exploration around other gates."""
+        """The same exploration around other gates. Raises InvalidRequestError where there is nothing to go by."""
+        if isinstance(self._gates, NoSignalGates):
+            raise InvalidRequestError(
+                "updraft.confidence needs log-probabilities, and the local server gives none: leave it out.",
+                param="updraft.confidence",
+            )
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
+
+    def unobserved(self) -> ExplorationGates:
+        """The same gates for a request that is no user's: it is not sampled, and no drift is seen in it."""
+        gates = ExplorationGates(self._gates, monitor=self.monitor)
+        gates._observes = False
+        return gates
+
+    @property
+    def calibrated(self) -> PolicyGates | None:
+        """The gates of a calibrated policy, where these go by one."""
+        return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:
         """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
@@ -76,7 +94,7 @@ class ExplorationGates:
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         decision = self._with_alarm_noted(self._gates.before(messages, self._quality(quality)))
-        if self.monitor is not None and decision.p_gain is not None:
+        if self.monitor is not None and self._observes and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
         return decision
 

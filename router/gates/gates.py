@@ -125,19 +125,19 @@ class PolicyGates:
     """
 
     def __init__(self, policy: CalibratedPolicy, target: Target, caveat: str = "") -> None:
-        self._policy = policy
-        self._target = target
+        self.policy = policy
+        self.target = target
         self._caveat = caveat
         self._thresholds: dict[float | None, Thresholds] = {}
         self.tokens = policy.gate2_tokens
 
     @property
     def quality(self) -> float | None:
-        return self._target.value if self._target.name == "quality" else None
+        return self.target.value if self.target.name == "quality" else None
 
     @property
     def usual(self) -> Floats | None:
-        return None if self._caveat else self._policy.usual
+        return None if self._caveat else self.policy.usual
 
     def check(self, quality: float | None) -> None:
         self._at(quality)
@@ -148,22 +148,22 @@ class PolicyGates:
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
 
-        if (unknown := self._policy.calibrated_on.lacks(messages)) is not None:
+        if (unknown := self.policy.calibrated_on.lacks(messages)) is not None:
             return GateDecision(1, escalate=True, reason=f"{self._caveat}the policy was not calibrated on {unknown}")
-        p_gain = float(self._policy.before(PromptView.of(messages)))
+        p_gain = float(self.policy.before(PromptView.of(messages)))
         return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         from ...classifier.features.gate_inputs import PromptView
 
-        self._policy.read_ahead(PromptView.of(messages))
+        self.policy.read_ahead(PromptView.of(messages))
 
     def read_lines(self, answer: str) -> None:
-        self._policy.read_lines(answer)
+        self.policy.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         window = answer.signals[-self.tokens :]
-        p_gain = float(self._policy.during(run_view(messages, answer, window)))
+        p_gain = float(self.policy.during(run_view(messages, answer, window)))
         return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
 
     def after(
@@ -172,7 +172,7 @@ class PolicyGates:
         answer: LocalAnswer,
         quality: float | None,
     ) -> GateDecision:
-        p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
+        p_gain = float(self.policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
@@ -183,10 +183,10 @@ class PolicyGates:
         return self._thresholds[quality]
 
     def _thresholds_for(self, target: Target) -> Thresholds:
-        return self._policy.thresholds_for(target)
+        return self.policy.thresholds_for(target)
 
     def _target_of(self, quality: float | None) -> Target:
-        return self._target if quality is None else Target("quality", quality, promise=self._target.promise)
+        return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
         """A reason's addition where the promise is not the usual one; another pair, or a cost, has no promise."""
@@ -276,6 +276,7 @@ class NoPolicyGates:
     tokens = 2**31
     quality: float | None = None
     usual: Floats | None = None
+    _why = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
 
     def check(self, quality: float | None) -> None:
         _refuse(quality)
@@ -299,8 +300,13 @@ class NoPolicyGates:
         return self._decision(3)
 
     def _decision(self, gate: int) -> GateDecision:
-        reason = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
-        return GateDecision(gate, escalate=True, reason=reason)
+        return GateDecision(gate, escalate=True, reason=self._why)
+
+
+class NoSignalGates(NoPolicyGates):
+    """The local model is behind a server that gives no log-probabilities, so that nothing tells how sure it is."""
+
+    _why = 'the local server gives no log-probabilities, so that it answers for model="local" only'
 
 
 def uncalibrated(target: str) -> ConfigurationError:

@@ -16,12 +16,16 @@ class Caller:
     user: str = ""
 
 
+#: Stands for `Authorization` in requests of batches, of whose key the digest is kept. No HTTP header has such a name.
+DIGEST_HEADER = "x-updraft-key digest"
+
+
 def caller_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Caller:
     """From the `Authorization` header and from OpenAI's `user` field."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     user: Any = body.get("user")
     return Caller(
-        key=_digest(key.strip()) if scheme.lower() == "bearer" else "",
+        key=_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""),
         user=_digest(user) if isinstance(user, str) else "",
     )
 

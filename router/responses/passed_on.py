@@ -12,9 +12,9 @@ from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..cascade.escalation import cloud_call, traced
 from ..request.json_narrowing import parsed, table
+from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudUsage, Content
-from ..tiers.openai_compatible import json_content
 from .direct import CloudsOwnError, DirectCall, DirectHandler, DirectReply
 from .streaming import StreamError
 

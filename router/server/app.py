@@ -16,13 +16,16 @@ from starlette.responses import Response
 from ...protocol.errors import InvalidRequestError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, serve
-from ...protocol.http.shell import create_app, read_wire_request, send, while_connected
+from ...protocol.http.shell import create_app, read_wire_request, send, upload_wire_request, while_connected
 from ...protocol.http.tls import TlsFiles, check_encrypted
+from ...protocol.http.wire import WireResponse
 from ..config import RouterConfig
 from ..factory import check_startable
 from ..router import Router
 from .endpoints import Endpoints
+from .page.assets import public_paths
 from .reload import Reload, follow_settings
+from .routes.files import MAX_UPLOAD, UPLOADS
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
@@ -76,20 +79,26 @@ def daemon_app(
             await endpoints.close()
 
     config = router.config
-    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
-    app = create_app("Updraft", access=access, lifespan=lifespan)
+    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, ("/health", *public_paths()))
+    app = create_app("Updraft", access=access, max_upload_bytes={UPLOADS: MAX_UPLOAD}, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
+        if request.method == "POST" and request.url.path == UPLOADS:
+            return send(_stamped(await endpoints.handle(upload_wire_request(request))), request)
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         async with while_connected(request.receive):
             response = await endpoints.handle(wire)
-        # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
-        headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
-        events = headers.get("content-type", "").startswith("text/event-stream")
-        return send(replace(response, headers=headers), request, config.heartbeat_s if events else 0.0)
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        return send(_stamped(response), request, config.heartbeat_s if events else 0.0)
 
     return app
+
+
+def _stamped(response: WireResponse) -> WireResponse:
+    """The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id."""
+    headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
+    return replace(response, headers=headers)
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:

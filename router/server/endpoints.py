@@ -10,16 +10,21 @@ from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftErro
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..responses import completion as answer
 from ..router import Router
+from . import openapi
 from .answers import AnswerService
+from .batches.interactive import InteractiveRequests
+from .batches.run import Background
+from .batches.service import BatchService
+from .page import routes as page
 from .routes import (
+    batches,
     chat_completions,
-    completions,
-    embeddings,
+    direct,
+    files,
     health,
     metrics,
     models,
-    openapi,
-    passed_on,
+    requests,
     responses,
     tokens,
 )
@@ -31,13 +36,15 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *chat_completions.ROUTES,
-    *completions.ROUTES,
+    *direct.ROUTES,
     *responses.ROUTES,
-    *embeddings.ROUTES,
-    *passed_on.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *models.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
+    *requests.ROUTES,
+    *page.ROUTES,
     *openapi.ROUTES,
 )
 
@@ -48,22 +55,30 @@ class Endpoints:
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
         self._answers = AnswerService(router.config)
+        self._interactive = InteractiveRequests()
+        self._batches = BatchService(router.config, Background(self._answer, self._interactive))
         self._routes = routes
 
     async def start(self) -> None:
         """Load everything now. Idempotent. Raises as `Router.start`."""
         await self._answers.start()
         await self.router.start()
+        await self._batches.start()
 
     async def close(self) -> None:
         """End what is still streaming, and let go of everything. Idempotent."""
         try:
+            await self._batches.close()
             await self._answers.close()
         finally:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        work = self._answer(request)
+        return await (self._interactive.counted(work) if request.method == "POST" else work)
+
+    async def _answer(self, request: WireRequest) -> WireResponse:
         began = time.monotonic()
         try:
             response = await self._dispatch(request)
@@ -81,7 +96,7 @@ class Endpoints:
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
-                context = RequestContext(self.router, self._answers, request, parameters, self._routes)
+                context = RequestContext(self.router, self._answers, self._batches, request, parameters, self._routes)
                 return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)

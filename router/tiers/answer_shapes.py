@@ -6,16 +6,18 @@ from typing import Any
 
 from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
-from .failures import invalid_answer, reported
+from .failures import invalid_answer
+from .providers.provider import Provider
 
 
-def completion_in(raw: bytes, url: str, *, is_text: bool = False) -> dict[str, Any]:
-    """`is_text`: of a prompt, without a chat. Raises CloudFailure if it is none, and for an error that came with status
-    200.
+def completion_in(raw: bytes, url: str, provider: Provider, *, is_text: bool = False) -> dict[str, Any]:
+    """As a chat completion; `is_text`: as that of a prompt. Raises CloudFailure if it is none, and for an error that
+    came with status 200.
     """
     body = _table(raw, url)
     if body.get("error") and not body.get("choices"):
-        raise reported(url, body["error"])
+        raise provider.reported(url, body["error"])
+    body = provider.answer(body)
     choices = tables(body.get("choices"))
     is_choice = _is_text if is_text else _is_choice
     if not choices or not all(is_choice(choice) for choice in choices):

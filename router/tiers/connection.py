@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.request import getproxies
 
@@ -12,6 +13,8 @@ import httpx
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.redaction import is_sendable, shown_url
+from .providers.openai import OpenAIProvider
+from .providers.provider import Provider
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -30,6 +33,16 @@ class CloudEndpoint:
     connect_timeout_s: float = 2.0
     # Whether it gets drafts without being an Updraft node.
     send_drafts: bool = False
+    # Whose API it is.
+    provider: Provider = field(default_factory=OpenAIProvider)
+    # Sent with every request, beside those of the provider.
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    @property
+    def secrets(self) -> list[str]:
+        """The values that no message may show."""
+        return [key for key in (self.api_key, *self.headers.values()) if key]
 
 
 def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
@@ -54,7 +67,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
         ) from error
     try:
         return httpx.AsyncClient(
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers={**endpoint.provider.headers(key), **endpoint.headers},
             timeout=httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             verify=verify,

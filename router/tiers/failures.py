@@ -177,7 +177,7 @@ def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
 
 
 def misconfigured(error: UpdraftError) -> CloudFailure:
-    """No client for this cloud can be made with the settings of this process."""
+    """This cloud cannot be asked: with the settings of this process, or for such a request."""
     return CloudFailure(error.message, error, "refused", reached=False)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ...protocol.errors import OverloadedError
+from ...protocol.errors import ConfigurationError, OverloadedError
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
@@ -21,12 +21,13 @@ T = TypeVar("T")
 
 
 class IdleLocalTier:
-    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run. `tier`: the first one.
+    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run; None: only `sleep()` does.
+    `tier`: the first one.
 
     Raises what `load` raises where the model cannot come back.
     """
 
-    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float) -> None:
+    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None) -> None:
         self._tier: LocalTier | None = tier
         self._load = load
         self._idle_s = idle_s
@@ -35,6 +36,7 @@ class IdleLocalTier:
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
         self._closed = False
+        self.pinned = idle_s is None
         self.model_id = tier.model_id
         self.context_length = tier.context_length
         self.tool_format: ToolFormat | None = tier.tool_format
@@ -77,6 +79,20 @@ class IdleLocalTier:
             raise OverloadedError("The local model was unloaded: try again.")
         return self._tier.token_bytes(token_id, skip_special=skip_special)
 
+    def pin(self, pinned: bool) -> None:
+        """Whether the model stays in memory however long it idles. Raises ConfigurationError where no time is set."""
+        if not pinned and self._idle_s is None:
+            raise ConfigurationError("The model stays in memory: set local_idle_s to let it go.", param="local_idle_s")
+        self.pinned = pinned
+        if not self._runs:
+            self._wait()
+
+    async def sleep(self) -> None:
+        """Unload the model now; the next request loads it. Raises OverloadedError while it answers one."""
+        if self._runs:
+            raise OverloadedError("The local model is answering a request: try again when it is done.")
+        await self._unload()
+
     async def aclose(self) -> None:
         self._closed = True
         if self._timer is not None:
@@ -111,7 +127,9 @@ class IdleLocalTier:
     def _wait(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._begin_unloading)
+            self._timer = None
+        if self._idle_s is not None and not self.pinned:
+            self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._begin_unloading)
 
     def _begin_unloading(self) -> None:
         self._unloading = asyncio.create_task(self._unload())

@@ -152,10 +152,12 @@ class CloudUsage:
 def _count(counts: dict[str, Any], name: str) -> int | None:
     """0 where nothing is said; None for what cannot be a count."""
     value: Any = counts.get(name)
-    if value is None:
-        return 0
-    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
-    return value if counted else None
+    return 0 if value is None else counted(value)
+
+
+def counted(value: Any) -> int | None:
+    """`value` if it can be a count of tokens."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
 from .continuation_check import Continuation, ContinuationVerdict
-from .failures import cut, invalid_answer, reported, timed_out
+from .failures import cut, invalid_answer, timed_out
+from .providers.provider import Provider
 
 _NO_STREAM = "it answered a streamed request with something other than an event stream"
 _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
@@ -25,9 +26,11 @@ _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end 
 class HttpCloudStream:
     """`CloudStream` over one open response of the cloud at `url`."""
 
-    def __init__(self, response: httpx.Response, url: str, idle_timeout_s: float) -> None:
+    def __init__(self, response: httpx.Response, url: str, idle_timeout_s: float, provider: Provider) -> None:
         self._response = response
         self._url = url
+        self._provider = provider
+        self._translator = provider.events()
         self._idle_timeout_s = idle_timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
@@ -85,7 +88,8 @@ class HttpCloudStream:
             except sse.EventTooLongError as error:
                 raise invalid_answer(self._url, "its stream holds an event without an end") from error
             self._began = self._began or bool(payloads)
-            self._ready.extend(self._decode(payload) for payload in payloads)
+            for payload in payloads:
+                self._ready.extend(self._read(payload))
         return self._ready.popleft()
 
     async def aclose(self) -> None:
@@ -97,15 +101,20 @@ class HttpCloudStream:
                         pass
         await self._response.aclose()
 
-    def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
+    def _read(self, payload: bytes) -> list[tuple[bytes, dict[str, Any]]]:
         try:
             event = table(json_of(payload))
         except ValueError as error:
             raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
-            raise reported(self._url, event["error"])
+            raise self._provider.reported(self._url, event["error"])
         if event is None:
             raise invalid_answer(self._url, "its stream holds an event that is no object")
+        if self._translator is None:
+            return [self._checked(payload, event)]
+        return [self._checked(msgspec.json.encode(chunk), chunk) for chunk in self._translator.read(event)]
+
+    def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         if event.get("choices") is None:  # a sign of life, or usage as some send it
             event["choices"] = []
             payload = msgspec.json.encode(event)

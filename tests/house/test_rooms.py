@@ -111,7 +111,7 @@ ROOMS = {
         "privacy",
         "request",
     ],
-    "router.server": ["app", "endpoints reload", "routes", "answers"],
+    "router.server": ["app", "endpoints reload", "openapi page", "routes", "answers batches"],
     "sdk": ["client", "transport", "runtime"],
     "cli": [
         "reference",

@@ -72,6 +72,12 @@ def test_what_is_linked_into_llama_cpp_comes_with_it(wheel: list[str]) -> None:
     assert files <= set(wheel)
 
 
+def test_the_page_comes_with_it(wheel: list[str]) -> None:
+    files = {f"updraft/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("router/server/page/static/*")}
+    assert "updraft/router/server/page/static/index.html" in files
+    assert files <= set(wheel)
+
+
 def test_it_is_typed_and_holds_nothing_stray(wheel: list[str]) -> None:
     assert "updraft/py.typed" in wheel
     # Any module beside __init__.py would ship as part of the package: there are no others.

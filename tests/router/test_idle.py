@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import RouterConfig
@@ -68,6 +68,30 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
             await tier.start([], SamplingParams())
         await (await tier.start([], SamplingParams())).aclose()
         await tier.aclose()
+
+    run(test())
+
+
+def test_a_model_sleeps_when_told_and_stays_when_pinned() -> None:
+    async def test() -> None:
+        tier = IdleLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=0.02)
+        tier.pin(True)
+        await asyncio.sleep(0.1)
+        assert tier.loaded
+        busy = await tier.start([], SamplingParams())
+        with pytest.raises(OverloadedError, match="answering"):
+            await tier.sleep()
+        await busy.aclose()
+        await tier.sleep()
+        assert not tier.loaded
+        await (await tier.start([], SamplingParams())).aclose()
+        tier.pin(False)
+        await unloaded(tier)
+        await tier.aclose()
+        always = IdleLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=None)
+        with pytest.raises(ConfigurationError, match="local_idle_s"):
+            always.pin(False)
+        await always.aclose()
 
     run(test())
 

@@ -25,11 +25,11 @@ def query_of(raw: str, known: Collection[str]) -> dict[str, str]:
     return given
 
 
-def page_of(query: dict[str, str], *, newest_first: bool) -> Page:
-    """`newest_first`: where the query says no order. Raises InvalidRequestError."""
-    limit, order = query.get("limit", "20"), query.get("order", "desc" if newest_first else "asc")
-    if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= _MAX_LIMIT):
-        raise InvalidRequestError(f"limit must be 1 to {_MAX_LIMIT}, got {limit[:40]!r}.", param="limit")
+def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT, usual: int = 20) -> Page:
+    """`newest_first` and `usual`: where the query says no order and no limit. Raises InvalidRequestError."""
+    limit, order = query.get("limit", str(usual)), query.get("order", "desc" if newest_first else "asc")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
+        raise InvalidRequestError(f"limit must be 1 to {most}, got {limit[:40]!r}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be asc or desc, got {order[:40]!r}.", param="order")
     return Page(int(limit), query.get("after"), order == "desc")

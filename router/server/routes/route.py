@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...router import Router
 from ..answers import AnswerService
+from ..batches.service import BatchService
 
 Handler = Callable[["RequestContext"], Awaitable[WireResponse]]
 
@@ -19,6 +20,7 @@ class RequestContext:
 
     router: Router
     answers: AnswerService
+    batches: BatchService
     request: WireRequest
     # What the path's placeholders stand for: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]

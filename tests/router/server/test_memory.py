@@ -15,7 +15,7 @@ import psutil
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
-from updraft.router.tiers.openai_compatible import CloudEndpoint, HttpCloudTier
+from updraft.router.tiers.cloud import CloudEndpoint, HttpCloudTier
 
 # A child that collects its garbage and gives freed memory back when it is asked for its health: what is left is held.
 CODE = """

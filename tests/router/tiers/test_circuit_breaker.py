@@ -8,9 +8,9 @@ import time
 import pytest
 from updraft.router.tiers import circuit_breaker
 from updraft.router.tiers.circuit_breaker import COOL_DOWN_S, FAILURES_TO_OPEN, HUNG_S, MAX_COOL_DOWN_S, CircuitBreaker
+from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint
 from updraft.router.tiers.failures import CloudFailure, invalid_answer, refused, timed_out
-from updraft.router.tiers.openai_compatible import HttpCloudTier
 from updraft.router.tiers.retries import retried
 
 URL = "http://cloud.example/v1"

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from updraft.router.tiers.answer_shapes import completion_in
 from updraft.router.tiers.failures import CloudFailure, refused
+from updraft.router.tiers.providers.openai import OpenAIProvider
 from updraft.router.tiers.stream import HttpCloudStream
 
 URL = "https://cloud.example/v1"
@@ -31,7 +32,7 @@ def streamed(*events: Any, content_type: str = "text/event-stream") -> list[dict
                 yield b"data: " + json.dumps(event).encode() + b"\n\n"
 
         headers = {"content-type": content_type} if content_type else {}
-        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=body()), URL, 5.0)
+        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=body()), URL, 5.0, OpenAIProvider())
         await stream.wait_for_content()
         return [event async for _, event in stream]
 
@@ -59,7 +60,9 @@ def test_what_is_called_a_page_or_a_whole_answer_is_no_stream(content_type: str)
 def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, again: bool) -> None:
     async def run() -> None:
         headers = {"content-type": content_type}
-        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=b"Welcome to the router.\n\n"), URL, 5.0)
+        stream = HttpCloudStream(
+            httpx.Response(200, headers=headers, content=b"Welcome to the router.\n\n"), URL, 5.0, OpenAIProvider()
+        )
         await stream.wait_for_content()
 
     with pytest.raises(CloudFailure) as caught:
@@ -71,7 +74,7 @@ def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, aga
 @pytest.mark.parametrize("raw", [b"<html>", b"{}", b'{"choices": [{}]}'])
 def test_a_whole_answer_that_is_none_names_the_cloud(raw: bytes) -> None:
     with pytest.raises(CloudFailure) as caught:
-        completion_in(raw, URL)
+        completion_in(raw, URL, OpenAIProvider())
     assert URL in caught.value.error.message
 
 
@@ -83,7 +86,7 @@ def test_a_sign_of_life_ends_no_stream(sign: dict[str, Any]) -> None:
 def test_an_error_with_status_200_keeps_its_words_and_its_code() -> None:
     body = json.dumps({"error": {"message": "Slow down.", "code": 429}}).encode()
     with pytest.raises(CloudFailure) as caught:
-        completion_in(body, URL)
+        completion_in(body, URL, OpenAIProvider())
     assert (caught.value.error.status, caught.value.error.message) == (429, "Slow down.")
     assert caught.value.allows("unreachable")
 

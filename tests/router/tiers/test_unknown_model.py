@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint
 from updraft.router.tiers.failures import CloudFailure
-from updraft.router.tiers.openai_compatible import HttpCloudTier
 
 UNKNOWN = {"error": {"message": "The model `moon` does not exist.", "type": "NotFoundError", "code": 404}}
 MODELS = {"data": [{"id": name} for name in ("b", "a", "c" * 500)]}

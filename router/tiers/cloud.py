@@ -1,4 +1,4 @@
-"""The cloud tier over HTTP: any OpenAI-compatible endpoint, with every way it can fail turned into a CloudFailure."""
+"""The cloud tier over HTTP: any provider, with every way it can fail turned into a CloudFailure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from ...protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.safety.redaction import SHORTEST_KEY
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
-from .failures import CloudFailure, invalid_answer, misconfigured, refused, timed_out, unreachable
+from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import CloudContent, Content
+from .providers.provider import ProviderCall, with_query
 from .retries import retried
 from .stream import HttpCloudStream
 
@@ -45,6 +46,7 @@ class HttpCloudTier:
         self.continues = endpoint.continues
         self._endpoint = endpoint
         self._url = endpoint.url
+        self._provider = endpoint.provider
         self._breaker = CircuitBreaker(endpoint.url, endpoint.timeout_s)
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
@@ -68,23 +70,29 @@ class HttpCloudTier:
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
+        call = self._call(path, body)
+
         async def attempt() -> dict[str, Any]:
-            raw = await self._whole("POST", path, json_content(body), forwarded)
-            return completion_in(raw, self._url, is_text=path == "completions")
+            raw = await self._whole("POST", call, forwarded)
+            return completion_in(raw, self._url, self._provider, is_text=path == "completions")
 
         return await self._ask(attempt, timeout_s, body)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+        call = self._call("embeddings", body)
+
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", json_content(body), forwarded), self._url)
+            return embeddings_in(await self._whole("POST", call, forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
 
     async def pass_on(
         self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> CloudContent:
+        call = self._call(path, {"model": content.model})
+
         async def attempt() -> CloudContent:
-            response = await self._send("POST", path, content, forwarded)
+            response = await self._send("POST", call, forwarded, content)
             kind = response.headers.get("content-type", "")
             if kind.startswith("text/event-stream"):
                 return CloudContent(kind, _chunks(response, self._url))
@@ -101,9 +109,11 @@ class HttpCloudTier:
         begun: str | None = None,
         forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
+        call = self._call(path, body)
+
         async def attempt() -> HttpCloudStream:
-            response = await self._send("POST", path, json_content(body), forwarded)
-            stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s)
+            response = await self._send("POST", call, forwarded)
+            stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s, self._provider)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -116,15 +126,16 @@ class HttpCloudTier:
         return await self._ask(attempt, timeout_s, body)
 
     async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
-        if self._drafts_refused or self._breaker.is_open:
+        can = self._provider.capabilities
+        if self._drafts_refused or self._breaker.is_open or not can.predictions:
             return False
-        if self._endpoint.send_drafts:
-            return True
+        if self._endpoint.send_drafts or not can.lists_models:
+            return self._endpoint.send_drafts
         async with self._models_lock:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
                 with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # what does not say so is no node
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
-                        self._node_models = models_in(await self._whole("GET", "models"), owner="updraft")
+                        self._node_models = models_in(await self._models(), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
         return model in self._node_models
 
@@ -154,7 +165,7 @@ class HttpCloudTier:
             return await retried(once, self._breaker, until)
         except CloudFailure as failure:
             failure.url = self._url
-            if failure.is_model_not_found:
+            if failure.is_model_not_found and self._provider.capabilities.lists_models:
                 await self._name_models(failure, str(body.get("model")), until)
             raise
 
@@ -162,15 +173,23 @@ class HttpCloudTier:
         """Tell of an unknown model which ones there are, if the cloud lists them soon."""
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
-                there = sorted(models_in(await self._whole("GET", "models")))
+                there = sorted(models_in(await self._models()))
             if there and requested not in there:
                 known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
                 failure.add(f"{self._url} has no model {requested[:100]!r}, but {known}.")
 
-    async def _whole(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
-    ) -> bytes:
-        return await self._read_whole(await self._send(method, path, content, forwarded))
+    def _call(self, path: str, body: dict[str, Any]) -> ProviderCall:
+        """Raises CloudFailure for a request that this provider cannot be asked."""
+        try:
+            return self._provider.call(path, body, self._endpoint.query)
+        except InvalidRequestError as error:
+            raise misconfigured(error) from error
+
+    async def _models(self) -> bytes:
+        return await self._whole("GET", ProviderCall(with_query("models", self._endpoint.query), {}))
+
+    async def _whole(self, method: str, call: ProviderCall, forwarded: Forwarded = NOTHING) -> bytes:
+        return await self._read_whole(await self._send(method, call, forwarded))
 
     async def _read_whole(self, response: httpx.Response) -> bytes:
         try:
@@ -182,16 +201,17 @@ class HttpCloudTier:
             await response.aclose()
 
     async def _send(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
+        self, method: str, call: ProviderCall, forwarded: Forwarded = NOTHING, content: Content | None = None
     ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud has no client."))
         request = self._client.build_request(
             method,
-            f"{self._url}/{forwarded.target(path)}",
-            content=None if content is None else content.data,
-            headers=forwarded.headers if content is None else {**forwarded.headers, "content-type": content.kind},
+            f"{self._url}/{forwarded.target(call.path)}",
+            content=(msgspec.json.encode(call.body) if content is None else content.data) if method == "POST" else None,
+            headers={name: value for name, value in forwarded.headers.items() if name not in self._client.headers}
+            | ({"content-type": "application/json" if content is None else content.kind} if method == "POST" else {}),
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
@@ -202,12 +222,12 @@ class HttpCloudTier:
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
-        if key := self._endpoint.api_key:  # some quote it
+        for key in self._endpoint.secrets:  # some quote it
             if len(key) >= SHORTEST_KEY:
                 raw = raw.replace(key.encode(), b"[the API key]")
             elif response.status_code in (401, 403):
                 raw = b""
-        raise refused(self._url, response.status_code, response.headers, raw)
+        raise self._provider.refused(self._url, response.status_code, response.headers, raw)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
         if verdict == "continues":

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.http.wire import WireResponse
-from .route import RequestContext, Route
+from ...protocol.http.wire import WireResponse
+from .routes.route import RequestContext, Route
 
 _REF = "#/components/schemas/{name}"
 _TEXT: dict[str, Any] = {"type": "string"}

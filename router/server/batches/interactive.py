@@ -1,0 +1,75 @@
+"""The requests that somebody waits for. Batches stand back for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from ....protocol.http.wire import WireResponse
+
+
+class InteractiveRequests:
+    """Counts those that are being answered, streams until their end."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    async def counted(self, answer: Awaitable[WireResponse]) -> WireResponse:
+        self._running += 1
+        self._none.clear()
+        try:
+            response = await answer
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(response.body, bytes):
+            self._end()
+            return response
+        return replace(response, body=_CountedBody(response.body, self._end))
+
+    async def none(self, patience_s: float) -> bool:
+        """Wait until there is none. False: there still is one after `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._none.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._none.set()
+
+
+class _CountedBody:
+    """A stream that tells of its end, once."""
+
+    def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
+        self._body = body
+        self._end: Callable[[], None] | None = end
+
+    def __aiter__(self) -> _CountedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._body)
+        except BaseException:
+            self._tell()
+            raise
+
+    async def aclose(self) -> None:
+        self._tell()
+        close: Any = getattr(self._body, "aclose", None)
+        if close is not None:
+            await close()
+
+    def _tell(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            end()

@@ -1,0 +1,178 @@
+"""One batch at work: its lines are sent one after the other, and each is answered once, whatever ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from ....protocol.errors import DiskSpaceError
+from ....protocol.http.ids import new_id
+from ....protocol.http.wire import WireRequest, WireResponse
+from ...request.caller import DIGEST_HEADER
+from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore, Status
+from ...storage.file_store import FilesDatabase, FileStore, FileWriter, Label
+from .interactive import InteractiveRequests
+from .lines import BatchLine, answer_line, answered, expired_line, read_line, read_lines
+
+#: Requests of batches at a time.
+CONCURRENCY = 2
+#: Seconds between two looks at what other processes have changed.
+POLL_S = 1.0
+#: Seconds before a request is tried again that may succeed later: a night may have an outage.
+RETRY_S = (1.0, 5.0, 25.0)
+_LATER = frozenset({429, 502, 503, 504})
+_OUTPUT_PURPOSE = "batch_output"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """All that is kept in the folder."""
+
+    database: FilesDatabase
+    files: FileStore
+    batches: BatchStore
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """How requests are answered that nobody waits for."""
+
+    ask: Callable[[WireRequest], Awaitable[WireResponse]]
+    interactive: InteractiveRequests
+
+
+class BatchRun:
+    """A batch that has begun, from where it stands in its outputs to its end. `close` it."""
+
+    def __init__(self, stores: Stores, job: BatchJob, background: Background) -> None:
+        assert job.output_id is not None and job.error_id is not None, "it has begun"
+        self._stores = stores
+        self._job = job
+        self._background = background
+        self._status: Status = job.batch.status
+        self._full: DiskSpaceError | None = None
+        self._writing = threading.Lock()
+        self._reading = asyncio.Lock()
+        self._output, completed = self._opened(job.output_id)
+        self._errors, failed = self._opened(job.error_id)
+        self._completed, self._failed = len(completed), len(failed)
+        self._done = completed | failed
+        self._lines = self._open_lines()
+
+    async def run(self) -> Batch:
+        """Raises nothing of what requests may raise: that is an answer."""
+        try:
+            async with asyncio.timeout(self._job.batch.expires_at - time.time()), asyncio.TaskGroup() as workers:
+                for _ in range(CONCURRENCY):
+                    workers.create_task(self._work())
+        except TimeoutError:
+            return await asyncio.to_thread(self._expire)
+        if self._full is not None:
+            return await asyncio.to_thread(self._finish, "failed")
+        return await asyncio.to_thread(self._finish, "cancelled" if self._status == "cancelling" else "completed")
+
+    def close(self) -> None:
+        with self._writing:
+            self._output.close()
+            self._errors.close()
+
+    def _opened(self, file_id: str) -> tuple[FileWriter, set[str]]:
+        writer = self._stores.files.append(file_id)
+        done = answered(self._stores.files.path(file_id))
+        writer.close()
+        return self._stores.files.append(file_id), done
+
+    def _open_lines(self) -> Iterator[BatchLine]:
+        for _, raw in read_lines(self._stores.files.path(self._job.batch.input_file_id)):
+            line = read_line(raw)
+            if line.custom_id not in self._done:
+                yield line
+
+    async def _work(self) -> None:
+        while await self._may_send() and (line := await self._next_line()) is not None:
+            response = await self._answer(line)
+            await asyncio.to_thread(self._keep, line.custom_id, response)
+
+    async def _may_send(self) -> bool:
+        """Wait while callers wait. False where nothing is to be sent any more."""
+        while self._status == "in_progress" and self._full is None:
+            if await self._background.interactive.none(POLL_S):
+                return True
+            batch = self._job.batch
+            self._status = (await asyncio.to_thread(self._stores.batches.get, self._job.owner, batch.id)).status
+        return False
+
+    async def _next_line(self) -> BatchLine | None:
+        async with self._reading:
+            return await asyncio.to_thread(next, self._lines, None)
+
+    async def _answer(self, line: BatchLine) -> WireResponse:
+        headers = {"content-type": "application/json", DIGEST_HEADER: self._job.owner}
+        request = WireRequest("POST", line.url, headers, bytes(line.body))
+        for pause in RETRY_S:
+            response = await self._background.ask(request)
+            if response.status not in _LATER:
+                return response
+            await asyncio.sleep(pause)
+        return await self._background.ask(request)
+
+    def _keep(self, custom_id: str, response: WireResponse) -> None:
+        line = answer_line(custom_id, response, response.headers.get("x-updraft-request-id") or new_id("req"))
+        try:
+            self._write(custom_id, line, succeeded=response.status == 200)
+        except DiskSpaceError as error:
+            self._full = error
+            return
+        self._status = self._stores.batches.change(self._job.batch.id, self._count).status
+
+    def _write(self, custom_id: str, line: bytes, *, succeeded: bool) -> None:
+        with self._writing:
+            if custom_id in self._done:  # it has expired meanwhile
+                return
+            (self._output if succeeded else self._errors).write(line)
+            self._done.add(custom_id)
+            self._completed += succeeded
+            self._failed += not succeeded
+
+    def _expire(self) -> Batch:
+        for line in self._open_lines():
+            try:
+                self._write(line.custom_id, expired_line(line.custom_id), succeeded=False)
+            except DiskSpaceError as error:
+                self._full = error
+                break
+        return self._finish("expired")
+
+    def _finish(self, status: Status) -> Batch:
+        name = self._job.batch.id
+        outputs = {
+            writer.id: Label(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
+            if writer.size
+            else None
+            for writer, kind in ((self._output, "output"), (self._errors, "error"))
+        }
+
+        def finish(batch: Batch) -> None:
+            batch.become("finalizing")
+            batch.become(status)
+            self._count(batch)
+            batch.output_file_id = self._output.id if self._output.size else None
+            batch.error_file_id = self._errors.id if self._errors.size else None
+            if self._full is not None:
+                batch.errors = BatchErrors([BatchError("files_full", self._full.message)])
+
+        self.close()
+        for file_id, label in outputs.items():
+            if label is None:
+                self._stores.files.path(file_id).unlink(missing_ok=True)
+        return self._stores.batches.finish(name, finish, outputs)
+
+    def _count(self, batch: Batch) -> None:
+        batch.request_counts = msgspec.structs.replace(
+            batch.request_counts, completed=self._completed, failed=self._failed
+        )

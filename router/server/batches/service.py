@@ -1,0 +1,142 @@
+"""The files and batches behind the endpoints, and the one who works on the batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ....protocol.errors import NotFoundError
+from ....protocol.safety.system import try_lock
+from ...config import RouterConfig
+from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore
+from ...storage.file_store import DATABASE, MB, FilesDatabase, FileStore
+from .lines import check_lines
+from .run import POLL_S, Background, BatchRun, Stores
+
+log = logging.getLogger("updraft.router")
+T = TypeVar("T")
+
+#: The lock of whoever works on the batches of a folder: one process at a time.
+_LOCK = "batches.lock"
+_DISK_PAUSE_S = 30.0
+
+
+class BatchService:
+    """The folder opens with the first call that needs it. `close()` stops the work; the next one goes on with it."""
+
+    def __init__(self, config: RouterConfig, background: Background) -> None:
+        self._config = config
+        self._background = background
+        self._opening = threading.Lock()
+        self._stores: Stores | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
+
+    async def start(self) -> None:
+        """Go on with the batches of an earlier run."""
+        folder = self._config.files
+        if folder is not None and (folder / DATABASE).is_file():
+            await self.use(lambda _: None)
+            self.work()
+
+    async def use(self, work: Callable[[Stores], T]) -> T:
+        """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
+        return await asyncio.to_thread(lambda: work(self._open()))
+
+    def work(self) -> None:
+        """Look for a batch now. The folder is open."""
+        self._more.set()
+        if self._worker is None and self._stores is not None:
+            self._worker = asyncio.create_task(self._run(self._stores))
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        if self._stores is not None:
+            self._stores.database.close()
+
+    def _open(self) -> Stores:
+        folder = self._folder()
+        with self._opening:
+            if self._stores is None:
+                database = FilesDatabase(folder)
+                files = FileStore(folder, database, self._config.files_mb * MB)
+                self._stores = Stores(database, files, BatchStore(database))
+        return self._stores
+
+    def _folder(self) -> Path:
+        if self._config.files is None:
+            raise NotFoundError("This router keeps no files: the setting files is off.", code="files_off")
+        return self._config.files
+
+    async def _run(self, stores: Stores) -> None:
+        """Work on one batch after the other, as long as no other process does."""
+        lock = os.open(self._folder() / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            while True:
+                self._more.clear()
+                job = await asyncio.to_thread(_next, stores) if try_lock(lock) else None
+                if job is not None:
+                    await self._work_on(stores, job)
+                    continue
+                try:
+                    async with asyncio.timeout(POLL_S):
+                        await self._more.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            os.close(lock)
+
+    async def _work_on(self, stores: Stores, job: BatchJob) -> None:
+        try:
+            if (begun := job if job.output_id else await asyncio.to_thread(_begin, stores, job)) is not None:
+                run = await asyncio.to_thread(BatchRun, stores, begun, self._background)
+                try:
+                    await run.run()
+                finally:
+                    run.close()
+        except Exception as error:
+            log.exception("the batch %s failed", job.batch.id)
+            fault = BatchError("internal_error", f"The router failed on this batch ({type(error).__name__}).")
+            try:
+                await asyncio.to_thread(stores.batches.change, job.batch.id, lambda batch: _fail(batch, [fault]))
+            except sqlite3.Error:  # as on a full disk: the batch goes on when there is room
+                await asyncio.sleep(_DISK_PAUSE_S)
+
+
+def _next(stores: Stores) -> BatchJob | None:
+    stores.files.prune()
+    return stores.batches.next()
+
+
+def _begin(stores: Stores, job: BatchJob) -> BatchJob | None:
+    """The batch with its outputs; None where it is over: it has faults, or was cancelled."""
+    path = stores.files.path(job.batch.input_file_id)
+    total, errors = check_lines(path, job.batch.endpoint)
+    if errors:
+        stores.batches.change(job.batch.id, lambda batch: _fail(batch, errors))
+        return None
+    writers = [stores.files.begin(job.owner) for _ in range(2)]
+    for writer in writers:
+        writer.close()
+    output_id, error_id = (writer.id for writer in writers)
+    batch = stores.batches.begin(job.batch.id, total, output_id, error_id)
+    if batch.status != "in_progress":
+        stores.files.discard(output_id)
+        stores.files.discard(error_id)
+        return None
+    return replace(job, output_id=output_id, error_id=error_id, batch=batch)
+
+
+def _fail(batch: Batch, errors: list[BatchError]) -> None:
+    if batch.status != "cancelled":
+        batch.become("failed")
+        batch.errors = BatchErrors(errors)

@@ -1,0 +1,52 @@
+"""`/`: the files of the page, which want no key, and the policy that keeps the browser to this server."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from ....protocol.errors import NotFoundError
+from ....protocol.http.wire import WireResponse
+from ..routes.route import RequestContext, Route
+
+_FOLDER = Path(__file__).with_name("static")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+@cache
+def _files() -> dict[str, Path]:
+    return {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+
+
+def public_paths() -> tuple[str, ...]:
+    """The paths that want no key: they hold nothing but the page."""
+    return ("/", *(f"/page/{name}" for name in _files()))
+
+
+async def index(_: RequestContext) -> WireResponse:
+    return _file("index.html")
+
+
+async def asset(context: RequestContext) -> WireResponse:
+    return _file(context.parameters["file"])
+
+
+def _file(name: str) -> WireResponse:
+    path = _files().get(name)
+    if path is None:
+        raise NotFoundError(f"The page has no file {name[:100]!r}.")
+    return WireResponse(200, {"content-type": f"{_TYPES[path.suffix]}; charset=utf-8", **_HEADERS}, path.read_bytes())
+
+
+ROUTES = (
+    Route("GET", "/", index, "the web page; wants no key"),
+    Route("GET", "/page/{file}", asset, "its scripts and styles; want no key"),
+)

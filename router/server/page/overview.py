@@ -1,0 +1,158 @@
+"""`/updraft/status` and `/updraft/policy`: the two tiers, the target, and what calibration promises of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ....classifier.calibration.drift_report import DriftReport
+from ....classifier.target import Target
+from ....protocol.errors import NotFoundError
+from ....protocol.http.wire import WireResponse
+from ...gates.exploration import ExplorationGates
+from ...router import Router
+from ..routes.route import RequestContext, Route
+
+if TYPE_CHECKING:
+    from ....classifier.policy.policy import Policy
+
+_QUALITIES = (0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
+_BINS = 10
+
+
+class Status(msgspec.Struct):
+    """The tiers of this router."""
+
+    # Names of models; None where there is no such tier.
+    local: str | None
+    cloud: str | None
+    # Why there is no local tier; empty where there is one.
+    local_missing: str
+    # The target, in words.
+    target: str
+    calibrated: bool
+    offline: bool
+    # Whether requests are kept in a ledger.
+    ledger: bool
+
+
+class CurvePoint(msgspec.Struct):
+    """What the calibration rows did under one quality."""
+
+    target: float
+    cloud_share: float
+    quality: float
+    threshold_before: float | None
+    threshold_after: float | None
+
+
+class CalibrationBin(msgspec.Struct):
+    """Calibration rows with about the same P(gain)."""
+
+    predicted: float
+    observed: float
+    rows: int
+
+
+class PolicyReport(msgspec.Struct):
+    """The policy that runs."""
+
+    models: dict[str, str]
+    date: str
+    # What it promises, in sentences.
+    promise: list[str]
+    # None where the target is no quality.
+    quality: float | None
+    curve: list[CurvePoint]
+    # Of the last gate.
+    reliability: list[CalibrationBin]
+    # None where nothing is compared.
+    drift: DriftReport | None
+
+
+async def status(context: RequestContext) -> WireResponse:
+    router = context.router
+    await router.start()
+    tiers, config = router.tiers, router.config
+    return WireResponse.json(
+        Status(
+            local=None if tiers.local is None else tiers.local.model_id,
+            cloud=None if tiers.cloud is None else config.cloud_model,
+            local_missing="" if tiers.local_missing is None else tiers.local_missing.message,
+            target=f"confidence {config.confidence:g}" if config.confidence is not None else str(config.target),
+            calibrated=policy_of(router) is not None,
+            offline=config.offline,
+            ledger=config.ledger is not None,
+        )
+    )
+
+
+async def policy(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    return WireResponse.json(await asyncio.to_thread(report, context.router))
+
+
+def policy_of(router: Router) -> tuple[Policy, Target] | None:
+    """The calibrated policy of the pair and its target; None where the gates go by none."""
+    from ....classifier.policy.policy import Policy
+
+    gates = router.tiers.gates
+    calibrated = gates.calibrated if isinstance(gates, ExplorationGates) else None
+    if calibrated is None or not isinstance(calibrated.policy, Policy):
+        return None
+    return calibrated.policy, calibrated.target
+
+
+def report(router: Router) -> PolicyReport:
+    """Raises NotFoundError where no policy runs."""
+    from ....classifier.policy.summary import sentences
+
+    found = policy_of(router)
+    if found is None:
+        raise NotFoundError("No policy is calibrated for this pair of models: `updraft calibrate` makes one.")
+    policy, target = found
+    gates = router.tiers.gates
+    monitor = gates.monitor if isinstance(gates, ExplorationGates) else None
+    return PolicyReport(
+        models=policy.models,
+        date=policy.card.date,
+        promise=sentences(policy, target),
+        quality=target.value if target.name == "quality" else None,
+        curve=[_point(policy, replace(target, name="quality", value=quality)) for quality in _QUALITIES],
+        reliability=_reliability(policy),
+        drift=None if monitor is None else monitor.report(),
+    )
+
+
+def _point(policy: Policy, target: Target) -> CurvePoint:
+    point = policy.operating_point(target)
+    before, after = point.thresholds.before, point.thresholds.after
+    return CurvePoint(target.value, point.cloud_share, point.quality, _finite(before), _finite(after))
+
+
+def _finite(threshold: float) -> float | None:
+    return threshold if math.isfinite(threshold) else None
+
+
+def _reliability(policy: Policy) -> list[CalibrationBin]:
+    import numpy as np
+
+    rows = policy.calibration
+    parts = np.array_split(np.argsort(rows.judged), min(_BINS, len(rows.judged)))
+    return [CalibrationBin(float(rows.judged[part].mean()), float(rows.gain[part].mean()), len(part)) for part in parts]
+
+
+ROUTES = (
+    Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
+    Route(
+        "GET",
+        "/updraft/policy",
+        policy,
+        "the calibrated policy: promise, curve, reliability, drift",
+        response_type=PolicyReport,
+    ),
+)

@@ -1,0 +1,135 @@
+"""`/updraft/savings` and `/updraft/requests`: the ledger, added up and row by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ....protocol.errors import InvalidRequestError
+from ....protocol.http.wire import WireResponse
+from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
+from ..routes.pagination import query_of
+from ..routes.route import RequestContext, Route
+
+_DAY_S = 86_400
+_RECENT, _MOST_ROWS, _MOST_DAYS = 1000, 1000, 365
+_ABANDONED = 499
+_TIERS = ("local", "cloud", "none")
+
+
+class Latency(msgspec.Struct):
+    """Milliseconds until the answer was complete, of recent requests."""
+
+    tier: str
+    requests: int
+    p50_ms: float
+    p95_ms: float
+
+
+class Savings(msgspec.Struct):
+    """The requests of some days."""
+
+    days: int
+    total: LedgerTotals
+    by_day: list[LedgerTotals]
+    # Of the newest 1,000 requests: all, those that went up after the device had written, those whose caller went away,
+    # and those that the device answered as the cloud could not.
+    recent: int
+    escalated: int
+    abandoned: int
+    fallbacks: int
+    latency: list[Latency]
+
+
+class RequestSummary(msgspec.Struct):
+    """A row of the ledger without digests."""
+
+    id: str
+    ts: float
+    model: str
+    route: str
+    tier: str
+    gate: int
+    reason: str
+    p_gain: float | None
+    threshold: float | None
+    local_tokens: int
+    cloud_tokens: int
+    cost_usd: float | None
+    saved_usd: float | None
+    latency_ms: float
+    status: int
+    cloud_model: str
+    failure: str
+    # Every verdict in order.
+    decisions: msgspec.Raw
+
+
+class RequestList(msgspec.Struct):
+    """The newest rows first."""
+
+    requests: list[RequestSummary]
+
+
+async def savings(context: RequestContext) -> WireResponse:
+    days = _number(query_of(context.request.query, ("days",)), "days", 30, _MOST_DAYS)
+    return WireResponse.json(await context.router.read_ledger(lambda ledger: summed(ledger, days)))
+
+
+async def requests(context: RequestContext) -> WireResponse:
+    query = query_of(context.request.query, ("limit", "tier"))
+    limit = _number(query, "limit", 100, _MOST_ROWS)
+    tier = query.get("tier")
+    if tier is not None and tier not in _TIERS:
+        raise InvalidRequestError(f"tier must be one of {', '.join(_TIERS)}.", param="tier", code="invalid_value")
+    rows = await context.router.read_ledger(lambda ledger: ledger.rows(limit=limit, tier=tier))
+    return WireResponse.json(RequestList([_summary(row) for row in rows]))
+
+
+def summed(ledger: Ledger, days: int) -> Savings:
+    since = (time.time() // _DAY_S - days + 1) * _DAY_S
+    recent = ledger.rows(limit=_RECENT)
+    return Savings(
+        days=days,
+        total=ledger.totals(since=since)[0],
+        by_day=ledger.totals("day", since=since),
+        recent=len(recent),
+        escalated=sum(bool(row.local_tokens and row.tier == "cloud") for row in recent),
+        abandoned=sum(row.status == _ABANDONED for row in recent),
+        fallbacks=sum(row.route == "fallback" for row in recent),
+        latency=[found for tier in ("local", "cloud") if (found := _latency(tier, recent)) is not None],
+    )
+
+
+def _latency(tier: str, rows: Sequence[LedgerRow]) -> Latency | None:
+    times = sorted(row.latency_ms for row in rows if row.tier == tier and row.status == 200 and row.route != "cache")
+    if not times:
+        return None
+    p50, p95 = (times[min(len(times) - 1, int(len(times) * part))] for part in (0.5, 0.95))
+    return Latency(tier, len(times), p50, p95)
+
+
+def _summary(row: LedgerRow) -> RequestSummary:
+    kept = {name: getattr(row, name) for name in RequestSummary.__struct_fields__ if name != "decisions"}
+    return RequestSummary(**kept, decisions=msgspec.Raw(row.decisions.encode()))
+
+
+def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+        raise InvalidRequestError(f"{name} must be from 1 to {most}.", param=name, code="invalid_value")
+    return int(text)
+
+
+ROUTES = (
+    Route("GET", "/updraft/savings", savings, "the ledger's totals of the last `days` (30)", response_type=Savings),
+    Route(
+        "GET",
+        "/updraft/requests",
+        requests,
+        "the ledger's newest `limit` (100) rows, of one `tier` if it is given",
+        response_type=RequestList,
+    ),
+)

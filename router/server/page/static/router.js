@@ -1,0 +1,65 @@
+// Router: the target with its curve, and a test prompt on its way through the gates.
+
+import { chart, get, post } from "./api.js";
+import { badge, decisionList, el, failure, percent, say, seconds } from "./dom.js";
+import { options, quality, setQuality } from "./session.js";
+
+export async function show(place) {
+  const status = await get("/updraft/status");
+  place.append(el("p", { className: "muted" }, `The router's target: ${status.target}.`));
+  place.append(el("h2", {}, "Target"));
+  if (status.calibrated) await showTarget(place);
+  else place.append(el("p", {}, "No policy is calibrated for this pair: ", el("code", {}, "updraft calibrate"),
+    " makes one. Then a target can be chosen here."));
+  showTrace(place);
+}
+
+async function showTarget(place) {
+  const report = await get("/updraft/policy");
+  const curve = report.curve;
+  const at = quality() ?? report.quality;
+  const nearest = curve.reduce((best, point, index) =>
+    (Math.abs(point.target - (at ?? 0.98)) < Math.abs(curve[best].target - (at ?? 0.98)) ? index : best), 0);
+  const said = el("output", { htmlFor: "target" });
+  const slider = el("input", { type: "range", id: "target", min: 0, max: curve.length - 1, step: 1, value: nearest,
+    oninput: () => { tell(); setQuality(curve[slider.value].target); } });
+
+  function tell() {
+    const point = curve[slider.value];
+    slider.setAttribute("aria-valuetext", `quality ${point.target}`);
+    said.textContent = `Quality ${percent(point.target)}: ${percent(point.cloud_share)} of the calibration's requests go to `
+      + `the cloud, and ${percent(point.quality, 1)} of its score was kept.`;
+  }
+
+  const reset = el("button", { type: "button", onclick: () => { setQuality(null); say("The router's own target holds."); } },
+    "Use the router's own target");
+  place.append(el("label", { htmlFor: "target" }, "Share of the cloud's quality to keep"), slider, said,
+    el("p", { className: "muted" }, "It holds for what this tab asks. ", el("code", {}, "quality"),
+      " in the settings holds for all."), reset);
+  tell();
+  place.append(await chart("curve", "Quality kept, by the share of requests that go to the cloud."));
+}
+
+function showTrace(place) {
+  const input = el("textarea", { id: "prompt", rows: 3, required: true });
+  const found = el("div", { "aria-live": "polite" });
+  const submit = el("button", { type: "submit", className: "first" }, "Trace");
+  place.append(el("h2", {}, "Test prompt"), el("form", {
+    onsubmit: async (event) => {
+      event.preventDefault();
+      submit.disabled = true;
+      found.replaceChildren("The gates decide …");
+      try {
+        const messages = [{ role: "user", content: input.value }];
+        const trace = await post("/updraft/trace", { model: "auto", messages, ...options("auto") });
+        found.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
+          decisionList(trace.decisions), trace.local_text ? el("details", {}, el("summary", {}, "What the device wrote"),
+            el("div", { className: "plain" }, trace.local_text)) : "");
+      } catch (error) {
+        found.replaceChildren(failure(error));
+      }
+      submit.disabled = false;
+    },
+  }, el("label", { htmlFor: "prompt" }, "Prompt"), input, el("div", { className: "row" }, submit),
+  el("p", { className: "muted" }, "No cloud is asked, and no row is written.")), found);
+}

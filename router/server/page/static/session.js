@@ -1,0 +1,27 @@
+// What this tab remembers while it is open: prompts by request, and the target that its requests state.
+
+const MOST = 200;
+const prompts = new Map();
+
+export function remember(id, messages) {
+  prompts.set(id, messages);
+  if (prompts.size > MOST) prompts.delete(prompts.keys().next().value);
+}
+
+export const remembered = (id) => prompts.get(id);
+
+export function quality() {
+  const kept = sessionStorage.getItem("updraft-quality");
+  return kept === null ? null : Number(kept);
+}
+
+export function setQuality(value) {
+  if (value === null) sessionStorage.removeItem("updraft-quality");
+  else sessionStorage.setItem("updraft-quality", String(value));
+}
+
+/** The options of a request to `model`, with the target of this tab. */
+export function options(model) {
+  const wanted = quality();
+  return wanted === null || model !== "auto" ? {} : { updraft: { quality: wanted } };
+}

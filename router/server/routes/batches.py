@@ -1,0 +1,101 @@
+"""`/v1/batches`: files of requests that are answered in the background, while no caller waits."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from ....protocol.decoding import decode, prepare_types
+from ....protocol.dialects.responses_request import check_metadata
+from ....protocol.errors import InvalidRequestError
+from ....protocol.http.ids import new_id
+from ....protocol.http.wire import WireResponse
+from ...request.caller import caller_of
+from ...storage.batch_store import Batch
+from .files import BATCH_DAYS, DAY_S, expires_s
+from .pagination import list_of, page_of, query_of
+from .route import RequestContext, Route
+
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_WINDOW, _WINDOW_S = "24h", DAY_S
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """When the outputs go."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a creation."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+prepare_types(BatchRequest)
+
+
+async def create(context: RequestContext) -> WireResponse:
+    asked, owner, now = decode(context.request.body, BatchRequest), _owner(context), int(time.time())
+    if asked.endpoint not in _ENDPOINTS:
+        raise InvalidRequestError(f"endpoint must be one of {', '.join(_ENDPOINTS)}.", param="endpoint")
+    if asked.completion_window != _WINDOW:
+        raise InvalidRequestError(f"completion_window must be {_WINDOW}.", param="completion_window")
+    check_metadata(asked.metadata or {})
+    kept = asked.output_expires_after
+    outputs_expire_s = BATCH_DAYS * DAY_S if kept is None else expires_s(kept.anchor, kept.seconds)
+    found = await context.batches.use(lambda stores: stores.files.get(owner, asked.input_file_id))
+    if found.purpose != "batch":
+        raise InvalidRequestError("The input file must have the purpose batch.", param="input_file_id")
+    batch = Batch(
+        id=new_id("batch"),
+        endpoint=asked.endpoint,
+        input_file_id=found.id,
+        completion_window=_WINDOW,
+        created_at=now,
+        expires_at=now + _WINDOW_S,
+        metadata=asked.metadata,
+    )
+    await context.batches.use(lambda stores: stores.batches.create(owner, batch, outputs_expire_s))
+    context.batches.work()
+    return WireResponse.json(batch)
+
+
+async def list_batches(context: RequestContext) -> WireResponse:
+    owner, query = _owner(context), query_of(context.request.query, ("limit", "after"))
+    page = page_of(query, newest_first=True)
+    found, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
+    context.batches.work()
+    return list_of(msgspec.to_builtins(found), has_more=more)
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    owner, batch_id = _owner(context), context.parameters["batch"]
+    found = await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
+    context.batches.work()
+    return WireResponse.json(found)
+
+
+async def cancel(context: RequestContext) -> WireResponse:
+    owner, batch_id = _owner(context), context.parameters["batch"]
+    return WireResponse.json(await context.batches.use(lambda stores: stores.batches.cancel(owner, batch_id)))
+
+
+def _owner(context: RequestContext) -> str:
+    return caller_of(context.request.headers, {}).key
+
+
+_PATH = "/v1/batches"
+_BATCH = f"{_PATH}/{{batch}}"
+ROUTES = (
+    Route("POST", _PATH, create, "answer the requests of a file in the background", BatchRequest, Batch),
+    Route("GET", _PATH, list_batches, "the caller's batches"),
+    Route("GET", _BATCH, retrieve, "one of them", response_type=Batch),
+    Route("POST", f"{_BATCH}/cancel", cancel, "end it; what is answered stays", response_type=Batch),
+)

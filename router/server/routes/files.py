@@ -1,0 +1,176 @@
+"""`/v1/files`: what batches read and write, and what callers keep here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from io import BufferedReader
+
+import msgspec
+
+from ....protocol.errors import InvalidRequestError, RequestTooLargeError
+from ....protocol.http.wire import WireRequest, WireResponse
+from ...request.caller import caller_of
+from ...storage.file_store import MB, FileObject, FileWriter, Label
+from ..batches.multipart import FormPart, read_form
+from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
+from .route import RequestContext, Route
+
+UPLOADS = "/v1/files"
+MAX_FILE = 512 * MB  # as OpenAI's
+MAX_UPLOAD = MAX_FILE + MB  # with the rest of the form
+DAY_S = 86_400
+BATCH_DAYS = 30  # after which a batch's files go, where nothing else is said
+_PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+_MOST_LISTED = 10_000
+_MAX_FIELD, _MAX_FILENAME = 1024, 255  # characters
+_PIECE = 2**18
+
+
+@dataclass(slots=True)
+class _Form:
+    """What an upload says beside the file."""
+
+    filename: str | None = None
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+
+    def label(self, size: int) -> Label:
+        """Raises InvalidRequestError."""
+        if not self.filename:
+            raise InvalidRequestError("The form has no file with a filename.", param="file")
+        unknown = self.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+        if unknown:
+            name = min(unknown)
+            raise InvalidRequestError(f"The form has an unknown field {name[:100]!r}.", param=name)
+        purpose = self.fields.get("purpose", "")
+        if purpose not in _PURPOSES:
+            raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
+        filename = self.filename.replace("\\", "/").rpartition("/")[2][:_MAX_FILENAME]
+        return Label(size, filename, purpose, self._expires_s(purpose))
+
+    def _expires_s(self, purpose: str) -> int | None:
+        anchor, seconds = (self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+        if anchor is None and seconds is None:
+            return BATCH_DAYS * DAY_S if purpose == "batch" else None
+        readable = seconds is not None and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10
+        return expires_s(anchor or "", int(seconds or "") if readable else 0)
+
+
+def expires_s(anchor: str, seconds: int) -> int:
+    """Raises InvalidRequestError."""
+    if anchor != "created_at" or not 3600 <= seconds <= BATCH_DAYS * DAY_S:
+        raise InvalidRequestError(
+            f"expires_after takes the anchor created_at and 3600 to {BATCH_DAYS * DAY_S} seconds.",
+            param="expires_after",
+        )
+    return seconds
+
+
+async def create(context: RequestContext) -> WireResponse:
+    owner = _owner(context)
+    writer = await context.batches.use(lambda stores: stores.files.begin(owner))
+    try:
+        try:
+            label = await _receive(context.request, writer)
+        finally:
+            writer.close()
+        made = await context.batches.use(lambda stores: stores.files.complete(writer.id, label))
+    except BaseException:
+        await asyncio.shield(context.batches.use(lambda stores: stores.files.discard(writer.id)))
+        raise
+    context.batches.work()
+    return WireResponse.json(made)
+
+
+async def _receive(request: WireRequest, writer: FileWriter) -> Label:
+    """Write the file as it comes. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
+    form, name = _Form(), ""
+    pieces = _pieces(request.body) if request.upload is None else request.upload
+    async with aclosing(read_form(request.headers.get("content-type", ""), pieces)) as parts:
+        async for part in parts:
+            if isinstance(part, FormPart):
+                name = part.name
+                if name in form.fields or (name == "file" and form.filename is not None):
+                    raise InvalidRequestError(f"The form has the field {name[:100]!r} twice.", param=name)
+                if name == "file":
+                    form.filename = part.filename or ""
+                else:
+                    form.fields[name] = ""
+            elif name == "file":
+                if writer.size + len(part) > MAX_FILE:
+                    raise RequestTooLargeError(f"A file has up to {MAX_FILE} bytes.", param="file")
+                await asyncio.to_thread(writer.write, part)
+            else:
+                form.fields[name] += part.decode(errors="replace")
+                if len(form.fields[name]) > _MAX_FIELD:
+                    raise InvalidRequestError(f"The field {name[:100]!r} is too long.", param=name)
+    return form.label(writer.size)
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
+    for start in range(0, len(body), _PIECE):
+        yield body[start : start + _PIECE]
+
+
+async def list_files(context: RequestContext) -> WireResponse:
+    owner, query = _owner(context), query_of(context.request.query, (*PAGE_PARAMETERS, "purpose"))
+    page = page_of(query, newest_first=True, most=_MOST_LISTED, usual=_MOST_LISTED)
+    found, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
+    return list_of(msgspec.to_builtins(found), has_more=more)
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    return WireResponse.json(await _find(context))
+
+
+async def content(context: RequestContext) -> WireResponse:
+    found = await _find(context)
+    file = await context.batches.use(lambda stores: stores.files.path(found.id).open("rb"))
+    return WireResponse(200, {"content-type": "application/octet-stream"}, _FileBody(file))
+
+
+class _FileBody:
+    """A file in pieces, closed at its end or by `aclose`."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+
+    def __aiter__(self) -> _FileBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await asyncio.to_thread(self._file.read, _PIECE)
+        if not piece:
+            self._file.close()
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        self._file.close()
+
+
+async def delete(context: RequestContext) -> WireResponse:
+    owner, file_id = _owner(context), context.parameters["file"]
+    await context.batches.use(lambda stores: stores.files.delete(owner, file_id))
+    return WireResponse.json({"id": file_id, "object": "file", "deleted": True})
+
+
+def _owner(context: RequestContext) -> str:
+    return caller_of(context.request.headers, {}).key
+
+
+async def _find(context: RequestContext) -> FileObject:
+    owner, file_id = _owner(context), context.parameters["file"]
+    return await context.batches.use(lambda stores: stores.files.get(owner, file_id))
+
+
+_FILE = f"{UPLOADS}/{{file}}"
+ROUTES = (
+    Route("POST", UPLOADS, create, "upload a file of up to 512 MB, as a form", response_type=FileObject),
+    Route("GET", UPLOADS, list_files, "the caller's files"),
+    Route("GET", _FILE, retrieve, "one of them", response_type=FileObject),
+    Route("DELETE", _FILE, delete, "delete it"),
+    Route("GET", f"{_FILE}/content", content, "its content"),
+)

@@ -1,0 +1,187 @@
+"""Batches: what OpenAI's clients see of them, and which files they read and write."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ...protocol.errors import InvalidRequestError, RateLimitError
+from .answer_store import Page, missing
+from .file_store import FilesDatabase, Label, complete_file
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+MAX_ACTIVE = 100  # batches that wait or run
+_MAX_KEPT = 10_000  # batches that are over
+_COLUMNS = "owner, output_id, error_id, outputs_expire_s, body"
+
+
+class BatchError(msgspec.Struct):
+    """A fault of the input file."""
+
+    code: str
+    message: str
+    # Counted from 1.
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(msgspec.Struct):
+    data: list[BatchError]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(msgspec.Struct):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch as OpenAI describes it. Times are seconds since the epoch."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    metadata: dict[str, str] | None = None
+
+    def become(self, status: Status) -> None:
+        self.status = status
+        setattr(self, f"{status}_at", int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A batch with what only the router knows of it."""
+
+    # Digest of the key that it was made with.
+    owner: str
+    # The files that its answers go to, once it has begun.
+    output_id: str | None
+    error_id: str | None
+    # Seconds that those are kept. None: for ever.
+    outputs_expire_s: int | None
+    batch: Batch
+
+
+class BatchStore:
+    """Each batch has one owner, as files do. All methods wait for the disk."""
+
+    def __init__(self, database: FilesDatabase) -> None:
+        self._database = database
+
+    def create(self, owner: str, batch: Batch, outputs_expire_s: int | None) -> None:
+        """Raises RateLimitError where too many wait."""
+        with self._database.transaction() as connection:
+            if connection.execute("SELECT count(*) FROM batches WHERE active").fetchone()[0] >= MAX_ACTIVE:
+                raise RateLimitError(f"{MAX_ACTIVE} batches wait or run: wait for one of them, or cancel it.")
+            connection.execute(
+                "INSERT INTO batches (id, owner, input_id, active, outputs_expire_s, body) VALUES (?, ?, ?, 1, ?, ?)",
+                (batch.id, owner, batch.input_file_id, outputs_expire_s, _text(batch)),
+            )
+            newest = "SELECT position FROM batches WHERE NOT active ORDER BY position DESC LIMIT 1 OFFSET ?"
+            connection.execute(f"DELETE FROM batches WHERE NOT active AND position <= ({newest})", (_MAX_KEPT,))
+
+    def get(self, owner: str, batch_id: str) -> Batch:
+        """Raises NotFoundError."""
+        found = self._database.rows("SELECT body FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
+        if not found:
+            raise missing(batch_id)
+        return _batch(found[0][0])
+
+    def page(self, owner: str, wanted: Page) -> tuple[list[Batch], bool]:
+        """One page, and whether there are more. Raises NotFoundError."""
+        found = [_batch(body) for (body,) in self._database.page("batches", "body", wanted, {"owner": owner})]
+        return found[: wanted.limit], len(found) > wanted.limit
+
+    def cancel(self, owner: str, batch_id: str) -> Batch:
+        """At once where it has not begun, else when its requests in flight have ended.
+
+        Raises NotFoundError, and InvalidRequestError where it is over.
+        """
+        self.get(owner, batch_id)
+
+        def cancelling(batch: Batch) -> None:
+            if batch.status in ("validating", "in_progress"):
+                begun = batch.status == "in_progress"
+                batch.become("cancelling")
+                if not begun:
+                    batch.become("cancelled")
+            elif batch.status not in ("cancelling", "cancelled"):
+                raise InvalidRequestError(f"The batch is {batch.status}: it cannot be cancelled any more.")
+
+        return self.change(batch_id, cancelling)
+
+    def next(self) -> BatchJob | None:
+        """The batch to go on with: the oldest that is not over."""
+        found = self._database.rows(f"SELECT {_COLUMNS} FROM batches WHERE active ORDER BY position LIMIT 1")
+        if not found:
+            return None
+        owner, output_id, error_id, outputs_expire_s, body = found[0]
+        return BatchJob(owner, output_id, error_id, outputs_expire_s, _batch(body))
+
+    def begin(self, batch_id: str, total: int, output_id: str, error_id: str) -> Batch:
+        """Its requests are sent from now on, unless it was cancelled. The files that its answers go to."""
+
+        def begin(batch: Batch) -> None:
+            if batch.status == "validating":
+                batch.become("in_progress")
+                batch.request_counts.total = total
+
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE batches SET output_id = ?, error_id = ? WHERE id = ? AND active",
+                (output_id, error_id, batch_id),
+            )
+            return _change(connection, batch_id, begin)
+
+    def change(self, batch_id: str, change: Callable[[Batch], None]) -> Batch:
+        """Change a batch as it is now, whoever else does. What `change` raises leaves it as it is."""
+        with self._database.transaction() as connection:
+            return _change(connection, batch_id, change)
+
+    def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, Label | None]) -> Batch:
+        """The last change, which shows the outputs that have a label and forgets the others: all of it or nothing."""
+        with self._database.transaction() as connection:
+            for file_id, label in outputs.items():
+                if label is None:
+                    connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+                else:
+                    complete_file(connection, file_id, label)
+            return _change(connection, batch_id, change)
+
+
+def _change(connection: sqlite3.Connection, batch_id: str, change: Callable[[Batch], None]) -> Batch:
+    batch = _batch(connection.execute("SELECT body FROM batches WHERE id = ?", (batch_id,)).fetchone()[0])
+    change(batch)
+    active = batch.status not in ("failed", "completed", "expired", "cancelled")
+    connection.execute("UPDATE batches SET body = ?, active = ? WHERE id = ?", (_text(batch), active, batch_id))
+    return batch
+
+
+def _batch(body: str) -> Batch:
+    return msgspec.json.decode(body, type=Batch)
+
+
+def _text(batch: Any) -> str:
+    return msgspec.json.encode(batch).decode()

@@ -1,0 +1,241 @@
+"""Uploaded files: their contents in one folder that only the user can read, what is known of them in SQLite beside."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError, DiskSpaceError, InvalidRequestError
+from ...protocol.http.ids import new_id
+from ...protocol.safety.private_files import private_file
+from ...protocol.wal import transaction, use_wal
+from .answer_store import Page, missing
+
+DATABASE = "files.sqlite3"
+MB = 2**20
+_UNFINISHED_S = 86400  # after which an upload that was broken off makes room
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS files (
+      position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, filename TEXT NOT NULL,
+      purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER,
+      complete INTEGER NOT NULL
+    ) STRICT""",
+    """CREATE TABLE IF NOT EXISTS batches (
+      position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, input_id TEXT NOT NULL,
+      active INTEGER NOT NULL, output_id TEXT, error_id TEXT, outputs_expire_s INTEGER, body TEXT NOT NULL
+    ) STRICT""",
+    """CREATE VIEW IF NOT EXISTS complete_files AS
+      SELECT * FROM files WHERE complete AND coalesce(expires_at > CAST(strftime('%s') AS INTEGER), true)""",
+)
+_COLUMNS = "id, bytes, created_at, filename, purpose, expires_at"
+
+
+class FileObject(msgspec.Struct):
+    """A file as OpenAI describes it."""
+
+    id: str
+    bytes: int
+    # Seconds since the epoch.
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FilesDatabase:
+    """Safe to use from any thread, and by several processes in one folder. Raises ConfigurationError at first."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / DATABASE
+        self._lock = threading.Lock()
+        try:
+            private_file(path)
+            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"The folder {folder} cannot be used: {error}", param="files") from error
+        try:
+            use_wal(self._connection)
+            with self.transaction() as connection:
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise ConfigurationError(f"The database {path} is unusable: {error}", param="files") from error
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        with self._lock, transaction(self._connection) as connection:
+            yield connection
+
+    def rows(self, query: str, *values: str | int | None) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
+        """The rows with these values, and one more than wanted where there are more.
+
+        Raises NotFoundError for an unknown `wanted.after`.
+        """
+        conditions = "".join(f" AND {name} = ?" for name in where)
+        values: list[str | int] = [*where.values()]
+        sign, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
+        if wanted.after is not None:
+            query = f"SELECT position FROM {table} WHERE true{conditions} AND id = ?"
+            found = self.rows(query, *values, wanted.after)
+            if not found:
+                raise missing(wanted.after)
+            conditions += f" AND position {sign} ?"
+            values.append(found[0][0])
+        query = f"SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY position {order} LIMIT ?"
+        return self.rows(query, *values, wanted.limit + 1)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is said of a file when it is complete."""
+
+    size: int
+    filename: str
+    purpose: str
+    # Seconds from now. None: it stays.
+    expires_s: int | None = None
+
+
+class FileStore:
+    """Each file has one owner, the digest of an API key: others do not see it. All methods wait for the disk."""
+
+    def __init__(self, folder: Path, database: FilesDatabase, max_bytes: int) -> None:
+        self._folder = folder
+        self._database = database
+        self.max_bytes = max_bytes
+        self.prune()
+
+    def begin(self, owner: str) -> FileWriter:
+        """A new file, which nobody sees before it is complete."""
+        self.prune()
+        file_id = new_id("file")
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO files (id, owner, filename, purpose, bytes, created_at, complete)"
+                " VALUES (?, ?, '', '', 0, ?, 0)",
+                (file_id, owner, int(time.time())),
+            )
+        return self.append(file_id)
+
+    def append(self, file_id: str) -> FileWriter:
+        """Go on with a file that was begun."""
+        path = self.path(file_id)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return FileWriter(self, file_id, os.fdopen(descriptor, "wb", buffering=0))
+
+    def path(self, file_id: str) -> Path:
+        """Where the contents lie. Callers ask `get` first: an id from outside is no path."""
+        return self._folder / file_id
+
+    def reserve(self, file_id: str, size: int) -> None:
+        """Count `size` bytes for a file. Raises DiskSpaceError where all files together would be too large."""
+        with self._database.transaction() as connection:
+            others = connection.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE id != ?", (file_id,))
+            free = self.max_bytes - others.fetchone()[0]
+            if size > free:
+                raise DiskSpaceError(
+                    f"The files here may have {self.max_bytes // MB} MB together (the setting files_mb): delete some.",
+                    needed=size,
+                    free=max(free, 0),
+                )
+            connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (size, file_id))
+
+    def complete(self, file_id: str, label: Label) -> FileObject:
+        with self._database.transaction() as connection:
+            return complete_file(connection, file_id, label)
+
+    def discard(self, file_id: str) -> None:
+        self.path(file_id).unlink(missing_ok=True)  # first: no text is left behind that nothing tells of
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+    def get(self, owner: str, file_id: str) -> FileObject:
+        """Raises NotFoundError."""
+        query = f"SELECT {_COLUMNS} FROM complete_files WHERE owner = ? AND id = ?"
+        found = self._database.rows(query, owner, file_id)
+        if not found:
+            raise missing(file_id)
+        return FileObject(*found[0])
+
+    def page(self, owner: str, wanted: Page, purpose: str | None) -> tuple[list[FileObject], bool]:
+        """One page, of one purpose where it is given, and whether there are more. Raises NotFoundError."""
+        where = {"owner": owner} if purpose is None else {"owner": owner, "purpose": purpose}
+        found = [FileObject(*row) for row in self._database.page("complete_files", _COLUMNS, wanted, where)]
+        return found[: wanted.limit], len(found) > wanted.limit
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Raises NotFoundError, and InvalidRequestError while a batch reads the file."""
+        self.get(owner, file_id)
+        with self._database.transaction() as connection:
+            reader = connection.execute("SELECT id FROM batches WHERE input_id = ? AND active", (file_id,)).fetchone()
+            if reader is not None:
+                raise InvalidRequestError(f"The batch {reader[0]} reads this file: cancel it first.", param="file_id")
+            self.path(file_id).unlink(missing_ok=True)
+            connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+    def prune(self) -> None:
+        """Remove what has expired, and what was begun and never completed, but for what batches still need."""
+        now = int(time.time())
+        query = (
+            "SELECT id FROM files WHERE (expires_at <= ? OR NOT complete AND created_at < ?) AND NOT EXISTS"
+            " (SELECT 1 FROM batches WHERE active AND files.id IN (input_id, output_id, error_id))"
+        )
+        for (file_id,) in self._database.rows(query, now, now - _UNFINISHED_S):
+            self.discard(file_id)
+
+
+class FileWriter:
+    """The open end of a file. `close` it, and `complete` or `discard` it in the store."""
+
+    def __init__(self, store: FileStore, file_id: str, file: FileIO) -> None:
+        self.id = file_id
+        self._store = store
+        self._file = file
+        self.size = file.seek(0, os.SEEK_END)
+
+    def write(self, data: bytes) -> None:
+        """All of it, safe from the death of this process, or nothing. Raises DiskSpaceError."""
+        self._store.reserve(self.id, self.size + len(data))
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            raise DiskSpaceError(f"The file cannot be written: {error.strerror}.") from error
+        if written != len(data):
+            self._file.truncate(self.size)
+            raise DiskSpaceError("The file cannot be written: the disk is full.")
+        self.size += written
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def complete_file(connection: sqlite3.Connection, file_id: str, label: Label) -> FileObject:
+    """Show a file to its owner, in a transaction of the caller's."""
+    expires_at = None if label.expires_s is None else int(time.time()) + label.expires_s
+    connection.execute(
+        "UPDATE files SET bytes = ?, filename = ?, purpose = ?, expires_at = ?, complete = 1 WHERE id = ?",
+        (label.size, label.filename, label.purpose, expires_at, file_id),
+    )
+    return FileObject(*connection.execute(f"SELECT {_COLUMNS} FROM files WHERE id = ?", (file_id,)).fetchone())

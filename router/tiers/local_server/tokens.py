@@ -1,0 +1,108 @@
+"""The tokens that a server reports, with their log-probabilities as signals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....protocol.errors import UpstreamError
+from ...request.json_narrowing import rows, table, tables
+
+TOP = 8
+"""Alternatives to ask for: entropy is read from them."""
+
+_MOST = 2**20  # entries; no vocabulary is larger
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSignals:
+    """`Signals` of one token, from the alternatives that the server names.
+
+    The entropy counts all others as one token, so that it is a lower bound.
+    """
+
+    logprob: float
+    entropy: float
+    margin: float
+
+    @staticmethod
+    def of(logprob: float, alternatives: Sequence[float]) -> ServerSignals:
+        """`alternatives`: log-probabilities of the likeliest tokens."""
+        known = sorted(alternatives or (logprob,), reverse=True)
+        shares = [math.exp(each) for each in known]
+        rest = 1 - sum(shares)
+        entropy = -sum(share * each for share, each in zip(shares, known, strict=True) if share > 0)
+        entropy -= rest * math.log(rest) if rest > 1e-9 else 0.0
+        runner_up = known[1] if len(known) > 1 else math.log(max(rest, 1e-9))
+        return ServerSignals(logprob, max(0.0, entropy), max(0.0, known[0] - runner_up))
+
+
+NO_SIGNALS = ServerSignals(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToken:
+    """`Token` of a server."""
+
+    id: int
+    text: str
+    signals: ServerSignals
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class SeenVocabulary:
+    """Ids for the tokens that a server has named: it sends their bytes, and no ids of its own."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._bytes: list[bytes] = []
+
+    def id_of(self, token: bytes) -> int:
+        """Raises UpstreamError for more tokens than any vocabulary has."""
+        found = self._ids.get(token)
+        if found is None:
+            if len(self._bytes) >= _MOST:
+                raise UpstreamError("The local server names more tokens than any vocabulary has.")
+            found = self._ids[token] = len(self._bytes)
+            self._bytes.append(token)
+        return found
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._bytes[token_id]
+
+    def tokens(self, text: str, reported: list[dict[str, Any]], shown: int | None) -> list[ServerToken]:
+        """The tokens of one event. Its text is the last one's; `shown`: how many alternatives were asked for."""
+        if not reported:
+            return [ServerToken(self.id_of(text.encode()), text, NO_SIGNALS)] if text else []
+        found: list[ServerToken] = []
+        for at, entry in enumerate(reported):
+            named = [(other, _logprob(other)) for other in tables(entry.get("top_logprobs")) or []]
+            top = [(other, value) for other, value in named if value is not None]
+            logprob = _logprob(entry)
+            signals = NO_SIGNALS if logprob is None else ServerSignals.of(logprob, [value for _, value in top])
+            told = tuple((self.id_of(_raw(other)), value) for other, value in top[: shown or 0])
+            own = text if at == len(reported) - 1 else ""
+            found.append(ServerToken(self.id_of(_raw(entry)), own, signals, told))
+        return found
+
+
+def reported_in(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """The log-probabilities of an event, a token each."""
+    found = table(choice.get("logprobs")) or {}
+    return [entry for entry in tables(found.get("content")) or [] if _logprob(entry) is not None]
+
+
+def _logprob(entry: dict[str, Any]) -> float | None:
+    value = entry.get("logprob")
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return max(-1e4, min(0.0, float(value)))
+
+
+def _raw(entry: dict[str, Any]) -> bytes:
+    raw = rows(entry.get("bytes"))
+    if raw is not None and all(isinstance(byte, int) and 0 <= byte < 256 for byte in raw):
+        return bytes(raw)
+    return str(entry.get("token") or "").encode(errors="replace")

@@ -1,0 +1,152 @@
+"""Anthropic's Messages API: requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...request.json_narrowing import table
+from .anthropic_answers import MessageEvents, completion_of
+from .chat_fields import ChatFields, Image
+from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+
+_VERSION = "2023-06-01"
+_MAX_TOKENS = 8192  # the API wants a limit; requests without one get this
+_SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
+
+
+class AnthropicProvider(Provider):
+    """`cloud_url` is https://api.anthropic.com/v1, or a server that speaks its API."""
+
+    name = "anthropic"
+    capabilities = Capabilities(continuation=True, all_endpoints=False)
+    errors = ErrorMap(
+        statuses={
+            "invalid_request_error": 400,
+            "authentication_error": 401,
+            "billing_error": 402,
+            "permission_error": 403,
+            "not_found_error": 404,
+            "request_too_large": 413,
+            "rate_limit_error": 429,
+            "api_error": 500,
+            "timeout_error": 504,
+            "overloaded_error": 529,
+        },
+        codes={
+            "authentication_error": "invalid_api_key",
+            "billing_error": "insufficient_quota",
+            "not_found_error": "model_not_found",
+            "rate_limit_error": "rate_limit_exceeded",
+            "overloaded_error": "overloaded",
+        },
+    )
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
+
+    def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
+        self.check(path, body)
+        return ProviderCall(with_query("messages", query), _request(body, self))
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        return completion_of(body)
+
+    def events(self) -> MessageEvents:
+        return MessageEvents()
+
+
+def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
+    fields = ChatFields(body, provider)
+    system, turns = _turns(fields)
+    limit = fields.take("max_completion_tokens", "max_tokens")
+    sent: dict[str, Any] = {"model": body.get("model"), "messages": turns, "max_tokens": limit or _MAX_TOKENS}
+    if system:
+        sent["system"] = system
+    if body.get("stream"):
+        sent["stream"] = True
+    fields.move(sent, _SAME)
+    if stop := fields.stop():
+        sent["stop_sequences"] = stop
+    if (user := fields.take("safety_identifier", "user")) is not None:
+        sent["metadata"] = {"user_id": user}
+    fields.take("continue_final_message")  # its last message says so by itself
+    _add_tools(sent, fields)
+    _add_output(sent, fields, provider)
+    fields.end()
+    return sent
+
+
+def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
+    """The system prompt, which has one place, and the turns; those of one role in a row are one."""
+    system: list[str] = []
+    turns: list[dict[str, Any]] = []
+    for message in fields.messages():
+        role = str(message.get("role"))
+        if role in ("system", "developer"):
+            system.append(fields.text(message))
+            continue
+        speaker = "assistant" if role == "assistant" else "user"
+        blocks = _tool_result(message, fields) if role == "tool" else _blocks(message, fields)
+        if turns and turns[-1]["role"] == speaker:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": speaker, "content": blocks})
+    return "\n\n".join(text for text in system if text), turns
+
+
+def _blocks(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
+    blocks = [_block(part) for part in fields.parts(message)]
+    calls = fields.calls(message)
+    return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in calls]
+
+
+def _tool_result(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
+    content = [_block(part) for part in fields.parts(message)]
+    return [{"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": content}]
+
+
+def _block(part: str | Image) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.url:
+        return {"type": "image", "source": {"type": "url", "url": part.url}}
+    return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": part.data}}
+
+
+def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
+    tools, choice = fields.tools(), fields.tool_choice()
+    parallel = fields.take("parallel_tool_calls")
+    if not tools:
+        return
+    sent["tools"] = [
+        {
+            "name": tool.get("name"),
+            "input_schema": table(tool.get("parameters")) or {"type": "object", "properties": {}},
+            **{name: tool[name] for name in ("description", "strict") if tool.get(name) is not None},
+        }
+        for tool in tools
+    ]
+    chosen: dict[str, Any] = {"type": "any" if choice == "required" else choice}
+    if choice.startswith("="):
+        chosen = {"type": "tool", "name": choice[1:]}
+    if parallel is False and choice != "none":
+        chosen["disable_parallel_tool_use"] = True
+    sent["tool_choice"] = chosen
+
+
+def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) -> None:
+    output: dict[str, Any] = table(fields.take("output_config")) or {}
+    schema = fields.schema()
+    if schema == {}:  # it knows schemas only, whose objects name all their fields
+        raise provider.unsupported("response_format of type json_object")
+    if schema is not None:
+        output["format"] = {"type": "json_schema", "schema": schema}
+    effort = fields.take("reasoning_effort")
+    if effort == "none":
+        sent.setdefault("thinking", {"type": "disabled"})
+    elif effort is not None:
+        sent.setdefault("thinking", {"type": "adaptive"})
+        output["effort"] = "low" if effort == "minimal" else effort
+    if output:
+        sent["output_config"] = output

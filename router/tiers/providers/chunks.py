@@ -1,0 +1,62 @@
+"""Chat completions and chunks, made from what other APIs answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..interfaces import counted
+
+
+def whole(value: Any) -> int:
+    """A number that counts or numbers something; 0 for what cannot."""
+    return counted(value) or 0
+
+
+def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def message(texts: list[str], reasoning: list[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the assistant says, thinks, and calls."""
+    found: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if reasoning:
+        found["reasoning_content"] = "".join(reasoning)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
+    return {
+        "id": str(identifier),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": str(model),
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+class ChunkMaker:
+    """The chunks of one stream, which share id, model and time."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.model = ""
+        self._created = int(time.time())
+
+    def delta(self, delta: dict[str, Any], finish: str | None = None, index: int = 0) -> dict[str, Any]:
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": finish}])
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._chunk([]), "usage": usage}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self.model,
+            "choices": choices,
+        }

@@ -1,0 +1,184 @@
+"""Gemini's API (`generateContent`): requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from ....protocol.http.foreign import json_of
+from ...request.json_narrowing import table, tables
+from ..failures import CloudFailure
+from .chat_fields import Called, ChatFields, Image
+from .gemini_answers import ContentEvents, completion_of
+from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+
+_CONFIG = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "top_k": "topK",
+    "seed": "seed",
+    "n": "candidateCount",
+    "presence_penalty": "presencePenalty",
+    "frequency_penalty": "frequencyPenalty",
+}
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's word for a call that another model has made
+
+
+class GeminiProvider(Provider):
+    """`cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
+
+    name = "gemini"
+    capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
+    errors = ErrorMap(
+        statuses={
+            "INVALID_ARGUMENT": 400,
+            "FAILED_PRECONDITION": 400,
+            "UNAUTHENTICATED": 401,
+            "PERMISSION_DENIED": 403,
+            "NOT_FOUND": 404,
+            "RESOURCE_EXHAUSTED": 429,
+            "INTERNAL": 500,
+            "UNAVAILABLE": 503,
+            "DEADLINE_EXCEEDED": 504,
+        },
+        codes={
+            "UNAUTHENTICATED": "invalid_api_key",
+            "NOT_FOUND": "model_not_found",
+            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
+            "UNAVAILABLE": "overloaded",
+        },
+    )
+
+    def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
+        return "/v1beta"
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        return {"x-goog-api-key": api_key} if api_key else {}
+
+    def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
+        self.check(path, body)
+        model = quote(str(body.get("model", "")).removeprefix("models/"), safe="")
+        method = "streamGenerateContent" if body.get("stream") else "generateContent"
+        query = {**query, "alt": "sse"} if body.get("stream") else query
+        return ProviderCall(with_query(f"models/{model}:{method}", query), _request(body, self))
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        return completion_of(body)
+
+    def events(self) -> ContentEvents:
+        return ContentEvents()
+
+    def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
+        """Google says in the body when to come again."""
+        delay = _retry_delay(raw)
+        more = {"retry-after": delay} if delay and not headers.get("retry-after") else {}
+        return super().refused(url, status, {**headers, **more}, raw)
+
+
+def _retry_delay(raw: bytes) -> str:
+    """Seconds; empty where the error names none."""
+    try:
+        error = table((table(json_of(raw)) or {}).get("error")) or {}
+    except ValueError:
+        return ""
+    delays = (str(detail.get("retryDelay", "")) for detail in tables(error.get("details")) or [])
+    return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
+
+
+def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
+    fields = ChatFields(body, provider)
+    sent = _contents(fields, str(body.get("model")))
+    config: dict[str, Any] = {}
+    if (limit := fields.take("max_completion_tokens", "max_tokens")) is not None:
+        config["maxOutputTokens"] = limit
+    fields.move(config, _CONFIG)
+    if stop := fields.stop():
+        config["stopSequences"] = stop
+    if (schema := fields.schema()) is not None:
+        config |= {"responseMimeType": "application/json"} | ({"responseJsonSchema": schema} if schema else {})
+    if (effort := fields.take("reasoning_effort")) is not None:
+        level = {"thinkingBudget": 0} if effort == "none" else {"thinkingLevel": effort, "includeThoughts": True}
+        config["thinkingConfig"] = level
+    fields.take("user")
+    fields.take("safety_identifier")
+    if config:
+        sent["generationConfig"] = config
+    _add_tools(sent, fields)
+    fields.end()
+    return sent
+
+
+def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
+    """The system instruction and the turns; those of one role in a row are one."""
+    system: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the functions called, by the id of the call
+    for message in fields.messages():
+        role = message.get("role")
+        if role in ("system", "developer"):
+            system += [{"text": text}] if (text := fields.text(message)) else []
+            continue
+        calls = fields.calls(message)
+        names |= {call.id: call.name for call in calls}
+        parts = [_part(part) for part in fields.parts(message)] if role != "tool" else []
+        parts += [_call_part(call, model, first=call is calls[0]) for call in calls]
+        if role == "tool":
+            identifier = str(message.get("tool_call_id"))
+            parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
+        speaker = "model" if role == "assistant" else "user"
+        if turns and turns[-1]["role"] == speaker:
+            turns[-1]["parts"] += parts
+        else:
+            turns.append({"role": speaker, "parts": parts})
+    return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
+
+
+def _part(part: str | Image) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"text": part}
+    if part.url:
+        return {"fileData": {"fileUri": part.url}}
+    return {"inlineData": {"mimeType": part.media_type, "data": part.data}}
+
+
+def _call_part(call: Called, model: str, *, first: bool) -> dict[str, Any]:
+    """A call with the signature of the thought behind it, which newer models want to see again on the first one."""
+    google = table((table(call.raw.get("extra_content")) or {}).get("google")) or {}
+    signature = google.get("thought_signature")
+    if signature is None and first and not model.removeprefix("models/").startswith(("gemini-1", "gemini-2")):
+        signature = _NO_SIGNATURE
+    part: dict[str, Any] = {"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}}
+    return part if signature is None else {**part, "thoughtSignature": signature}
+
+
+def _result(identifier: str, name: str, text: str) -> dict[str, Any]:
+    try:
+        response = table(msgspec.json.decode(text))
+    except msgspec.DecodeError:
+        response = None
+    told = {"result": text} if response is None else response
+    return {"functionResponse": {"id": identifier, "name": name, "response": told}}
+
+
+def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
+    tools, choice = fields.tools(), fields.tool_choice()
+    if not tools:
+        return
+    declared = [
+        {
+            "name": tool.get("name"),
+            **({"description": tool["description"]} if tool.get("description") else {}),
+            **({"parametersJsonSchema": tool["parameters"]} if tool.get("parameters") else {}),
+        }
+        for tool in tools
+    ]
+    config: dict[str, Any] = {"mode": "ANY" if choice.startswith("=") else _MODES[choice]}
+    if choice.startswith("="):
+        config["allowedFunctionNames"] = [choice[1:]]
+    sent["tools"] = [{"functionDeclarations": declared}]
+    sent["toolConfig"] = {"functionCallingConfig": config}

@@ -1,0 +1,96 @@
+"""Gemini's API: answers and streams, as chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ....protocol.http.ids import new_id
+from ...request.json_narrowing import table, tables
+from .chunks import ChunkMaker, completion, message, tool_call, whole
+from .provider import ChatEvents
+
+_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others keep something back
+
+
+def completion_of(body: dict[str, Any]) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = []
+    for candidate in _candidates(body):
+        texts, reasoning, calls = _content(candidate)
+        finish = _finish(candidate.get("finishReason"), called=bool(calls)) or "stop"
+        said = message(texts, reasoning, calls)
+        choices.append({"index": whole(candidate.get("index")), "message": said, "finish_reason": finish})
+    return completion(body.get("responseId"), body.get("modelVersion"), choices, _usage(body))
+
+
+class ContentEvents(ChatEvents):
+    """Each event is a whole answer that holds the next parts."""
+
+    def __init__(self) -> None:
+        self._chunks = ChunkMaker()
+        self._calls: dict[int, int] = {}  # of each candidate, how many
+
+    def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
+        chunks, finished = self._chunks, False
+        chunks.id, chunks.model = str(event.get("responseId")), str(event.get("modelVersion"))
+        made: list[dict[str, Any]] = []
+        for candidate in _candidates(event):
+            index = whole(candidate.get("index"))
+            texts, reasoning, calls = _content(candidate)
+            made += [chunks.delta({"reasoning_content": thought}, index=index) for thought in reasoning if thought]
+            made += [chunks.delta({"content": text}, index=index) for text in texts if text]
+            for call in calls:
+                at = self._calls[index] = self._calls.get(index, -1) + 1
+                made.append(chunks.delta({"tool_calls": [{"index": at, **call}]}, index=index))
+            finish = _finish(candidate.get("finishReason"), called=index in self._calls)
+            if finish is not None:
+                finished = True
+                made.append(chunks.delta({}, finish, index))
+        return [*made, chunks.usage(_usage(event))] if finished else made
+
+
+def _candidates(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a prompt that was blocked, an answer that a filter kept back."""
+    found = tables(body.get("candidates")) or []
+    blocked = (table(body.get("promptFeedback")) or {}).get("blockReason")
+    return [{"finishReason": blocked}] if blocked and not found else found
+
+
+def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
+    """Texts, thoughts and calls."""
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in tables((table(candidate.get("content")) or {}).get("parts")) or []:
+        call = table(part.get("functionCall"))
+        if call is not None:
+            arguments = msgspec.json.encode(call.get("args") or {}).decode()
+            signature = part.get("thoughtSignature")
+            more = {} if signature is None else {"extra_content": {"google": {"thought_signature": signature}}}
+            calls.append(tool_call(str(call.get("id") or new_id("call")), str(call.get("name")), arguments, **more))
+        elif isinstance(part.get("text"), str):
+            (reasoning if part.get("thought") else texts).append(part["text"])
+    return texts, reasoning, calls
+
+
+def _finish(reason: Any, *, called: bool) -> str | None:
+    if reason is None:
+        return None
+    finish = _FINISHES.get(str(reason), "content_filter")
+    return "tool_calls" if called and finish == "stop" else finish
+
+
+def _usage(body: dict[str, Any]) -> dict[str, Any]:
+    """Thoughts are billed as what was written."""
+    counts = table(body.get("usageMetadata")) or {}
+    thought = whole(counts.get("thoughtsTokenCount"))
+    read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
+    written = whole(counts.get("candidatesTokenCount")) + thought
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": whole(counts.get("cachedContentTokenCount"))},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }

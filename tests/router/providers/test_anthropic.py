@@ -1,0 +1,268 @@
+"""Anthropic's Messages API, as it is documented: requests, answers, streams and errors, over sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import updraft
+from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, deltas, events
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.config import RouterConfig
+from updraft.router.tiers.failures import CloudFailure
+from updraft.router.tiers.providers.anthropic import AnthropicProvider
+
+NATIVE = {"cloud_provider": "anthropic"}
+MESSAGE: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-x",
+    "content": [
+        {"type": "thinking", "thinking": "It rains.", "signature": "abc"},
+        {"type": "text", "text": "Take "},
+        {"type": "text", "text": "a coat."},
+    ],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {
+        "input_tokens": 10,
+        "cache_creation_input_tokens": 2,
+        "cache_read_input_tokens": 5,
+        "output_tokens": 7,
+    },
+}
+STREAM = (
+    {
+        "type": "message_start",
+        "message": {**MESSAGE, "content": [], "stop_reason": None, "usage": {"input_tokens": 25, "output_tokens": 1}},
+    },
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "Hm."}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "xyz"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+    {"type": "ping"},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Hel"}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "lo"}},
+    {"type": "content_block_stop", "index": 1},
+    {
+        "type": "content_block_start",
+        "index": 2,
+        "content_block": {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}},
+    },
+    {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": ""}},
+    {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"city": '}},
+    {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '"Oslo"}'}},
+    {"type": "content_block_stop", "index": 2},
+    {
+        "type": "content_block_start",
+        "index": 3,
+        "content_block": {"type": "tool_use", "id": "toolu_2", "name": "now", "input": {}},
+    },
+    {"type": "content_block_stop", "index": 3},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+        "usage": {"output_tokens": 9},
+    },
+    {"type": "message_stop"},
+)
+
+
+def test_a_request_with_everything(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    ask(
+        NATIVE,
+        messages=TALK,
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stop="END",
+        temperature=0.5,
+        max_completion_tokens=100,
+        user="u1",
+        reasoning_effort="high",
+        n=1,
+        prediction={"type": "content", "content": "x"},
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+    )
+    (asked,) = provider.asked
+    assert asked.path == "/v1/messages"
+    assert asked.headers["x-api-key"] == "sk-secret-1"
+    assert asked.headers["anthropic-version"] == "2023-06-01"
+    assert "authorization" not in asked.headers
+    call = {"type": "tool_use", "name": "weather", "input": {"city": "Oslo"}}
+    image = {"type": "base64", "media_type": "image/png", "data": IMAGE.partition(",")[2]}
+    assert asked.body == {
+        "model": "m",
+        "max_tokens": 100,
+        "system": "Be brief.",
+        "temperature": 0.5,
+        "stop_sequences": ["END"],
+        "metadata": {"user_id": "u1"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "tools": [
+            {
+                "name": "weather",
+                "description": "Of a city.",
+                "input_schema": {"type": "object", "properties": {}},
+            }
+        ],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "And here?"}, {"type": "image", "source": image}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "I look."}, {**call, "id": "call_1"}, {**call, "id": "call_2"}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "rain"}]},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "call_2",
+                        "content": [{"type": "text", "text": '{"sky": "blue"}'}],
+                    },
+                    {"type": "text", "text": "So?"},
+                ],
+            },
+        ],
+    }
+
+
+def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    done = ask(NATIVE)
+    assert provider.asked[0].body["max_tokens"] > 0, "the API wants a limit"
+    choice = done["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Take a coat.", "reasoning_content": "It rains."}
+    assert (done["id"], done["model"], choice["finish_reason"]) == ("msg_1", "claude-x", "stop")
+    assert (done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]) == (17, 7)
+    assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"), [("max_tokens", "length"), ("stop_sequence", "stop"), ("refusal", "content_filter")]
+)
+def test_why_it_ended(provider: ScriptedProvider, ask: Ask, reason: str, finish: str) -> None:
+    provider.says({**MESSAGE, "stop_reason": reason})
+    assert ask(NATIVE)["choices"][0]["finish_reason"] == finish
+
+
+def test_a_tool_call_comes_back_in_chat_form(provider: ScriptedProvider, ask: Ask) -> None:
+    use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
+    provider.says({**MESSAGE, "content": [use], "stop_reason": "tool_use"})
+    choice = ask(NATIVE, tools=[TOOL])["choices"][0]
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"].pop("arguments")) == json.loads(CALL["function"]["arguments"])
+    assert call == {"id": "call_1", "type": "function", "function": {"name": "weather"}}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(events(*STREAM))
+    chunks = ask(NATIVE, stream=True, stream_options={"include_usage": True})
+    assert provider.asked[0].body["stream"] is True
+    assert deltas(chunks, "content") == ["Hel", "lo"]
+    assert deltas(chunks, "reasoning_content") == ["Hm."]
+    calls: dict[int, str] = {}
+    for part in (part for parts in deltas(chunks, "tool_calls") for part in parts):
+        calls[part["index"]] = calls.get(part["index"], "") + part["function"]["arguments"]
+    assert {index: json.loads(text) for index, text in calls.items()} == {0: {"city": "Oslo"}, 1: {}}
+    assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert chunks[-1]["usage"]["prompt_tokens"] == 25
+    assert chunks[-1]["usage"]["completion_tokens"] == 9
+    assert {chunk["id"] for chunk in chunks} == {"msg_1"}
+
+
+def test_a_cut_stream_and_an_error_in_one(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(events(*STREAM[:8]))
+    with pytest.raises(CloudFailure, match="cut"):
+        ask(NATIVE, stream=True)
+    failure = AnthropicProvider().reported("http://h", {"type": "overloaded_error", "message": "Overloaded"})
+    assert (failure.kind, failure.error.status, failure.transient) == ("unreachable", 529, True)
+    refused = {"type": "error", "error": {"type": "authentication_error", "message": "No."}}
+    provider.says(events(STREAM[0], refused))
+    with pytest.raises(CloudFailure) as raised:
+        ask(NATIVE, stream=True)
+    assert (raised.value.kind, raised.value.error.status) == ("refused", 401)
+
+
+def test_an_overloaded_server_is_asked_again(provider: ScriptedProvider, ask: Ask) -> None:
+    busy = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}, "request_id": "req_1"}
+    provider.says(busy, 529, retry_after="0.01")
+    provider.says({"type": "error", "error": {"type": "rate_limit_error", "message": "Slow"}}, 429, retry_after="0.01")
+    provider.says(MESSAGE)
+    assert ask(NATIVE)["choices"][0]["message"]["content"] == "Take a coat."
+    assert len(provider.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (401, "authentication_error", "invalid_api_key"),
+        (404, "not_found_error", "model_not_found"),
+        (402, "billing_error", "insufficient_quota"),
+        (400, "invalid_request_error", None),
+    ],
+)
+def test_a_refusal(provider: ScriptedProvider, ask: Ask, status: int, kind: str, code: str | None) -> None:
+    provider.says({"type": "error", "error": {"type": kind, "message": "No, sk-secret-1."}}, status)
+    provider.says({"data": [{"type": "model", "id": "claude-x"}]})
+    with pytest.raises(CloudFailure) as raised:
+        ask(NATIVE)
+    failure = raised.value
+    assert (failure.kind, failure.error.status, failure.error.code) == ("refused", status, code)
+    assert "secret" not in failure.error.message
+    assert ("claude-x" in failure.error.message) == (status == 404)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", 7),
+        ("n", 2),
+        ("logprobs", True),
+        ("logit_bias", {"5": 1}),
+        ("structured_outputs", {"regex": "a"}),
+        ("response_format", {"type": "json_object"}),
+        ("brand_new", 1),
+        ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]),
+        ("messages", [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(provider: ScriptedProvider, ask: Ask, field: str, value: Any) -> None:
+    with pytest.raises(CloudFailure) as raised:
+        ask(NATIVE, **{field: value})
+    assert (raised.value.kind, raised.value.error.status, raised.value.unbilled) == ("refused", 400, True)
+    assert raised.value.error.param is not None
+    assert not provider.asked
+
+
+def test_other_endpoints_and_drafts_are_not_its_own(provider: ScriptedProvider, ask: Ask) -> None:
+    with pytest.raises(CloudFailure, match="chat completions only"):
+        ask(NATIVE, "completions", prompt="x")
+    with pytest.raises(ConfigurationError, match="takes no drafts"):
+        RouterConfig(cloud_url=provider.url, cloud_model="m", send_drafts=True, **NATIVE)
+    assert not provider.asked
+
+
+def test_a_stream_and_an_answer_through_the_client(provider: ScriptedProvider) -> None:
+    asked: dict[str, Any] = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}]}
+    with updraft.OpenAI(
+        local=None, cloud_url=provider.url, cloud_provider="anthropic", cloud_model="m", cloud_api_key="sk-secret-1"
+    ) as client:
+        provider.says(events(*STREAM))
+        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        provider.says(MESSAGE)
+        whole = client.chat.completions.create(**asked)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello"
+    assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [34]
+    assert whole.choices[0].message.content == "Take a coat."
+    assert whole.model_extra is not None and whole.model_extra["updraft"]["tier"] == "cloud"

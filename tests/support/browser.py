@@ -1,0 +1,59 @@
+"""Headless Chromium of the system, and a daemon whose page it opens. Tests without either are skipped, and say so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import serving
+from updraft.router.accounting.prices import Prices
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
+
+KEY = "a-key"
+
+
+def streamed(text: str) -> tuple[int, bytes]:
+    """What a `FakeCloud` says in order to stream `text`."""
+    about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    choices = ({"delta": {"content": text}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"})
+    usage = {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}
+    chunks = [{**about, "choices": [{"index": 0, **choice}]} for choice in choices]
+    chunks.append({**about, "choices": [], "usage": usage})
+    return 200, b"".join(b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A Chromium that Playwright drives."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make test-page")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with driver.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            yield launched
+        finally:
+            launched.close()
+
+
+@contextmanager
+def page_daemon(cloud_url: str, folder: Path) -> Iterator[str]:
+    """Its URL: the pocket model on the device with its calibrated policy, and a cloud. It wants `KEY`."""
+    config = RouterConfig(
+        local="pocket",
+        cloud_url=cloud_url,
+        cloud_model="pocket-large",
+        ledger=folder / "ledger.sqlite3",
+        experience=folder / "experience.sqlite3",
+        prices=Prices(cloud_input=0.5, cloud_output=1.5),
+    )
+    with serving(daemon_app(Router(config), KEY), lifespan=True) as url:
+        yield url

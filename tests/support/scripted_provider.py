@@ -1,0 +1,115 @@
+"""A cloud of another API: it keeps what it was asked, and answers what it was told to, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Ask = Callable[..., Any]
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+#: A talk with everything that chat form has.
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "And here?"}, {"type": "image_url", "image_url": {"url": IMAGE}}],
+    },
+    {"role": "assistant", "content": "I look.", "tool_calls": [CALL, {**CALL, "id": "call_2"}]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "tool", "tool_call_id": "call_2", "content": '{"sky": "blue"}'},
+    {"role": "user", "content": "So?"},
+]
+
+
+@dataclass
+class Scripted:
+    """An answer. `body`: JSON, or the text of an event stream."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Asked:
+    """A request as it came."""
+
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass
+class ScriptedProvider:
+    url: str = ""
+    answers: deque[Scripted] = field(default_factory=deque)
+    asked: list[Asked] = field(default_factory=list)
+
+    def says(self, body: Any, status: int = 200, **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.answers.append(Scripted(body, status, named))
+
+
+@contextmanager
+def running_provider() -> Iterator[ScriptedProvider]:
+    provider = ScriptedProvider()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def do_GET(self) -> None:
+            self.reply(None)
+
+        def reply(self, body: Any) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            provider.asked.append(Asked(self.path, headers, body))
+            answer = provider.answers.popleft()
+            streamed = isinstance(answer.body, str)
+            data = answer.body.encode() if streamed else json.dumps(answer.body).encode()
+            kind = "text/event-stream" if streamed else "application/json"
+            self.send_response(answer.status)
+            for name, value in {"content-type": kind, "content-length": str(len(data)), **answer.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_arguments: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        provider.url = f"http://127.0.0.1:{server.server_port}"
+        yield provider
+        server.shutdown()
+
+
+def events(*payloads: dict[str, Any]) -> str:
+    """An event stream, each event with its type as its name where it has one."""
+    return "".join(
+        (f"event: {payload['type']}\n" if "type" in payload else "") + f"data: {json.dumps(payload)}\n\n"
+        for payload in payloads
+    )
+
+
+def deltas(chunks: list[dict[str, Any]], name: str) -> list[Any]:
+    """What the chunks add to a field of the message."""
+    return [
+        choice["delta"][name]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["delta"].get(name) not in (None, "")
+    ]
