@@ -18,7 +18,7 @@ from ..protocol.sampling import SamplingParams
 from ..router.config import RouterConfig
 from ..router.router import Router
 from ..router.state import Tiers
-from ..router.tiers.interfaces import LocalAnswer
+from ..router.tiers.interfaces import ChatsOnly, LocalAnswer
 from ..sdk.sharing import RuntimeLease, RuntimePool
 from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
 
@@ -110,7 +110,7 @@ def _lease(ledger: Path | None) -> RuntimeLease:
     return RuntimeLease(config, RuntimePool(lambda config: Router(config, Tiers(_StubTier(), None, None))))
 
 
-class _StubTier:
+class _StubTier(ChatsOnly):
     """`LocalTier` that has its one token at once."""
 
     model_id = _MODEL

@@ -19,6 +19,7 @@ from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
 from .sampling import MAX_LOGPROBS, SamplingParams
 from .structured import (
+    AllowedChoice,
     Constraint,
     ResponseFormat,
     StructuredOutputs,
@@ -273,7 +274,7 @@ class CompletionRequest(_Shared, kw_only=True):
         return None if self.outputs is None else outputs_constraint(self.outputs)
 
 
-prepare_types(ChatRequest, CompletionRequest)
+prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
 
 
 def parse_chat(body: bytes) -> ChatRequest:

@@ -77,14 +77,14 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
-class _AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
 
 
-class _AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
+class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["allowed_tools"]
-    allowed_tools: _AllowedTools
+    allowed_tools: AllowedTools
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
@@ -151,7 +151,7 @@ def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
         return fields
     try:
-        allowed = msgspec.convert(choice, _AllowedChoice).allowed_tools
+        allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
         tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
     except msgspec.ValidationError as error:
         raise _invalid("tool_choice", f"allowed_tools: {error}.") from error

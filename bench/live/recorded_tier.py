@@ -9,7 +9,7 @@ from typing import Any
 from ...classifier.graded_row import GradedRow
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
-from ...router.tiers.interfaces import LocalAnswer
+from ...router.tiers.interfaces import ChatsOnly, LocalAnswer
 
 __all__ = ["RecordedTier"]
 
@@ -29,7 +29,7 @@ class _Token:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class RecordedTier:
+class RecordedTier(ChatsOnly):
     """`LocalTier` over graded rows, by their prompts."""
 
     context_length = 2048

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from .ledger import LedgerRow
 
 GATES = ("rules", "before", "during", "after")
@@ -103,3 +104,6 @@ def _decision(verdict: dict[str, Any]) -> str:
     p_gain, threshold = verdict["p_gain"], verdict["threshold"]
     sure = "" if p_gain is None or threshold is None else f" [P(gain) {p_gain:.3f}, threshold {threshold:.3f}]"
     return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"
+
+
+prepare_types(Explanation, FeedbackNote)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
 from ...protocol.errors import InvalidRequestError, RateLimitError
 from .answer_store import Page, missing
 from .file_store import FilesDatabase, Label, complete_file
@@ -185,3 +186,6 @@ def _batch(body: str) -> Batch:
 
 def _text(batch: Any) -> str:
     return msgspec.json.encode(batch).decode()
+
+
+prepare_types(Batch)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
@@ -128,6 +129,22 @@ class LocalTier(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class ChatsOnly:
+    """What a `LocalTier` without a tokenizer at hand refuses."""
+
+    async def start_text(
+        self,
+        prompt: Prompt,  # noqa: ARG002
+        params: SamplingParams,  # noqa: ARG002
+        *,
+        constraint: Constraint | None = None,  # noqa: ARG002
+    ) -> LocalGeneration:
+        raise UnsupportedFeatureError("prompt: this local model answers chats only.", param="prompt")
+
+    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
+        raise UnsupportedFeatureError("This local model's tokenizer is not at hand: ask its server.")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.decoding import UNREADABLE
+from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
@@ -129,3 +129,6 @@ def answered(path: Path) -> set[str]:
             whole += len(line)
         file.truncate(whole)
     return found
+
+
+prepare_types(BatchLine, _Answered, _BodyFlags)

@@ -6,9 +6,9 @@ It reports no hidden states. Tools and continued messages are left to the cloud.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
@@ -16,21 +16,17 @@ import msgspec
 from ....protocol.errors import ModelLoadError, UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.foreign import error_in, json_of
-from ....protocol.prompts import Prompt
 from ....protocol.requests import Message
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import Constraint, ToolUse
 from ...request.json_narrowing import table, tables
-from ..interfaces import LocalAnswer, Token
+from ..interfaces import ChatsOnly, LocalAnswer, Token
 from .address import ServerAddress
 from .tokens import TOP, SeenVocabulary, ServerToken, reported_in
 
 if TYPE_CHECKING:
-    from ....text.reasoning import ReasoningStyle
-    from ....text.tokenization import TextEncoder
+    from ....text.templates.reasoning import ReasoningStyle
     from ....text.tool_formats import ToolFormat
-
-T = TypeVar("T")
 
 _CONNECT_S = 2.0
 _ANSWER_S = 300.0  # it may have to load the model first
@@ -122,7 +118,7 @@ async def open_server(address: ServerAddress, max_tokens: int) -> ServerLocalTie
         raise
 
 
-class ServerLocalTier:
+class ServerLocalTier(ChatsOnly):
     """`LocalTier` over one model of a server. `max_tokens`: of answers whose request sets none."""
 
     tool_format: ToolFormat | None = None
@@ -166,18 +162,6 @@ class ServerLocalTier:
             raise _failed(url, error) from error
         told = error_in(raw, response.status_code, f"it answered {response.status_code}")
         raise UpstreamError(f"The local server at {url} refuses: {told['message']}")
-
-    async def start_text(
-        self,
-        prompt: Prompt,  # noqa: ARG002
-        params: SamplingParams,  # noqa: ARG002
-        *,
-        constraint: Constraint | None = None,  # noqa: ARG002
-    ) -> ServerGeneration:
-        raise UnsupportedFeatureError("prompt: a server as the local model answers chats only.", param="prompt")
-
-    async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
-        raise UnsupportedFeatureError("The tokenizer of a server is not at hand: ask the server itself.")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002 - it sends text only
         return self._vocabulary.bytes_of(token_id)

@@ -88,6 +88,8 @@ def check_all(described: Described, examples: int) -> None:
     failures: list[str] = []
     for found in described.schema.get_all_operations():
         operation = found.ok()
+        if operation.path.startswith("/updraft/"):
+            continue  # the page's own: they fetch and delete models
 
         @settings(max_examples=examples, database=None, **_UNHURRIED)
         @given(case=operation.as_strategy())

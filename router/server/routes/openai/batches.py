@@ -13,9 +13,9 @@ from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
 from ....request.caller import caller_of
 from ....storage.batch_store import Batch
-from ..files import BATCH_DAYS, DAY_S, expires_s
-from ..pagination import list_of, page_of, query_of
 from ..route import RequestContext, Route
+from .files import BATCH_DAYS, DAY_S, expires_s
+from .pagination import list_of, page_of, query_of
 
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _WINDOW, _WINDOW_S = "24h", DAY_S

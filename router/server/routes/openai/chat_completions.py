@@ -20,8 +20,8 @@ from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
 from ....request.caller import caller_of
 from ....storage.answer_store import StoredAnswer
-from ..pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 from ..route import RequestContext, Route
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
 _KIND = "chat.completion"
 

@@ -15,8 +15,8 @@ from .....protocol.http.wire import WireRequest, WireResponse
 from ....request.caller import caller_of
 from ....storage.file_store import MB, FileObject, FileWriter, Label
 from ...batches.multipart import FormPart, read_form
-from ..pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 from ..route import RequestContext, Route
+from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
 UPLOADS = "/v1/files"
 MAX_FILE = 512 * MB  # as OpenAI's

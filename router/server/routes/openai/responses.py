@@ -26,8 +26,8 @@ from ....request.caller import caller_of
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended
-from ..pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 from ..route import RequestContext, Route
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
 log = logging.getLogger("updraft.router")
 
