@@ -22,7 +22,7 @@ Figures = dict[str, Any]
 _OVERLOAD = 5
 _NODE_ROOM = 16  # requests that the overloaded node takes at a time
 _NODE_S = 0.05  # of each
-_MOST_OPEN = 2000
+_MAX_OPEN = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
     ):
         peak, _ = _driven(server, 2 * _NODE_ROOM, seconds)
         before = server.cpu_s()
-        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * peak.per_second, seconds, _MOST_OPEN))
+        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * peak.per_second, seconds, _MAX_OPEN))
         cpu_s = server.cpu_s() - before
     return {
         "peak_per_s": peak.per_second,

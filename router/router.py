@@ -54,7 +54,7 @@ from .tiers.interfaces import CloudContent, LocalTier
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
-MOST_PULLS = 2
+MAX_PULLS = 2
 BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
 
 
@@ -98,7 +98,7 @@ class Router:
         self._tracer = Tracer("updraft")
         self._created = int(time.time())
         # Held by each pull of a model: more at once would take the threads that gates want.
-        self.pulling = asyncio.Semaphore(MOST_PULLS)
+        self.pulling = asyncio.Semaphore(MAX_PULLS)
 
     async def start(self) -> None:
         """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.

@@ -28,7 +28,7 @@ _FILES = {  # SHA-256 of what sentence-transformers published
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-_LAYERS, _HEADS, _MOST_TOKENS = 6, 12, 256
+_LAYERS, _HEADS, _MAX_TOKENS = 6, 12, 256
 
 
 def is_installed() -> bool:
@@ -43,7 +43,7 @@ class SentenceEmbedder:
         self._encoder = _Encoder(tensors)
         self._tokenizer: Any = load_module("tokenizers", "edge").Tokenizer.from_str(tokenizer)
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(_MOST_TOKENS)
+        self._tokenizer.enable_truncation(_MAX_TOKENS)
 
     @classmethod
     def open(cls) -> SentenceEmbedder:

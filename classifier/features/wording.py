@@ -18,7 +18,7 @@ __all__ = ["COUNTS", "MEASURE_NAMES", "wording"]
 
 _OPTION = re.compile(r"\(?(?:[a-j]|\d\d?)[.):] (.*)")
 _QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
-_MOST_OPTIONS = 12
+_MAX_OPTIONS = 12
 _END_MARKS = (".", "?", ":")
 _MARKS = "+-*/=<>%()[]{}:;,.?!\n`_#$^\\|'\""
 _MARK_CODES = np.array([ord(mark) for mark in _MARKS])
@@ -74,7 +74,7 @@ def _options(text: str) -> Array:
     if len(found) < 2:
         return np.zeros(len(_OPTION_NAMES), np.float32)
     stem = "\n".join(lines[: next(iter(found))]).rstrip()
-    return np.array([*_choice(stem, list(found.values())[:_MOST_OPTIONS]).values()], np.float32)
+    return np.array([*_choice(stem, list(found.values())[:_MAX_OPTIONS]).values()], np.float32)
 
 
 def _choice(stem: str, options: list[str]) -> dict[str, float]:

@@ -35,13 +35,13 @@ from ..features.gate_inputs import PromptView
 from ..features.parsed_question import repeated_question
 from ..features.wording import COUNTS
 
-__all__ = ["MOST_ROWS", "Experience", "Observation", "kept_messages", "pack", "readable", "unpack"]
+__all__ = ["MAX_ROWS", "Experience", "Observation", "kept_messages", "pack", "readable", "unpack"]
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 _VERSION = 6
 _PRUNE_EVERY = 200
 _KEY_BYTES, _DIGEST_BYTES = 32, 16
-_MOST_MESSAGES, _MOST_CHARS = 40, 100_000
+_MAX_MESSAGES, _MAX_CHARS = 40, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Experience:
     Raises ConfigurationError if the file cannot be opened, holds something else, or is one of another version.
     """
 
-    def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
+    def __init__(self, path: Path, most: int = MAX_ROWS) -> None:
         self.path = path
         self._most = most
         self._lock = threading.Lock()
@@ -196,7 +196,7 @@ class Experience:
             with transaction(self._connection) as connection:
                 yield connection
 
-    def rows(self, pair: str, *, limit: int = MOST_ROWS) -> list[Observation]:
+    def rows(self, pair: str, *, limit: int = MAX_ROWS) -> list[Observation]:
         """The newest first, those of this version's features only."""
         with self._lock:
             found = self._connection.execute(
@@ -236,8 +236,8 @@ def _keyed_places(key: bytes) -> NDArray[np.intp]:
 def kept_messages(messages: Sequence[Message]) -> str:
     """The texts of the latest messages as JSON, the last whole, of the others as many as there is room for."""
     kept: list[Message] = []
-    room = _MOST_CHARS
-    for message in reversed(messages[-_MOST_MESSAGES:]):
+    room = _MAX_CHARS
+    for message in reversed(messages[-_MAX_MESSAGES:]):
         room -= len(message.text)
         if kept and room < 0:
             break

@@ -14,7 +14,7 @@ from .servers import ServerProcess, gateway_options, node_options
 
 _POLL_S = 0.1
 _QUICK_S = 10.0  # a process that lives shorter did not serve
-_MOST_QUICK = 5
+_MAX_QUICK = 5
 _log = logging.getLogger("updraft.cloud")
 
 
@@ -72,7 +72,7 @@ class _Server:
         if not self._restart_at:
             is_quick = now - self._started < _QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
-            if self._quick_deaths >= _MOST_QUICK:
+            if self._quick_deaths >= _MAX_QUICK:
                 raise ConfigurationError(f"A {self.process.name} dies whenever it is started: see the log above.")
             _log.warning("A %s died: starting it anew", self.process.name)
             self._restart_at = now + self._quick_deaths

@@ -14,7 +14,7 @@ from ...protocol.safety.system import KILL, fork
 _POLL_S = 0.1
 _LEAVE_S = 10.0  # from the end of a worker's drain to SIGKILL
 _QUICK_S = 2.0  # a worker that lives shorter did not start
-_MOST_QUICK = 5
+_MAX_QUICK = 5
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -81,9 +81,9 @@ class Supervisor:
             cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             is_quick = time.monotonic() - since < _QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
-            if self._quick_deaths >= _MOST_QUICK:
+            if self._quick_deaths >= _MAX_QUICK:
                 raise ConfigurationError(
-                    f"{_MOST_QUICK} workers in a row died within {_QUICK_S:g} s of their start, the last {cause}: "
+                    f"{_MAX_QUICK} workers in a row died within {_QUICK_S:g} s of their start, the last {cause}: "
                     "the gateway ends rather than start them for ever. The log above says why they cannot start."
                 )
             if not self._stopping:

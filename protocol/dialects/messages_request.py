@@ -18,7 +18,7 @@ from .messages_blocks import Block, messages_of
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
 _TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_LEAST_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # tokens of thinking
+_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # tokens of thinking
 
 
 class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,8 +159,8 @@ def _effort(request: MessagesRequest) -> str | None:
         raise _invalid("thinking.budget_tokens", 'it goes with the type "enabled", and only with that')
     if budget is None:
         return wanted
-    if not _LEAST_BUDGET <= budget < request.max_tokens:
-        raise _invalid("thinking.budget_tokens", f"it must be at least {_LEAST_BUDGET} and below max_tokens")
+    if not _MIN_BUDGET <= budget < request.max_tokens:
+        raise _invalid("thinking.budget_tokens", f"it must be at least {_MIN_BUDGET} and below max_tokens")
     return wanted or ("low" if budget < _MEDIUM_BUDGET else "medium" if budget < _HIGH_BUDGET else "high")
 
 

@@ -16,7 +16,7 @@ from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .connection_limits import ConnectionLimits
 
 _LINGER_S = 2.0
-_MOST_HEAD = 2**16
+_MAX_HEAD = 2**16
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
@@ -49,7 +49,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self.conn = _Framing(h11.SERVER, _MOST_HEAD)
+        self.conn = _Framing(h11.SERVER, _MAX_HEAD)
         self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

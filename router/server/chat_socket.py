@@ -24,8 +24,8 @@ from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..responses import completion as answer
 
 PATH = "/v1/chat/ws"
-MOST_AT_ONCE = 32  # chats of one socket
-_MOST_ID = 128  # characters
+MAX_AT_ONCE = 32  # chats of one socket
+_MAX_ID = 128  # characters
 log = logging.getLogger("updraft.router")
 
 
@@ -64,9 +64,9 @@ class ChatSocket:
         try:
             fields = await off_event_loop(message, lambda: read_object(message))
             chat_id, kind = fields.pop("id", None), fields.pop("type", "chat")
-            if not isinstance(chat_id, str) or not 0 < len(chat_id) <= _MOST_ID:
+            if not isinstance(chat_id, str) or not 0 < len(chat_id) <= _MAX_ID:
                 chat_id = None
-                raise _invalid("id", f"each message has an id, a text of 1 to {_MOST_ID} characters")
+                raise _invalid("id", f"each message has an id, a text of 1 to {_MAX_ID} characters")
             if kind == "cancel":
                 self._cancel(chat_id)
             elif kind == "chat":
@@ -84,8 +84,8 @@ class ChatSocket:
     async def _begin(self, chat_id: str, fields: dict[str, Any]) -> None:
         if chat_id in self._chats:
             raise _invalid("id", f"{chat_id!r} is that of a chat that goes on")
-        if len(self._chats) >= MOST_AT_ONCE:
-            raise OverloadedError(f"{MOST_AT_ONCE} chats go on over this socket: let one of them end first.")
+        if len(self._chats) >= MAX_AT_ONCE:
+            raise OverloadedError(f"{MAX_AT_ONCE} chats go on over this socket: let one of them end first.")
         if self._traffic.draining:
             raise OverloadedError("This server is draining to shut down: try again later.", code="draining")
         request = replace(self._template, body=msgspec.json.encode(fields))

@@ -51,7 +51,7 @@ _OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "/": float.__truediv__,
 }
 _ROUNDED, _EXACT = 5e-3, 1e-6
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 _DEEPEST = 40
 
 
@@ -80,7 +80,7 @@ class FoundSteps:
     @property
     def all(self) -> list[ArithmeticStep]:
         """Calculator marks last."""
-        return (self.stated + self.marked)[:_MOST_STEPS]
+        return (self.stated + self.marked)[:_MAX_STEPS]
 
 
 def find_steps(text: str) -> FoundSteps:

@@ -17,7 +17,7 @@ from .database import KeyDatabase, digest_of
 from .principal import ANONYMOUS, Principal
 
 _CHECK_S = 0.25  # a revoked key works no longer than this
-_MOST_CACHED = 10_000
+_MAX_CACHED = 10_000
 _LOG_EVERY_S = 10.0
 _log = logging.getLogger("updraft.gateway")
 
@@ -82,7 +82,7 @@ class KeyStore:
         if known is None and (row := connection.execute(_BY_DIGEST, (digest,)).fetchone()):
             principal = msgspec.json.decode(row[1], type=Principal)
             known = _Known(row[0], principal, float("inf") if row[2] is None else row[2])
-            if len(self._cache) >= _MOST_CACHED:
+            if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
             self._cache[digest] = known
         return known

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 _BLOCK = 1024  # bytes of JSON, some 250 tokens
 _READ = 4 * _BLOCK  # of a longer block
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
     """Where blocks end: behind the first ones each is an eighth of all before it, so that few cover a long prompt."""
     ends = [_BLOCK]
-    while ends[-1] < _MOST_BYTES:
+    while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
     return tuple(ends)
 

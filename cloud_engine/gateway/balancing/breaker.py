@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 _GOOD_PROBES = 2  # in a row, until a node that failed is tried again
-_MOST_GOOD_PROBES = 64
+_MAX_GOOD_PROBES = 64
 _ERRORS_TO_OPEN = 5  # in a row, each of a request that another node answered
 
 State = Literal["closed", "half-open", "open"]
@@ -34,7 +34,7 @@ class NodeBreaker:
             self.trips += 1
             self._in_a_row += 1
         self.state, self.reason, self._errors = "open", reason, 0
-        self._probes_missing = min(_MOST_GOOD_PROBES, _GOOD_PROBES * 2 ** max(0, self._in_a_row - 1))
+        self._probes_missing = min(_MAX_GOOD_PROBES, _GOOD_PROBES * 2 ** max(0, self._in_a_row - 1))
         return not was_open
 
     def probed(self) -> bool:

@@ -8,8 +8,8 @@ from random import Random
 from .affinity import Placement
 from .node import Node
 
-_MOST_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
-_LEAST_SHARE = 0.3  # of a prompt, for a cache to matter: all may begin with the same instructions
+_MAX_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
+_MIN_SHARE = 0.3  # of a prompt, for a cache to matter: all may begin with the same instructions
 _SLACK_TOKENS = 16_384  # below which load is no reason to leave a cache
 
 
@@ -25,10 +25,10 @@ class Chooser:
         if len(usable) == 1:
             return usable[0]
         if placement.blocks or placement.session is not None:
-            most = _MOST_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
+            most = _MAX_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
             matching = [(node.seen.share_of(placement), node) for node in usable if node.tokens_in_flight <= most]
             best = max((share for share, _ in matching), default=0.0)
-            if best >= _LEAST_SHARE:
+            if best >= _MIN_SHARE:
                 return self._least_loaded([node for share, node in matching if share == best])
         return self._least_loaded(self._random.sample(usable, 2) if len(usable) > 2 else usable)
 

@@ -12,7 +12,7 @@ from ....protocol.wal import transaction
 from .node import NodeAddress
 
 LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
-_MOST_NODES = 1024
+_MAX_NODES = 1024
 _BUSY_S = 2.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (url TEXT PRIMARY KEY, concurrency INTEGER, expires_at REAL NOT NULL) WITHOUT ROWID
@@ -41,8 +41,8 @@ class NodeDirectory:
         with self._file.connected() as connection, transaction(connection):
             connection.execute("DELETE FROM nodes WHERE expires_at <= ? OR url = ?", (now, url))
             (count,) = connection.execute("SELECT count(*) FROM nodes").fetchone()
-            if count >= _MOST_NODES:
-                raise OverloadedError(f"{_MOST_NODES} nodes are registered, and more are not taken.")
+            if count >= _MAX_NODES:
+                raise OverloadedError(f"{_MAX_NODES} nodes are registered, and more are not taken.")
             connection.execute("INSERT INTO nodes VALUES (?, ?, ?)", (url, concurrency, now + LEASE_S))
 
     def remove(self, url: str) -> None:

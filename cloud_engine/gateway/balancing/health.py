@@ -15,7 +15,7 @@ from ..upstream.failures import UpstreamFailure, UpstreamTimeout
 from .node import Model, Node
 
 _PROBE_S = 0.5
-_LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 2.0, 10.0
+_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 10.0
 _TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
 _MODELS_EVERY = 20  # probes
 _TOKEN_EVERY_S = 30.0  # without an answer to a client
@@ -37,7 +37,7 @@ class ProbeTimeout:
 
     @property
     def seconds(self) -> float:
-        return min(_MOST_TIMEOUT_S, max(_LEAST_TIMEOUT_S, self._mean_s + 4 * self._deviation_s))
+        return min(_MAX_TIMEOUT_S, max(_MIN_TIMEOUT_S, self._mean_s + 4 * self._deviation_s))
 
     def answered(self, after_s: float) -> None:
         off_s = after_s - self._mean_s

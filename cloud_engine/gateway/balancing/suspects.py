@@ -11,20 +11,20 @@ from hashlib import blake2b
 from ....protocol.errors import QuarantinedRequestError
 
 _RETRY_SHARE = 0.2
-_MOST_RETRIES = 100.0  # saved up, and there at the start
+_MAX_RETRIES = 100.0  # saved up, and there at the start
 _FAULTS = 2
 _QUARANTINE_S = 300.0
-_MOST_SUSPECTS = 4096
+_MAX_SUSPECTS = 4096
 
 
 class RetryBudget:
     """Retries are a share of the requests: where every node fails, asking others only adds to it."""
 
     def __init__(self) -> None:
-        self._left = _MOST_RETRIES
+        self._left = _MAX_RETRIES
 
     def requested(self) -> None:
-        self._left = min(_MOST_RETRIES, self._left + _RETRY_SHARE)
+        self._left = min(_MAX_RETRIES, self._left + _RETRY_SHARE)
 
     def take(self) -> bool:
         """False: there is nothing left."""
@@ -77,7 +77,7 @@ class Suspects:
         if len(suspect.faults) < _FAULTS:
             suspect.faults.add(fault)
         self._suspects.move_to_end(digest)
-        if len(self._suspects) > _MOST_SUSPECTS:
+        if len(self._suspects) > _MAX_SUSPECTS:
             self._suspects.popitem(last=False)
 
     def answered(self, *parts: bytes) -> None:

@@ -23,12 +23,12 @@ from .store import LedgerWriteError, RowRefusedError, UsageStore, Values
 FailurePolicy = Literal["stop", "continue"]
 """Whether requests are refused (503) or answered while the ledger cannot be written."""
 
-MOST_WAITING = 20_000
+MAX_WAITING = 20_000
 """Rows, of less than a kilobyte each, that wait in memory for a disk to come back."""
 
 _OPEN_S = 2.0  # that a request waits for its intent
 _CLOSE_S = 5.0
-_MOST_BATCH = 1000
+_MAX_BATCH = 1000
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
 _PRUNED_AT_ONCE = 500
@@ -91,7 +91,7 @@ class UsageLedger:
         if self.failing and self._on_failure == "continue":
             self._enter(_Entry(values_of(row), settled=False))
             return
-        if self.failing or self.waiting >= MOST_WAITING:
+        if self.failing or self.waiting >= MAX_WAITING:
             raise _unwritable()
         committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._enter(_Entry(values_of(row), settled=False, committed=committed))
@@ -123,7 +123,7 @@ class UsageLedger:
             _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
 
     def _enter(self, entry: _Entry) -> None:
-        if self.waiting < MOST_WAITING:
+        if self.waiting < MAX_WAITING:
             self._queue.put(entry)
             return
         self.lost += 1
@@ -161,7 +161,7 @@ class UsageLedger:
                     self._unwritten.append(item)
                 else:
                     flushed.append(item)
-                if len(self._unwritten) >= _MOST_BATCH and goes_on:
+                if len(self._unwritten) >= _MAX_BATCH and goes_on:
                     break
                 item = self._queue.get_nowait()
         return goes_on, flushed

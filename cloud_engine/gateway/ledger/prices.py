@@ -15,7 +15,7 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 
-_MOST_BYTES = 64_000_000
+_MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
 Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -119,8 +119,8 @@ def _bytes_of(source: str) -> bytes:
             for part in response.iter_bytes():
                 parts.append(part)
                 size += len(part)
-                if size > _MOST_BYTES:
-                    raise ConfigurationError(f"The price table {source} is longer than {_MOST_BYTES} bytes.")
+                if size > _MAX_BYTES:
+                    raise ConfigurationError(f"The price table {source} is longer than {_MAX_BYTES} bytes.")
         return b"".join(parts)
     except (OSError, httpx.HTTPError) as error:
         raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error

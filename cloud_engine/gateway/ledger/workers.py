@@ -11,7 +11,7 @@ from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import try_lock
 
-MOST_WORKERS = 32
+MAX_WORKERS = 32
 
 
 class WorkerSlot:
@@ -38,15 +38,15 @@ class WorkerSlot:
 
     def live_ids(self) -> list[str]:
         """Of all workers that live."""
-        return [worker for number in range(MOST_WORKERS) if (worker := self._holder(number))]
+        return [worker for number in range(MAX_WORKERS) if (worker := self._holder(number))]
 
     def _take(self) -> tuple[int, int]:
-        for number in range(MOST_WORKERS):
+        for number in range(MAX_WORKERS):
             file = os.open(private_file(self._path(number)), os.O_RDWR)
             if try_lock(file):
                 return file, number
             os.close(file)
-        raise ConfigurationError(f"{MOST_WORKERS} workers share {self._folder} already: use fewer, or another --db.")
+        raise ConfigurationError(f"{MAX_WORKERS} workers share {self._folder} already: use fewer, or another --db.")
 
     def _holder(self, number: int) -> str:
         """Empty: nobody."""

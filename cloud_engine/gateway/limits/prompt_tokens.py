@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 
 _KEPT = 16  # requests
 _LEAST = 8
-_MOST_CLASSES = 4096
+_MAX_CLASSES = 4096
 
 _Class = tuple[str, str, int]
 
@@ -37,5 +37,5 @@ class PromptTokens:
         name = key, model, reckoned.bit_length()
         self._ratios.setdefault(name, deque(maxlen=_KEPT)).append(counted / reckoned)
         self._ratios.move_to_end(name)
-        if len(self._ratios) > _MOST_CLASSES:
+        if len(self._ratios) > _MAX_CLASSES:
             self._ratios.popitem(last=False)

@@ -26,7 +26,7 @@ LEASE_S = 15.0
 _RENEWED_S = 3.0
 _ANSWER_S = 2.0
 _CONNECTIONS = 16
-_MOST_UNSETTLED = 10_000
+_MAX_UNSETTLED = 10_000
 _log = logging.getLogger("updraft.gateway")
 
 # The arithmetic of `accounts`. An account is a hash: `value`, and what each worker has reserved under its id. All keys
@@ -146,7 +146,7 @@ class RedisStore:
         self._failure: type[Exception] = RedisError
         self._script = self._redis.register_script(_SCRIPT)
         self._worker = secrets.token_hex(8)
-        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float], str]] = deque(maxlen=_MOST_UNSETTLED)
+        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float], str]] = deque(maxlen=_MAX_UNSETTLED)
         self._is_down = False
         self._renewal: asyncio.Task[None] | None = None
 

@@ -11,9 +11,9 @@ from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.errors import InvalidRequestError
 from ....protocol.requests import check_message_count
 
-MOST_ANSWERS = 128
-MOST_BIASES = 1024
-MOST_DEPTH = 32
+MAX_ANSWERS = 128
+MAX_BIASES = 1024
+MAX_DEPTH = 32
 _BYTES_PER_TOKEN = 3
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
@@ -52,10 +52,10 @@ class RequestSize:
 def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     """Raises InvalidRequestError where a number passes the gateway's bounds."""
     answers = max(1, fields.n or 1, fields.best_of or 1)
-    _check("n", fields.n or 1, MOST_ANSWERS)
-    _check("best_of", fields.best_of or 1, MOST_ANSWERS)
+    _check("n", fields.n or 1, MAX_ANSWERS)
+    _check("best_of", fields.best_of or 1, MAX_ANSWERS)
     check_message_count(len(fields.messages or ()))
-    _check("logit_bias", len(fields.logit_bias or ()), MOST_BIASES)
+    _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     for name in ("response_format", "tools"):
         _check_depth(name, getattr(fields, name))
     limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
@@ -96,9 +96,9 @@ def _check_depth(name: str, value: msgspec.Raw) -> None:
     for character in _TEXT.sub(b"", bytes(value)):
         if character in b"[{":
             depth += 1
-            if depth > MOST_DEPTH:
+            if depth > MAX_DEPTH:
                 raise InvalidRequestError(
-                    f"{name} is nested more than {MOST_DEPTH} levels deep: flatten its schema.",
+                    f"{name} is nested more than {MAX_DEPTH} levels deep: flatten its schema.",
                     param=name,
                     code="invalid_value",
                 )

@@ -21,13 +21,13 @@ from struct import Struct
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import locked, try_lock, unlock
-from ..ledger.workers import MOST_WORKERS, WorkerSlot
+from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
 from .store import Admission
 
 _KEY_BYTES = 16
-_RECORD = Struct(f"=dd{MOST_WORKERS}d")  # after the key: value, expiry, and what each worker has reserved
+_RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, and what each worker has reserved
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag for each worker: whether its column may hold something
@@ -39,7 +39,7 @@ _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 1
 _LOCK_S = 2.0
 _TRIES = 50  # at once: the lock is rarely held for longer than these take
 _PAUSE_S = 0.0002
-_MOST_UNSETTLED = 10_000
+_MAX_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
@@ -47,12 +47,12 @@ class SharedMemoryStore:
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
-        self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MOST_UNSETTLED)
+        self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MAX_UNSETTLED)
         try:
             self._file = os.open(private_file(path), os.O_RDWR)
             with locked(self._file):
                 self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
-                if not self._slot.living(set(range(MOST_WORKERS)) - {self._slot.number}):
+                if not self._slot.living(set(range(MAX_WORKERS)) - {self._slot.number}):
                     os.ftruncate(self._file, 0)
                 os.ftruncate(self._file, _MEMORY_BYTES)
                 self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
@@ -145,14 +145,14 @@ class SharedMemoryStore:
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
                 self._memory[record : record + _KEY_BYTES] = bytes(_KEY_BYTES)
-                _RECORD.pack_into(self._memory, record + _KEY_BYTES, *([0.0] * (2 + MOST_WORKERS)))
+                _RECORD.pack_into(self._memory, record + _KEY_BYTES, *([0.0] * (2 + MAX_WORKERS)))
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
         raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
 
     def _sweep(self) -> bool:
         """Clear what workers have reserved that are dead."""
-        flagged = {number for number in range(MOST_WORKERS) if self._memory[number]}
+        flagged = {number for number in range(MAX_WORKERS) if self._memory[number]}
         dead = flagged - self._slot.living(flagged)
         for number in dead:
             self._clear(number)

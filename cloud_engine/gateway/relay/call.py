@@ -30,7 +30,7 @@ _RELAYED_HEADERS = frozenset(
 )
 
 
-_MOST_COPIED = 4 * 2**20
+_MAX_COPIED = 4 * 2**20
 Header = tuple[bytes, bytes]
 
 
@@ -131,7 +131,7 @@ class Call:
 
     def _copy(self, copied: bytearray, data: bytes) -> None:
         copied += data
-        if len(copied) > _MOST_COPIED:
+        if len(copied) > _MAX_COPIED:
             self.copied = None
 
 

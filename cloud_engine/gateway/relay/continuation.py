@@ -21,7 +21,7 @@ _TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
 _MORE_THAN_TEXT = re.compile(
     rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
 )
-_MOST_TEXT = 2**20  # bytes of JSON
+_MAX_TEXT = 2**20  # bytes of JSON
 _DEFAULT_COMPLETION = 16  # tokens, where a text completion says nothing
 #: Fields with which another node could not go on exactly, and the values that ask for nothing.
 _INEXACT: dict[str, tuple[Any, ...]] = {
@@ -92,7 +92,7 @@ class BegunAnswer:
             self._has_all_tokens = self._has_all_tokens and bool(tokens)
         marked = b"_call" in event or b"reasoning" in event or b"refusal" in event or b"audio" in event
         is_more = marked and _MORE_THAN_TEXT.search(event) is not None
-        self._is_text = not is_more and len(self._text) <= _MOST_TEXT
+        self._is_text = not is_more and len(self._text) <= _MAX_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
         """The request by which another node goes on; None if it cannot. `counts`: tokens of prompt and answer so far.

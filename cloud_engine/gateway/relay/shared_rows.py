@@ -15,7 +15,7 @@ WIDTH = 72
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
 _SLOTS = 1024  # more than the kinds may take together
-_MOST_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
+_MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
 _OTHER = "other"  # in place of the first label
 
@@ -73,7 +73,7 @@ class WorkerRow:
         other = (name[0], _OTHER, *name[2:])
         encoded = _SEPARATOR.join(name).encode()
         of_kind = sum(slot[0] == name[0] for slot in self._slots)
-        has_room = of_kind < _MOST_OF_A_KIND.get(name[0], 32) or name == other
+        has_room = of_kind < _MAX_OF_A_KIND.get(name[0], 32) or name == other
         is_sound = len(encoded) <= _NAME_BYTES and not any(_SEPARATOR in part or "\0" in part for part in name)
         if not (has_room and is_sound):
             return self.of(*other)

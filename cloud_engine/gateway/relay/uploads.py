@@ -10,8 +10,8 @@ from email.parser import BytesHeaderParser
 from ....protocol.errors import InvalidRequestError
 from ....protocol.safety.names import MAX_NAME
 
-_MOST_PARTS = 64
-_MOST_VALUE = 4 * MAX_NAME + 1  # bytes
+_MAX_PARTS = 64
+_MAX_VALUE = 4 * MAX_NAME + 1  # bytes
 _NAME = re.compile(rb";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
 
@@ -41,13 +41,13 @@ def _fields(content_type: str, body: bytes) -> dict[str, list[str]]:
     parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
     if header.get_content_type() != "multipart/form-data" or not boundary or not parts[-1].startswith(b"--"):
         raise InvalidRequestError("The body must be a form of the type multipart/form-data.", code="invalid_value")
-    if len(parts) > _MOST_PARTS:
-        raise InvalidRequestError(f"The form has more than {_MOST_PARTS - 2} fields.", code="invalid_value")
+    if len(parts) > _MAX_PARTS:
+        raise InvalidRequestError(f"The form has more than {_MAX_PARTS - 2} fields.", code="invalid_value")
     found: dict[str, list[str]] = {}
     for part in parts[1:-1]:
         head, _, value = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
         name = BytesHeaderParser().parsebytes(head).get_param("name", None, "content-disposition")
         if not isinstance(name, str) or len(_NAME.findall(head)) != 1:
             raise InvalidRequestError("Each field of the form must have one name.", code="invalid_value")
-        found.setdefault(name, []).append(value[:_MOST_VALUE].decode("utf-8", "replace"))
+        found.setdefault(name, []).append(value[:_MAX_VALUE].decode("utf-8", "replace"))
     return found

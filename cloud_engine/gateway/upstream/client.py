@@ -19,7 +19,7 @@ from .failures import UnreachableError, UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
-MOST_ANSWER_BYTES = 64 * 2**20
+MAX_ANSWER_BYTES = 64 * 2**20
 _ENDLESS = Patience()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
@@ -78,8 +78,8 @@ class Response:
         while piece := await self._connection.read():
             pieces.append(piece)
             size += len(piece)
-            if size > MOST_ANSWER_BYTES:
-                raise UpstreamFailure(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
+            if size > MAX_ANSWER_BYTES:
+                raise UpstreamFailure(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         return b"".join(pieces)
 
 

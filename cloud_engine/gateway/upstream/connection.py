@@ -12,7 +12,7 @@ from typing import cast
 from .failures import UpstreamFailure, UpstreamTimeout
 from .response_parser import Headers, ResponseParser
 
-_MOST_UNREAD = 2**18  # bytes; with more the node has to wait until the client has read
+_MAX_UNREAD = 2**18  # bytes; with more the node has to wait until the client has read
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class NodeConnection(asyncio.Protocol):
             self._chunks.append(body)
             self._unread += len(body)
             self._has_body = True
-            if self._unread > _MOST_UNREAD and not self._is_paused:
+            if self._unread > _MAX_UNREAD and not self._is_paused:
                 self._is_paused = True
                 self._transport.pause_reading()
         self._wake()

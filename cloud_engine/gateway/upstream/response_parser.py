@@ -12,10 +12,10 @@ from .failures import UpstreamFailure
 
 Headers = list[tuple[bytes, bytes]]
 
-_MOST_HEAD = 2**16
-_MOST_LINE = 2**12  # of a chunk's size with its extensions, or of a trailer
-_MOST_TRAILERS = 64
-_MOST_HEADERS = 256
+_MAX_HEAD = 2**16
+_MAX_LINE = 2**12  # of a chunk's size with its extensions, or of a trailer
+_MAX_TRAILERS = 64
+_MAX_HEADERS = 256
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\0\r\n]*)?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\0\r\n]*?)[ \t]*")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\0\r\n]*)?")
@@ -58,8 +58,8 @@ class ResponseParser:
 
     def _head(self, _body: list[bytes]) -> bool:
         end = self._buffer.find(b"\r\n\r\n", self._searched)
-        if (end if end >= 0 else len(self._buffer)) > _MOST_HEAD:
-            raise UpstreamFailure(f"the head of an answer is longer than {_MOST_HEAD} bytes")
+        if (end if end >= 0 else len(self._buffer)) > _MAX_HEAD:
+            raise UpstreamFailure(f"the head of an answer is longer than {_MAX_HEAD} bytes")
         if end < 0:
             self._searched = max(len(self._buffer) - 3, 0)
             return False
@@ -67,7 +67,7 @@ class ResponseParser:
         self._consume(end + 4)
         status = _STATUS.fullmatch(status_line)
         found = [_HEADER.fullmatch(line) for line in lines]
-        if status is None or None in found or len(found) > _MOST_HEADERS:
+        if status is None or None in found or len(found) > _MAX_HEADERS:
             raise UpstreamFailure("the head of an answer is not HTTP/1.1")
         code = int(status[2])
         if 100 <= code < 200:
@@ -134,8 +134,8 @@ class ResponseParser:
         line = self._line()
         if line:
             self._trailers += 1
-            if self._trailers > _MOST_TRAILERS:
-                raise UpstreamFailure(f"more than {_MOST_TRAILERS} trailers behind an answer")
+            if self._trailers > _MAX_TRAILERS:
+                raise UpstreamFailure(f"more than {_MAX_TRAILERS} trailers behind an answer")
         elif line is not None:
             self._end()
         return line is not None
@@ -165,8 +165,8 @@ class ResponseParser:
 
     def _line(self) -> bytes | None:
         end = self._buffer.find(b"\r\n", self._searched)
-        if (end if end >= 0 else len(self._buffer)) > _MOST_LINE:
-            raise UpstreamFailure(f"a line between the chunks of an answer is longer than {_MOST_LINE} bytes")
+        if (end if end >= 0 else len(self._buffer)) > _MAX_LINE:
+            raise UpstreamFailure(f"a line between the chunks of an answer is longer than {_MAX_LINE} bytes")
         if end < 0:
             self._searched = max(len(self._buffer) - 1, 0)
             return None

@@ -14,7 +14,7 @@ from ..routes.openai.pagination import query_of
 from ..routes.route import RequestContext, Route
 
 _DAY_S = 86_400
-_RECENT, _MOST_ROWS, _MOST_DAYS = 1000, 1000, 365
+_RECENT, _MAX_ROWS, _MAX_DAYS = 1000, 1000, 365
 _ABANDONED = 499
 _TIERS = ("local", "cloud", "none")
 
@@ -74,13 +74,13 @@ class RequestList(msgspec.Struct):
 
 
 async def savings(context: RequestContext) -> WireResponse:
-    days = _number(query_of(context.request.query, ("days",)), "days", 30, _MOST_DAYS)
+    days = _number(query_of(context.request.query, ("days",)), "days", 30, _MAX_DAYS)
     return WireResponse.json(await context.router.read_ledger(lambda ledger: summed(ledger, days)))
 
 
 async def requests(context: RequestContext) -> WireResponse:
     query = query_of(context.request.query, ("limit", "tier"))
-    limit = _number(query, "limit", 100, _MOST_ROWS)
+    limit = _number(query, "limit", 100, _MAX_ROWS)
     tier = query.get("tier")
     if tier is not None and tier not in _TIERS:
         raise InvalidRequestError(f"tier must be one of {', '.join(_TIERS)}.", param="tier", code="invalid_value")

@@ -15,7 +15,7 @@ from router_fakes import FakeCloud
 from starlette.testclient import TestClient
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
-from updraft.router.router import MOST_PULLS, Router
+from updraft.router.router import MAX_PULLS, Router
 from updraft.router.server.app import daemon_app
 from updraft.router.server.endpoints import Endpoints
 from updraft.router.server.page.assets import public_paths
@@ -59,7 +59,7 @@ def test_what_is_asked_wrongly_is_refused_by_name(http: TestClient) -> None:
 def test_two_models_are_pulled_at_once_and_no_third() -> None:
     async def ask() -> int:
         router = Router(RouterConfig(local=None, cloud_url="http://127.0.0.1:9", cloud_model="big", ledger=None))
-        for _ in range(MOST_PULLS):
+        for _ in range(MAX_PULLS):
             await router.pulling.acquire()
         body = b'{"model": "smollm2"}'
         return (await Endpoints(router).handle(WireRequest("POST", "/updraft/models/pull", body=body))).status

@@ -24,7 +24,7 @@ MAX_UPLOAD = MAX_FILE + MB  # with the rest of the form
 DAY_S = 86_400
 BATCH_DAYS = 30  # after which a batch's files go, where nothing else is said
 _PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
-_MOST_LISTED = 10_000
+_MAX_LISTED = 10_000
 _MAX_FIELD, _MAX_FILENAME = 1024, 255  # characters
 _PIECE = 2**18
 
@@ -116,7 +116,7 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
 
 async def list_files(context: RequestContext) -> WireResponse:
     owner, query = _owner(context), query_of(context.request.query, (*PAGE_PARAMETERS, "purpose"))
-    page = page_of(query, newest_first=True, most=_MOST_LISTED, usual=_MOST_LISTED)
+    page = page_of(query, newest_first=True, most=_MAX_LISTED, usual=_MAX_LISTED)
     found, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
     return list_of(msgspec.to_builtins(found), has_more=more)
 
