@@ -22,7 +22,8 @@ DIGEST_HEADER = "x-updraft-key digest"
 
 def caller_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Caller:
     """From the `Authorization` header, or Anthropic's `x-api-key`, and from OpenAI's `user` field."""
-    scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
+    api_key = headers.get("x-api-key", "")
+    scheme, _, key = headers.get("authorization", f"bearer {api_key}" if api_key else "").partition(" ")
     user: Any = body.get("user")
     return Caller(
         key=_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from updraft.bench.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
+from updraft.cloud_engine.planning.step_time import StepTimeModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
@@ -41,6 +42,12 @@ MORE = {
     *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens"),
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
+    *(f"step_time_{field.name}" for field in fields(StepTimeModel)),
+    *(
+        f"simulation_{figure}_error_{load}%"
+        for figure in ("throughput", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+        for load in (30, 60, 90)
+    ),
 }
 
 

@@ -73,12 +73,12 @@ def in_process(
 
 @pytest.fixture
 def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
-    """`with fake_cloud() as url`: a running cloud whose key is "secret"; `broken=True` refuses every question,
+    """`with fake_cloud() as url`: a running cloud whose key is "secret-key"; `broken=True` refuses every question,
     and `answers` are what it knows."""
     return running_cloud
 
 
-KEY = "secret"
+KEY = "secret-key"
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 ESCAPES = "\x1b]52;c;Y2FuYXJ5\x07\x1b[2J\x9b31m\x7f\u202e"
 ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris", "What is evil?": f"Es{ESCAPES}capes"}

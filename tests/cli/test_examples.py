@@ -38,7 +38,7 @@ def test_a_file_of_ones_own_beside_a_cloud(
     environment: dict[str, str], tmp_path: Path, fake_cloud: Callable[..., AbstractContextManager[str]]
 ) -> None:
     with fake_cloud() as url:
-        env = {**environment, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "secret"}
+        env = {**environment, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "secret-key"}
         done = run(env, tmp_path, "own_gguf.py", str(GGUF), "big")
     assert done.returncode == 0, done.stderr
     assert "tier local" in done.stdout

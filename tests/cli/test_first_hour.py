@@ -97,7 +97,7 @@ def test_the_session_is_as_shown(environment: dict[str, str], fake_cloud, tmp_pa
     with fake_cloud(answers=known_answers()) as url:
         script = COMMANDS + "".join(f"{command}echo '{NEXT}'\n" for command, _ in session)
         done = subprocess.run(
-            ["bash", "-e", "-c", script.replace(CLOUD, url).replace("sk-...", "secret")],
+            ["bash", "-e", "-c", script.replace(CLOUD, url).replace("sk-...", "secret-key")],
             env={**environment, "PYTHON": sys.executable},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ def test_the_session_is_as_shown(environment: dict[str, str], fake_cloud, tmp_pa
         if not matches(shown, output)
     ]
     assert not differ, "\n".join(differ)
-    assert "secret" not in done.stdout
+    assert "secret-key" not in done.stdout
 
 
 def test_the_installation_is_the_one_of_the_makefile() -> None:

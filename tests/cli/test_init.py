@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from terminal import at_terminal
 
-KEY = "secret"
+KEY = "secret-key"
 
 
 @pytest.fixture

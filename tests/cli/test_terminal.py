@@ -23,21 +23,21 @@ def is_plain(*texts: str) -> bool:
 
 def test_ask_streams_letter_by_letter(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud() as url:
-        done = updraft("ask", "What is evil?", *flags(url), env={"CLOUD_KEY": "secret"})
+        done = updraft("ask", "What is evil?", *flags(url), env={"CLOUD_KEY": "secret-key"})
     assert done.stdout == "Escapes\n"
     assert is_plain(done.stderr)
 
 
 def test_json_loses_nothing_and_holds_no_escape(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud() as url:
-        done = updraft("ask", "What is evil?", "--json", *flags(url), env={"CLOUD_KEY": "secret"})
+        done = updraft("ask", "What is evil?", "--json", *flags(url), env={"CLOUD_KEY": "secret-key"})
     assert json.loads(done.stdout)["answer"] == f"Es{ESCAPES}capes"
     assert not set(done.stdout) & set("\x1b\x9b\x7f\u202e")
 
 
 def test_chat(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud() as url:
-        done = updraft("chat", *flags(url), env={"CLOUD_KEY": "secret"}, input="What is evil?\n/\x1b[2J\n")
+        done = updraft("chat", *flags(url), env={"CLOUD_KEY": "secret-key"}, input="What is evil?\n/\x1b[2J\n")
     assert "Escapes" in done.stdout
     assert is_plain(done.stdout, done.stderr.replace("\x1b[2m", "").replace("\x1b[0m", ""))
 
@@ -46,7 +46,7 @@ def test_chat(updraft, fake_cloud: Cloud) -> None:
 def test_errors(updraft, fake_cloud: Cloud, command: str) -> None:
     words = ["ask", "hi"] if command == "ask" else ["chat"]
     with fake_cloud(broken=True) as url:
-        done = updraft(*words, *flags(url), env={"CLOUD_KEY": "secret"}, input="hi\n")
+        done = updraft(*words, *flags(url), env={"CLOUD_KEY": "secret-key"}, input="hi\n")
     assert "The cloud is out of order." in done.stderr
     assert is_plain(done.stdout, done.stderr)
 
@@ -75,7 +75,7 @@ def test_calls_that_are_wrong(updraft, words: list[str]) -> None:
 
 def test_what_the_ledger_holds(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud(broken=True) as url:
-        updraft("ask", "hi", *flags(url), env={"CLOUD_KEY": "secret"})
+        updraft("ask", "hi", *flags(url), env={"CLOUD_KEY": "secret-key"})
     why, raw = updraft("why"), updraft("why", "--json")
     assert is_plain(why.stdout, why.stderr, raw.stdout)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from scripted_cloud import MODEL, scripted_cloud
+from interop_cloud import MODEL, scripted_cloud
 from server_processes import running
 
 KEY = "sk-interop-0123456789"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Place
-from scripted_cloud import TEXT
+from interop_cloud import TEXT
 
 SCRIPTS = Path(__file__).parent / "javascript"
 INSTALLED = Path(os.environ.get("INTEROP_JAVASCRIPT", "out/interop/javascript"))

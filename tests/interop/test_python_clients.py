@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import KEY, Place
-from scripted_cloud import TEXT
+from interop_cloud import TEXT
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 

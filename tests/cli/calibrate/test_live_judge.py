@@ -160,7 +160,7 @@ def test_killed_and_resumed(
 
 def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str], tmp_path: Path) -> None:
     state, url = server
-    wrong = updraft(*call(url, tmp_path), env={**PRICES, "JUDGE_KEY": "stolen"})
+    wrong = updraft(*call(url, tmp_path), env={**PRICES, "JUDGE_KEY": "stolen-key"})
     assert wrong.returncode == 1
     assert "the judge judge: " in wrong.stderr
     assert "a wrong key" in wrong.stderr

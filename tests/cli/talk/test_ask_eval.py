@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from terminal import at_terminal
 
-KEY = "secret"
+KEY = "secret-key"
 TASKS = [
     {"prompt": "What is 2 + 2?", "answer": 4, "match": "number", "kind": "sum"},
     {"prompt": "Capital of France?", "answer": "paris", "kind": "fact"},
@@ -71,7 +71,7 @@ def test_ask_says_how_to_sample(updraft) -> None:
 
 
 def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
-    done = updraft("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong"})
+    done = updraft("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong-key"})
     assert done.returncode == 1
     assert "That key is unknown here." in done.stderr
     assert "Traceback" not in done.stderr

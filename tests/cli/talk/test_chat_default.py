@@ -58,7 +58,7 @@ def test_it_speaks_where_it_is(index: Index, environment, updraft) -> None:
 def test_settings_are_kept_to(index: Index, environment, updraft, fake_cloud) -> None:
     pulled_before(environment)
     with fake_cloud() as url:
-        settings = {"UPDRAFT_LOCAL": "none", "UPDRAFT_CLOUD_URL": url, "UPDRAFT_CLOUD_API_KEY": "secret"}
+        settings = {"UPDRAFT_LOCAL": "none", "UPDRAFT_CLOUD_URL": url, "UPDRAFT_CLOUD_API_KEY": "secret-key"}
         done = updraft("chat", env={**settings, "UPDRAFT_CLOUD_MODEL": "big"}, input="Capital of France?\n")
     assert "Paris" in done.stdout
     assert f"on this device: none; in the cloud: big at {url}" in done.stderr

@@ -63,7 +63,9 @@ def test_it_asks_for_a_key_and_lists_the_model(cloud: CloudUp) -> None:
     assert cloud.healthy_nodes() == 2
 
 
-@pytest.mark.parametrize("killed", ["deploy.launch node", "ray::ServeReplica:updraft:pocket"])
+@pytest.mark.parametrize(
+    "killed", ["deploy.launch node", pytest.param("ray::ServeReplica:updraft:pocket", marks=pytest.mark.soak)]
+)
 def test_a_kill_costs_no_request_and_is_made_good(cloud: CloudUp, killed: str) -> None:
     with Clients(cloud) as clients:
         clients.wait_for_answers(40)
@@ -76,6 +78,7 @@ def test_a_kill_costs_no_request_and_is_made_good(cloud: CloudUp, killed: str) -
     assert clients.failures() == []
 
 
+@pytest.mark.soak
 def test_an_update_costs_no_request_and_nodes_follow_the_load(cloud: CloudUp, config: Path) -> None:
     before = {process.pid for process in cloud.processes("deploy.launch node")}
     write(config, int(cloud.url.rpartition(":")[2]), least=1, most=3, batch=4)
