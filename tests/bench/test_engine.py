@@ -22,11 +22,11 @@ from updraft.bench.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.planning.step_time import StepTimeModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.planning.step_time import StepTimeModel
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
