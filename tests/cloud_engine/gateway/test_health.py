@@ -19,11 +19,11 @@ HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_LEAST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(health, "_MIN_TIMEOUT_S", 0.1)
 
 
 def test_the_timeout_follows_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_LEAST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(health, "_MIN_TIMEOUT_S", 2.0)
     timeout = ProbeTimeout()
     for _ in range(50):
         timeout.answered(0.01)

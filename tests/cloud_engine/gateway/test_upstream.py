@@ -137,7 +137,7 @@ def test_a_node_that_closes_a_new_connection_is_asked_once() -> None:
 
 
 def test_an_answer_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MOST_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 100_000)
 
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await ask(reader)
