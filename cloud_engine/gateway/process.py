@@ -86,7 +86,7 @@ def run_gateway(options: GatewayOptions) -> None:
     outlive_hangup()
     rows = SharedRows(options.workers)
     with bind_socket(options.host, options.port) as sock:
-        # All workers share this mode, and `dup` sets it again: one that waits in `accept` would wait with all streams.
+        # All workers share this mode: one that waits in `accept` would wait with all streams.
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
@@ -96,7 +96,7 @@ def run_gateway(options: GatewayOptions) -> None:
 
         def work(number: int) -> None:
             exit_with_parent(options.drain_seconds)
-            _serve(options, sock.dup(), rows, number)
+            _serve(options, sock, rows, number)
 
         Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 

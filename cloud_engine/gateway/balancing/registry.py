@@ -23,6 +23,7 @@ from .suspects import RetryBudget, Suspects
 from .waiting import WaitingLine
 
 _FOLLOW_S = 0.5
+_FIRST_LOOK_S = 1.0  # that nodes have to answer before requests come; twice as long where none has
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -71,13 +72,26 @@ class NodeRegistry:
         return all(node.tells_tokens for node in self.nodes if model in node.models)
 
     async def start(self) -> None:
-        """Probe every node once, then watch them. Nodes that are not up yet may come later."""
-        watches = [HealthWatch(node, self._upstream, self._line.move) for node in self.nodes]
-        await asyncio.gather(*(watch.probe(with_models=True) for watch in watches))
-        self._watchers = [asyncio.create_task(watch.run()) for watch in watches]
+        """Watch the nodes, behind a first look at each. Those that are late or not up yet come in later."""
+        watches = [self._watch(node) for node in self.nodes]
+        looks = [self._first_look(watch) for watch, _ in watches]
+        self._watchers = [task for _, task in watches]
         if self.directory is not None:
-            await self._follow_once()  # a gateway that comes beside others knows what they know
+            looks.append(self._follow_once())  # a gateway that comes beside others knows what they know
             self._watchers.append(asyncio.create_task(self._follow()))
+        await asyncio.gather(*looks)
+
+    def _watch(self, node: Node) -> tuple[HealthWatch, asyncio.Task[None]]:
+        watch = HealthWatch(node, self._upstream, self._line.move)
+        return watch, asyncio.create_task(watch.run())
+
+    async def _first_look(self, watch: HealthWatch) -> None:
+        """Who listens late answers nobody: a node that hangs is waited for no longer than that."""
+        look = asyncio.create_task(watch.has_looked.wait())
+        await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        if not any(node.healthy for node in self.nodes):
+            await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        look.cancel()
 
     async def close(self) -> None:
         tasks = [*self._watchers, *(watcher for _, watcher in self._registered.values())]
@@ -110,10 +124,10 @@ class NodeRegistry:
 
     async def _take_in(self, address: NodeAddress) -> None:
         node = Node(address)
-        watch = HealthWatch(node, self._upstream, self._line.move)
-        await watch.probe(with_models=True)
+        watch, watching = self._watch(node)
+        self._registered[node.url] = node, watching
+        await self._first_look(watch)
         self.nodes.append(node)
-        self._registered[node.url] = node, asyncio.create_task(watch.run())
         _log.info("Node %s has registered", node.url)
 
     async def _follow(self) -> None:

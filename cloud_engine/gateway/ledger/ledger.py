@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ....protocol.errors import ConfigurationError, OverloadedError
+from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 from .store import LedgerWriteError, RowRefusedError, UsageStore, Values
 
@@ -69,11 +69,6 @@ class UsageLedger:
         self._closes_at: float | None = None
         self._housekeeping_at = 0.0
         self._failure_is_logged = False
-        try:
-            self._abandon()
-        except LedgerWriteError as error:
-            store.close()
-            raise ConfigurationError(f"The ledger cannot be written: {error}. Choose another --db.") from error
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
         self._thread.start()
 
@@ -131,6 +126,7 @@ class UsageLedger:
             entry.committed.set_result(False)
 
     def _run(self) -> None:
+        self._keep_house()
         goes_on = True
         while goes_on or (self._unwritten and self._has_time()):
             goes_on, flushed = self._take(goes_on)
@@ -206,20 +202,17 @@ class UsageLedger:
 
     def _keep_house(self) -> None:
         """Now and then: mark what dead workers left behind, and delete what is older than the operator wants."""
-        if self.failing or self._closes_at is not None or time.monotonic() < self._housekeeping_at:
+        if self.failing or time.monotonic() < self._housekeeping_at:
             return
         deleted = 0
         try:
-            self._abandon()
+            if count := self._store.abandon():
+                _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
             if self._keep_days is not None:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
         except LedgerWriteError as error:
             _log.warning("Old rows of the ledger stay for now: %s.", error)
         self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else _HOUSEKEEPING_S)
-
-    def _abandon(self) -> None:
-        if count := self._store.abandon():
-            _log.warning("%d requests were cut off by the death of their worker: they are marked as abandoned.", count)
 
 
 _CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
