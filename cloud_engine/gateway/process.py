@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -84,6 +85,7 @@ def run_gateway(options: GatewayOptions) -> None:
 
     _checked(options)
     outlive_hangup()
+    import_module(f"{__package__}.app")  # here, so that a worker which replaces another has it
     rows = SharedRows(options.workers)
     with bind_socket(options.host, options.port) as sock:
         # All workers share this mode: one that waits in `accept` would wait with all streams.
