@@ -84,6 +84,7 @@ def serve(  # noqa: PLR0913
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing depends on what a proxy says of the client
         timeout_graceful_shutdown=1,
         backlog=1024,
     )

@@ -29,6 +29,7 @@ MAX_WAITING = 20_000
 _OPEN_S = 2.0  # that a request waits for its intent
 _CLOSE_S = 5.0
 _MAX_BATCH = 1000
+_SETTLED_S = 0.005  # that settled rows wait for an intent, to share its commit: nobody waits for them
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
 _PRUNED_AT_ONCE = 500
@@ -150,6 +151,7 @@ class UsageLedger:
         with contextlib.suppress(queue.Empty):
             pause = _RETRY_S if self.failing else _HOUSEKEEPING_S
             item = self._queue.get(timeout=0 if self._unwritten or not goes_on else pause)
+            until = time.monotonic() + _SETTLED_S
             while True:
                 if item is None:
                     goes_on = False
@@ -159,7 +161,9 @@ class UsageLedger:
                     flushed.append(item)
                 if len(self._unwritten) >= _MAX_BATCH and goes_on:
                     break
-                item = self._queue.get_nowait()
+                if self.failing or not (isinstance(item, _Entry) and item.settled):
+                    until = 0.0
+                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
         return goes_on, flushed
 
     def _has_time(self) -> bool:
