@@ -21,7 +21,7 @@ Figures = dict[str, Any]
 
 _OVERLOAD = 5
 _SLOTS = 16  # of the overloaded node
-_ANSWER_S = 0.4  # of each: so few requests a second are no work for any machine
+_ANSWER_S = 1.0  # of each: so few requests a second that a busy machine has time for all
 _CAPACITY = _SLOTS / _ANSWER_S
 
 
@@ -121,14 +121,15 @@ async def _memory(server: Server, setting: Setting) -> Figures:
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
     """A node that is always busy, and then gets five times as much as it can answer: what is left of its answers."""
     seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # whole rounds of all slots
+    room = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (
         stub(load_core, "--slots", str(_SLOTS), "--delay-s", str(_ANSWER_S)) as node,
         TemporaryDirectory() as name,
-        updraft(node.url, gateway_core, Path(name), "--node-concurrency", str(_SLOTS)) as server,
+        updraft(node.url, gateway_core, Path(name), *room) as server,
     ):
-        busy = asyncio.run(offer(server.url, server.key, 1.25 * _CAPACITY, seconds, 2 * _ANSWER_S))
+        busy = asyncio.run(offer(server.url, server.key, 1.25 * _CAPACITY, seconds, _ANSWER_S))
         before = server.cpu_s()
-        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * _CAPACITY, seconds, 2 * _ANSWER_S))
+        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * _CAPACITY, seconds, _ANSWER_S))
         cpu_s = server.cpu_s() - before
     return {
         "capacity_per_s": _CAPACITY,
@@ -137,7 +138,7 @@ def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
         "refused_p50_ms": percentile_ms(load.refused, 0.5),
         "refused_p99_ms": percentile_ms(load.refused, 0.99),
         "answered_p99_ms": load.percentile_ms(0.99),
-        "cpu_us": cpu_s / (_OVERLOAD * _CAPACITY * (seconds + 2 * _ANSWER_S)) * 1e6,
+        "cpu_us": cpu_s / (_OVERLOAD * _CAPACITY * (seconds + _ANSWER_S)) * 1e6,
         "failures": load.failures,
     }
 
