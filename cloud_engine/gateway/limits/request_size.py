@@ -20,7 +20,7 @@ _ESCAPE = 6  # characters of `\u20ac`
 _ESCAPED_BYTES = 3  # of UTF-8, at most
 ATTACHED_TOKENS = 1500
 _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -104,7 +104,8 @@ def _check(name: str, count: int, most: int) -> None:
 
 def _check_depth(name: str, value: msgspec.Raw) -> None:
     """The brackets outside of texts: each round takes the innermost away, however many there are."""
-    brackets = _TEXT.sub(b"", bytes(value)).translate(_SQUARE, _NO_BRACKETS)
+    plain = bytes(value).replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = _TEXT.sub(b"", plain).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
             return
