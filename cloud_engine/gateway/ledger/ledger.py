@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
@@ -37,8 +38,7 @@ _DAY_S = 86_400
 _log = logging.getLogger("updraft.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     """One row on its way to the disk."""
 
     # In the order of the columns.
@@ -89,15 +89,15 @@ class UsageLedger:
             return
         if self.failing or self.waiting >= MAX_WAITING:
             raise _unwritable()
-        committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        committed: asyncio.Future[bool] = loop.create_future()
         self._enter(_Entry(values_of(row), settled=False, committed=committed))
+        late = loop.call_later(_OPEN_S, _note, committed, False)
         try:
-            async with asyncio.timeout(_OPEN_S):
-                is_written = await committed
-        except TimeoutError:
-            is_written = False
-        if not is_written and self._on_failure == "stop":
-            raise _unwritable()
+            if not await committed and self._on_failure == "stop":
+                raise _unwritable()
+        finally:
+            late.cancel()
 
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
@@ -230,11 +230,15 @@ def _tell(batch: Sequence[_Entry], *, is_written: bool) -> None:
 
     def wake() -> None:
         for each in waiting:
-            if not each.done():
-                each.set_result(is_written)
+            _note(each, is_written)
 
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         waiting[0].get_loop().call_soon_threadsafe(wake)
+
+
+def _note(committed: asyncio.Future[bool], is_written: bool) -> None:
+    if not committed.done():
+        committed.set_result(is_written)
 
 
 def _unwritable() -> OverloadedError:
