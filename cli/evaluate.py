@@ -13,7 +13,7 @@ from .shared import json_output, options
 from .shared.options import Tier
 
 if TYPE_CHECKING:
-    from ..bench.cascade import Leg
+    from ..bench.cascade.run import Leg
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
 
@@ -61,7 +61,7 @@ def evaluate(
     config = options.Pair(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
     ).config()
-    from ..bench.questions import pocket_questions
+    from ..bench.cascade.questions import pocket_questions
     from ..classifier.grading.questions import read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
@@ -89,7 +89,7 @@ def measure(
 
     `tables_apart`: they are shown on standard error.
     """
-    from ..bench.cascade import by_kind, draft_figures, errors, figures
+    from ..bench.cascade.run import by_kind, draft_figures, errors, figures
     from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
@@ -119,7 +119,7 @@ def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
 
 
 def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Leg]:
-    from ..bench.cascade import Leg
+    from ..bench.cascade.run import Leg
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if absent := [tier for tier in tiers or [] if missing[tier]]:

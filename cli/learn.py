@@ -73,7 +73,7 @@ def learn(
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
         output.echo(line, err=json_output.is_stdout(json_path))
     if json_path is not None:
-        from ..bench.report import Report
+        from ..bench.shared.report import Report
 
         report = Report.of({"learn": pair_name(models)}, figures(policy, config.target))
         json_output.write(json_path, report.fields())

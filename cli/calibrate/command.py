@@ -176,7 +176,7 @@ def _fit(
         output.echo(line, err=apart)
     output.echo(_next(config), err=apart)
     if json_path is not None:
-        from ...bench.report import Report
+        from ...bench.shared.report import Report
 
         report = Report.of({"calibrate": run.source.name, **run.models}, figures(policy, config))
         json_output.write(json_path, report.fields())

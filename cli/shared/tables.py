@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...bench.cascade import Reply, TaskOutcome
-    from ...bench.kernels import Row
+    from ...bench.cascade.run import Reply, TaskOutcome
+    from ...bench.kernels.measure import Row
 
 TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
 

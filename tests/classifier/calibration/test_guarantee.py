@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from updraft.bench.guarantee import (
+from updraft.bench.router.guarantee import (
     GATES,
     Procedure,
     SimulatedPopulation,

@@ -1,0 +1,1 @@
+"""What several measurements use: reports, statistics and workloads."""
