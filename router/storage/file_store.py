@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.errors import ConfigurationError, DiskSpaceError, InvalidRequestError
+from ...protocol.errors import DiskSpaceError, InvalidRequestError
 from ...protocol.http.ids import new_id
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import transaction, use_wal
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import create_tables, transaction
 from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
@@ -59,21 +59,9 @@ class FilesDatabase:
     """Safe to use from any thread, and by several processes in one folder. Raises ConfigurationError at first."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / DATABASE
         self._lock = threading.Lock()
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"The folder {folder} cannot be used: {error}", param="files") from error
-        try:
-            use_wal(self._connection)
-            with self.transaction() as connection:
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise ConfigurationError(f"The database {path} is unusable: {error}", param="files") from error
+        file = SharedFile(folder / DATABASE, "for uploaded files", "files")
+        self._connection = file.open(lambda connection: create_tables(connection, _SCHEMA))
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
