@@ -10,6 +10,7 @@ import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from .shared import json_output, options
+from .shared.option_groups import Without
 from .shared.options import Tier
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
 def evaluate(
+    *,
     tasks: Annotated[
         int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Ask this many held-out pocket tasks. [200]")
     ] = None,
@@ -32,16 +34,7 @@ def evaluate(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
-    confidence: options.PlainConfidence = None,
-    confidence_signal: options.ConfidenceSignal = None,
+    pair: Annotated[options.Pair, Without("cloud_provider", "tool_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -58,9 +51,7 @@ def evaluate(
     """
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
-    ).config()
+    config = pair.config()
     from ..bench.cascade.questions import pocket_questions
     from ..classifier.grading.questions import read_questions
 
