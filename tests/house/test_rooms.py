@@ -98,7 +98,7 @@ ROOMS = {
     "router": [
         "server",
         "router",
-        "factory",
+        "factory model_names",
         "responses",
         "cascade",
         "state",
