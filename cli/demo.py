@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .shared.stack import PocketCloud
     from .shared.watch import Watch
 
-FEWEST_TASKS = 20
+MIN_TASKS = 20
 CONCURRENCY = 8
 LATENCY_SAMPLE = 24
 
 
 def demo(
     tasks: Annotated[
-        int, typer.Option(min=FEWEST_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
+        int, typer.Option(min=MIN_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
     ] = 300,
     quality: options.Quality = None,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,

@@ -35,7 +35,7 @@ __all__ = ["Measured", "Setting", "measure", "random_apgr", "within_folds"]
 FOLDS = 5
 # Two faults of RouteLLM's MMLU rows: the strong model scores 3 % on the one, the other holds a fifth of all gain.
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
-_FEWEST_IN_DOMAIN = 50
+_MIN_IN_DOMAIN = 50
 _CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
 _MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[+*]\s*\d|\d [-/] \d")
 _BOOTSTRAPS = 200
@@ -199,7 +199,7 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
     gain = gains(rows)
     domains = np.array([row.domain for row in rows])
     names, counts = np.unique(domains, return_counts=True)
-    large = [str(name) for name, n in zip(names, counts, strict=True) if name and n >= _FEWEST_IN_DOMAIN]
+    large = [str(name) for name, n in zip(names, counts, strict=True) if name and n >= _MIN_IN_DOMAIN]
     return {
         "gain_rate": float(gain.mean()),
         "auroc": float(np.mean([auroc(run.ranked, gain) for run in runs])),
@@ -220,7 +220,7 @@ def _strata(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, n in zip(*np.unique(kinds, return_counts=True), strict=True):
         inside = kinds == name
-        if n >= _FEWEST_IN_DOMAIN and 0 < gain[inside].mean() < 1:
+        if n >= _MIN_IN_DOMAIN and 0 < gain[inside].mean() < 1:
             found |= {
                 f"{name}.rows": int(n),
                 f"{name}.gain_rate": float(gain[inside].mean()),

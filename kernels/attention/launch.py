@@ -15,7 +15,7 @@ from ..runtime.launch import Launch
 from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
-LARGEST_HEAD = 256
+MAX_HEAD_DIM = 256
 #: A matrix instruction takes no fewer rows. With more than the maximum, the accumulators spill.
 _MIN_ROWS, _MAX_ROWS = 16, 128
 _MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
@@ -55,9 +55,9 @@ class AttentionShape:
                 f"{self.heads} query heads over {self.kv_heads} KV heads: the attention kernel needs a whole number of "
                 f"query heads for each KV head, {_MAX_ROWS} at most."
             )
-        if self.head_dim % 16 or not 0 < self.head_dim <= LARGEST_HEAD:
+        if self.head_dim % 16 or not 0 < self.head_dim <= MAX_HEAD_DIM:
             raise ConfigurationError(
-                f"head_dim={self.head_dim}: the attention kernel supports multiples of 16 up to {LARGEST_HEAD}."
+                f"head_dim={self.head_dim}: the attention kernel supports multiples of 16 up to {MAX_HEAD_DIM}."
             )
 
     @property

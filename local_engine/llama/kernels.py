@@ -21,7 +21,7 @@ from .product_check import KINDS
 
 #: "on", the default, or "off": llama.cpp's own code computes everything. Read once, when the library is loaded.
 SWITCH = "UPDRAFT_LLAMA_KERNELS"
-LONGEST_HEAD = 256  # numbers of a key or a value, of which our attention takes no more
+MAX_HEAD_DIM = 256  # numbers of a key or a value, of which our attention takes no more
 _ATTENTION = "attention"
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
 # As `build.REBUILD_COMMAND`; that module imports much that an app does not need.

@@ -126,9 +126,9 @@ ROOMS = {
 }
 #: Rooms whose parts are many of one kind.
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
-MOST_FILES = 12
+MAX_FILES = 12
 #: The package is to come down to 45,000 lines.
-MOST_LINES = 76_799
+MAX_LINES = 76_799
 
 
 def modules() -> set[str]:
@@ -239,12 +239,12 @@ def test_a_circle_is_found() -> None:
 
 def test_no_folder_has_more_than_a_dozen_files() -> None:
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources() if path.name != "__init__.py")
-    crowded = {folder: count for folder, count in files.items() if count > MOST_FILES and folder not in UNLIMITED}
+    crowded = {folder: count for folder, count in files.items() if count > MAX_FILES and folder not in UNLIMITED}
     assert crowded == {}
 
 
 def test_the_package_does_not_grow() -> None:
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources()) <= MOST_LINES
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources()) <= MAX_LINES
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
