@@ -22,8 +22,6 @@ from ..router.tiers.interfaces import ChatsOnly, LocalAnswer
 from ..sdk.sharing import RuntimeLease, RuntimePool
 from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
 
-__all__ = ["measure"]
-
 _MODEL = "stub"
 _TEXT = "Yes."
 _MESSAGES: Any = [{"role": "user", "content": "Is this quick?"}]

@@ -24,8 +24,6 @@ from ..classifier.graded_row import GradedRow, scores
 from ..classifier.policy.exported_gates import ExportedGates
 from ..classifier.training.gates import FittedGates, Material
 
-__all__ = ["Grouping", "HeldOutReport", "evaluate", "is_wrong", "leave_out", "policy_probabilities"]
-
 Grouping = Literal["kind", "family"]
 _MIN_CLASS_ROWS = 5
 

@@ -20,19 +20,6 @@ from ...classifier.calibration.rows import CalibrationRows
 from ...classifier.calibration.threshold_path import Path, Thresholds, escalated
 from ...classifier.target import Promise, Target
 
-__all__ = [
-    "ALPHAS",
-    "HalfSplits",
-    "Population",
-    "Rule",
-    "graded",
-    "half_splits",
-    "hindsight",
-    "populations",
-    "promised",
-    "true_risks",
-]
-
 Rule = Callable[[CalibrationRows], Thresholds]
 
 ALPHAS = (0.02, 0.05, 0.1)

@@ -23,8 +23,6 @@ from .coverage import promised as rule_of
 from .in_use import NOISES, busy_processes, long_prompts, timed
 from .measure import split_figures
 
-__all__ = ["measure"]
-
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
 _SPLIT = 2_000  # rows to halve

@@ -28,20 +28,6 @@ from ...classifier.training.gates import FittedGates, Material, fit_gates
 from ...classifier.training.router_model import Labels
 from .coverage import ALPHAS, graded
 
-__all__ = [
-    "ALPHAS",
-    "GATES",
-    "ROWS",
-    "Procedure",
-    "SimulatedPopulation",
-    "SimulatedRun",
-    "figures",
-    "limit_of_violations",
-    "measure",
-    "populations",
-    "simulate",
-]
-
 ROWS = (150, 400, 2_000)
 _SIZE = 10_000
 _KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_000, 8

@@ -25,8 +25,6 @@ from ...protocol.safety.python_process import python_command
 from ..shared.statistics import percentile
 from .paraphrases import paraphrases
 
-__all__ = ["NOISES", "busy_processes", "in_use", "long_prompts", "paraphrase_flips", "timed", "unchanged"]
-
 _CHARS = 2_000
 _TOKEN = 4  # characters
 _DECISIONS = 1_000

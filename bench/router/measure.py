@@ -30,8 +30,6 @@ from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
 from .in_use import in_use
 
-__all__ = ["Measured", "Setting", "measure", "random_apgr", "within_folds"]
-
 FOLDS = 5
 # Two faults of RouteLLM's MMLU rows: the strong model scores 3 % on the one, the other holds a fifth of all gain.
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")

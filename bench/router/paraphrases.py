@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-__all__ = ["paraphrases"]
-
 
 def paraphrases(per_intent: int = 10, seed: int = 0) -> list[tuple[str, str]]:
     """Some hundred pairs: up to `per_intent` of each intent, no question twice. The same seed gives the same pairs."""

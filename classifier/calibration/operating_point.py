@@ -20,15 +20,6 @@ from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_row
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
 
-__all__ = [
-    "DELTA",
-    "OperatingPoint",
-    "RowsNeeded",
-    "floor_of_risk",
-    "operating_point",
-    "rows_needed",
-]
-
 DELTA = 0.1
 _ENDLESS = 10**12
 # The part of delta that goes to the cloud's own score where a quality is asked for.

@@ -30,8 +30,6 @@ from ..arrays import Array
 from ..features.gate_inputs import PromptView
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
 
-__all__ = ["Columns", "read_graded", "write_graded"]
-
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")

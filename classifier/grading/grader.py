@@ -14,8 +14,6 @@ from .agreement import GRADING, ComparableAnswer, contradict, grades, is_free_te
 from .judge import PairwiseJudge
 from .questions import Prompt
 
-__all__ = ["BY_ANSWER", "GraderName", "PairGrader"]
-
 BY_ANSWER = "reference answers of the file"
 GraderName = Literal["reference", "judge", "embedding", "agreement"]
 # Cosine of two replies that say the same, as a round number: nobody fitted it.

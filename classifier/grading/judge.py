@@ -19,8 +19,6 @@ from ...protocol.errors import UpdraftError
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import create_tables
 
-__all__ = ["JudgeCounts", "JudgementError", "PairwiseJudge", "Verdict", "VerdictCache", "verdict_in"]
-
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]
 ATTEMPTS = 3  # at a reply that holds a verdict

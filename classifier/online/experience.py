@@ -35,8 +35,6 @@ from ..features.gate_inputs import PromptView
 from ..features.parsed_question import repeated_question
 from ..features.wording import COUNTS
 
-__all__ = ["MAX_ROWS", "Experience", "Observation", "kept_messages", "pack", "readable", "unpack"]
-
 MAX_ROWS = 20_000
 _VERSION = 6
 _PRUNE_EVERY = 200

@@ -20,8 +20,6 @@ from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
-__all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
-
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _PARTIAL = ".policy.partial"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from ...protocol import settings
 
-__all__ = ["experience_file", "policies_folder", "policy_folder_of"]
-
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 

@@ -9,8 +9,6 @@ from ..calibration.operating_point import OperatingPoint, floor_of_risk, rows_ne
 from ..target import Target
 from .policy import Policy, PolicyCard
 
-__all__ = ["figures", "sentences"]
-
 
 def figures(policy: Policy, target: Target) -> dict[str, Any]:
     """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""

@@ -34,16 +34,6 @@ from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
 from .router_model import Labels, RouterModel
 
-__all__ = [
-    "FitRecipe",
-    "check_installed",
-    "estimated_tokens",
-    "fit_material",
-    "fit_policy",
-    "material_of",
-    "write_policy",
-]
-
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5

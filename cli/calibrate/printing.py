@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from ...classifier.policy.policy import Policy
     from ...router.config import RouterConfig
 
-__all__ = ["figures", "show"]
-
 
 def figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
     from ...classifier.policy.summary import figures as of

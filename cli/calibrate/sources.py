@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .kept_answers import KeptAnswers
     from .spending import Spending
 
-__all__ = ["Asking", "CalibrationRun", "Judging", "Live", "ask_both", "from_file", "from_life", "from_log"]
-
 
 @dataclass(frozen=True, slots=True)
 class Judging:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ...classifier.online.experience import Experience, Observation
     from ...text.tool_stream import AnswerParser
 
-__all__ = ["MAX_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
-
 log = logging.getLogger("updraft.router")
 
 # A draft of which less was taken over is another answer.

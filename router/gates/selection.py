@@ -12,8 +12,6 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.requests import ConfidenceSignal
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
-__all__ = ["GateSelection", "load_gates", "other_weights"]
-
 
 @dataclass(frozen=True, slots=True)
 class GateSelection:

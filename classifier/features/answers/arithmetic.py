@@ -19,8 +19,6 @@ import numpy as np
 
 from ...arrays import Array
 
-__all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks"]
-
 # A search for a set of characters skips to the next of them, one for alternatives tries every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
