@@ -1,4 +1,4 @@
-"""What the SDK adds to a call of the openai client: the same calls over an instant transport and over a stub engine."""
+"""The SDK's addition to a call of the openai client: the same calls over an instant transport and a stub engine."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DrainSeconds = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class AccessFlags:
-    """Who is let in and how, and how it is logged: options of all servers."""
+    """Callers that are let in, their protection, and the log's form: options of all servers."""
 
     allowed_hosts: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""How good a policy is on rows that its fitting never saw: ranking, honesty, unseen kinds, and what routing does.
+"""The quality of a policy on rows that its fitting never saw: ranking, honesty, unseen kinds, and routing.
 
 The results are dataclasses that serialise to JSON.
 """
@@ -177,7 +177,7 @@ def _groups(rows: Sequence[GradedRow], by: Grouping) -> list[str]:
 
 
 def _left_out_together(rows: Sequence[GradedRow], by: Grouping) -> list[list[str]]:
-    """Which groups one fit leaves out: a single kind, or the i-th family of every kind."""
+    """The groups that one fit leaves out: a single kind, or the i-th family of every kind."""
     if by == "kind":
         return [[kind] for kind in sorted({row.domain for row in rows})]
     families: dict[str, list[str]] = {}

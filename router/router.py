@@ -184,7 +184,7 @@ class Router:
                 closing.push_async_callback(tiers.local.aclose)
 
     def health(self) -> UpdraftError | None:
-        """Why no tier may answer; None where one may. The router has started."""
+        """The reason why no tier may answer; None where one may. The router has started."""
         has = self._state().availability()
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 
@@ -217,7 +217,7 @@ class Router:
         return self._respond(cascade, reply, slot)
 
     async def preview(self, request: WireRequest) -> Preview:
-        """Where a chat request would go, and why: no cloud is asked, and nothing is kept or counted.
+        """The decision for a chat request, and its reasons: no cloud is asked, and nothing is kept or counted.
 
         The device writes its answer, where a gate wants to see it. Raises UpdraftError.
         """
@@ -266,7 +266,7 @@ class Router:
     async def _guarded(
         self, request: WireRequest, work: Callable[[WireRequest, _Answering], Awaitable[WireResponse]]
     ) -> WireResponse:
-        """What `work` answers; where it fails, an OpenAI error body, after it has let go of what it held."""
+        """The response of `work`; where it fails, an OpenAI error body, after it has let go of what it held."""
         answering = _Answering(self._record(request))
         record = answering.record
         try:
@@ -428,7 +428,7 @@ class Router:
         return ModelNames(self.config, self._running())
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
-        """What `look` finds in the ledger, over a connection of its own: no request waits for it.
+        """The result of `look` on the ledger, over a connection of its own: no request waits for it.
 
         Raises NotFoundError where no ledger is kept.
         """

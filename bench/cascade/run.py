@@ -115,7 +115,7 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
 
 
 def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
-    """Why questions got no answer: how many, how many of each kind, and the first message."""
+    """The questions without an answer: their number, the number of each kind, and the first message."""
     found = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
     kinds = Counter(each.partition(":")[0] for each in found)
     return {"count": len(found), "by_kind": dict(kinds.most_common()), "first": found[0] if found else None}
@@ -133,7 +133,7 @@ def latency(replies: Iterable[Reply]) -> dict[str, float | None]:
 
 
 def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
-    """How much of the local drafts the cloud verified and kept, over the escalated requests."""
+    """The share of the local drafts that the cloud verified and kept, over the escalated requests."""
     infos = [info for info in infos_of(outcome.replies) if info.draft_proposed]
     proposed, accepted = sum(info.draft_proposed for info in infos), sum(info.draft_accepted for info in infos)
     share = accepted / proposed if proposed else None

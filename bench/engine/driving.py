@@ -1,4 +1,4 @@
-"""How requests are driven through an engine of the bench, and timed."""
+"""Requests, driven through an engine of the bench, and timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the cloud engine is by itself: throughput, decoding, prompts, the prefix cache, its start."""
+"""The speed of the cloud engine by itself: throughput, decoding, prompts, the prefix cache, its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a GPU has nothing to do between the steps of an engine: what the host costs, seen from the device.
+"""The time that a GPU has nothing to do between the steps of an engine: the host's cost, seen from the device.
 
 Inside a step, kernels follow each other in a captured graph, with gaps that no host could close.
 """

@@ -1,4 +1,4 @@
-"""What steps take, for `updraft plan`, and how far its simulation is from a real engine under the same load."""
+"""The times of steps, for `updraft plan`, and the distance of its simulation from a real engine under the same load."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Recording(Engine):
         return super()._launch(batch)
 
     def timed_step(self) -> list[str]:
-        """Whose tokens came out."""
+        """The requests that got a token."""
         came = [output.request_id for output in self.step()]
         started, self._ended = self._ended, self.clock()
         if self._content is not None:

@@ -1,4 +1,4 @@
-"""How well requests find the node that has their beginning cached: a trace, replayed over simulated nodes.
+"""The share of requests that find the node with their beginning cached: a trace, replayed over simulated nodes.
 
 Nodes never forget, so the best that any choice could reach is one cache for all of them. The choice itself is the
 gateway's, on bodies that are as long as the trace says, with its bounded memory.
@@ -87,7 +87,7 @@ class _Cache:
     hits: int = 0
 
     def take(self, blocks: Sequence[int]) -> int:
-        """How many blocks of a prompt have to be computed; they are cached from now on."""
+        """The number of blocks of a prompt that have to be computed; they are cached from now on."""
         chain = list(_chained(blocks))
         known = next((at for at, block in enumerate(chain) if block not in self.blocks), len(chain))
         self.hits += known

@@ -27,7 +27,7 @@ _MAX_OPEN = 2000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How much is measured."""
+    """The size of the measurement."""
 
     # Requests in flight, one after the other.
     concurrencies: tuple[int, ...]

@@ -42,7 +42,7 @@ class Peer(Protocol):
     """An engine that answers whole prompts, greedily, from any thread."""
 
     def answer(self, prompt: str, max_tokens: int, logprobs: int | None = None) -> int:
-        """How many tokens it wrote; with the `logprobs` most likely ones beside each, if asked for."""
+        """The number of tokens it wrote; with the `logprobs` most likely ones beside each, if asked for."""
         ...
 
 

@@ -113,7 +113,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """How byte-level BPE spells the bytes (Radford et al. 2019): themselves if they can be seen, else from 256 on."""
+    """The bytes in byte-level BPE (Radford et al. 2019): themselves if they can be seen, else from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [*map(chr, printable), *(chr(256 + number) for number in range(256 - len(printable)))]
 

@@ -1,4 +1,4 @@
-"""How the packaged gates do on held-out tasks: ranking, honesty, promises, what noise leaves, and their time."""
+"""The packaged gates on held-out tasks: ranking, honesty, promises, stability under noise, and their time."""
 
 from __future__ import annotations
 

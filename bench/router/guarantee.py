@@ -119,7 +119,7 @@ def promised(rows: CalibrationRows, alpha: float) -> Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """How gates and thresholds are found: as they ship, unless a test puts something else in their place."""
+    """The way to gates and thresholds: as they ship, unless a test puts something else in their place."""
 
     members: Sequence[str] = ("ridge",)
     fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates

@@ -193,7 +193,7 @@ def _cleaned(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
 
 
 def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
-    """How P(gain) ranks and how honest it is: overall and within every domain of some size."""
+    """The ranking and the honesty of P(gain): overall and within every domain of some size."""
     gain = gains(rows)
     domains = np.array([row.domain for row in rows])
     names, counts = np.unique(domains, return_counts=True)

@@ -1,1 +1,1 @@
-"""What several measurements use: reports, statistics and workloads."""
+"""Parts that several measurements use: reports, statistics and workloads."""

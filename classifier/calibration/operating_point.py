@@ -81,7 +81,7 @@ class RowsNeeded:
 
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
-    """How many rows to calibrate on bolder thresholds than now would take; None where it is no matter of rows."""
+    """The number of rows to calibrate on that bolder thresholds would take; None where it is no matter of rows."""
     alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
     if alpha <= 0:
         return None

@@ -1,4 +1,4 @@
-"""Who grades a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
+"""Graders of a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PairGrader:
 
     @property
     def matching(self) -> float | None:
-        """How often the judge and who grades without one say the same of whether the cloud is better."""
+        """The share of pairs for which judge and other grader agree on whether the cloud is better."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:

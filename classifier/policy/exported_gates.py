@@ -68,7 +68,7 @@ class ExportedGates:
 
     @property
     def gate2_tokens(self) -> int:
-        """How many tokens gate 2 waits for; without one more than any answer has."""
+        """The number of tokens that gate 2 waits for; without one more than any answer has."""
         return OPENING_TOKENS if "opening" in self._blocks else _NO_GATE_2
 
     @property

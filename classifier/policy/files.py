@@ -72,7 +72,7 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
 
 
 def _card(folder: Path) -> tuple[int, int] | None:
-    """Which card is in force, also told from an equal one before it."""
+    """The stamp of the card in force, also told from an equal one before it."""
     try:
         found = (folder / CARD_NAME).stat()
     except OSError:  # loading says what is wrong with it

@@ -97,7 +97,7 @@ def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
 
 
 def _prompts(card: PolicyCard, held_out: int) -> int:
-    """How many graded prompts bring so many held-out ones."""
+    """The number of graded prompts that bring so many held-out ones."""
     return ceil(held_out * card.rows / max(1, card.calibrated))
 
 

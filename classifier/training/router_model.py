@@ -79,7 +79,7 @@ class Labels:
 
     @property
     def different(self) -> int:
-        """How many different things those ask."""
+        """The number of different things that those ask."""
         return len(np.unique(self.same[self.representative]))
 
     @property

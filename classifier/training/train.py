@@ -164,7 +164,7 @@ def _session(graph: bytes) -> Any:
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:
-    """How the gates that ship rank rows that they never saw, and how honest they are."""
+    """The ranking of rows never seen by the gates that ship, and their honesty."""
     found: dict[str, float] = {}
     for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
         if p_gain is not None:

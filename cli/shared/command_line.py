@@ -1,4 +1,4 @@
-"""How all commands are shown and read: brackets in help texts are text, and `--json` needs no path."""
+"""The look and the parsing of all commands: brackets in help texts are text, and `--json` needs no path."""
 
 from __future__ import annotations
 

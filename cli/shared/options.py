@@ -28,7 +28,7 @@ MAX_TASKS = 20_000
 
 
 class Tier(StrEnum):
-    """Who answers; the values are the model names that the router knows."""
+    """The tier that answers; the values are the model names that the router knows."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -154,7 +154,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much an engine computes at a time."""
+    """The limits of what an engine computes at a time."""
 
     mode: Annotated[
         Literal["latency", "balanced", "throughput"],
@@ -228,7 +228,7 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
 
 
 def key_database(given: Path | None) -> Path:
-    """Where a gateway's keys are: as said, or in the state folder."""
+    """The file of a gateway's keys: as said, or in the state folder."""
     from ...protocol.settings import state_folder
 
     return given or state_folder() / "keys.sqlite3"

@@ -1,4 +1,4 @@
-"""How paged attention is launched: the tile of one program, and the splits of long sequences.
+"""The launch of paged attention: the tile of one program, and the splits of long sequences.
 
 These are plain functions over shapes and lengths, which can be tested without a GPU.
 """
@@ -104,7 +104,7 @@ def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
 
 
 def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """How many programs the GPU holds at a time, by shared memory and warps."""
+    """The programs that the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
     waits = launch.tiles["BLOCK_M"] < _MIN_ASYNC_ROWS
@@ -115,7 +115,7 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """How many more splits than tiles a step may have: two rounds of programs, and a bound for CUDA graphs."""
+    """The splits that a step may have beyond its tiles: two rounds of programs, and a bound for CUDA graphs."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 

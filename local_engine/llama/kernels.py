@@ -1,4 +1,4 @@
-"""Which code computes in the loaded llama.cpp: kernels of ours, linked in when it was built, or its own.
+"""The code that computes in the loaded llama.cpp: kernels of ours, linked in when it was built, or its own.
 
 `build.py` links them in (decision 056), and the library itself chooses when it is loaded. Nothing is compiled or
 changed here: this module only asks. A llama.cpp that was built otherwise runs as it is.
@@ -31,7 +31,7 @@ _log = logging.getLogger("updraft.local")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which kernels of ours serve in a process."""
+    """The kernels of ours that serve in a process."""
 
     # Weights whose matrix products are ours.
     types: tuple[str, ...] = ()

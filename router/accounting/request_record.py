@@ -262,7 +262,7 @@ class RequestRecord:
         )
 
     def traced(self, status: int) -> Attributes:
-        """What the span of the request says of it."""
+        """The attributes of the request's span."""
         about = {"gen_ai.request.model": self.model[:MAX_MODEL_CHARS], "http.response.status_code": status}
         tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
         return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}

@@ -36,7 +36,7 @@ BUSY_S = 5.0
 
 
 def pair_name(models: dict[str, str]) -> str:
-    """How experience names a pair."""
+    """The name of a pair in experience."""
     return f"{models['local']} with {models['cloud']}"
 
 

@@ -1,4 +1,4 @@
-"""Which gates a pair of models gets: by confidence, those of its calibrated policy, or none that keep it local."""
+"""The choice of a pair's gates: by confidence, those of its calibrated policy, or none that keep it local."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is wanted."""
+    """The part of a list that is wanted."""
 
     limit: int = 20
     # The id of the one before the first.

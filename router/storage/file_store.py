@@ -97,7 +97,7 @@ class FilesDatabase:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is said of a file when it is complete."""
+    """The description of a complete file."""
 
     size: int
     filename: str
@@ -134,7 +134,7 @@ class FileStore:
         return FileWriter(self, file_id, os.fdopen(descriptor, "wb", buffering=0))
 
     def path(self, file_id: str) -> Path:
-        """Where the contents lie. Callers ask `get` first: an id from outside is no path."""
+        """The path of the contents. Callers ask `get` first: an id from outside is no path."""
         return self._folder / file_id
 
     def reserve(self, file_id: str, size: int) -> None:

@@ -57,7 +57,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a key is replaced."""
+    """The rotation of a key."""
 
     # Seconds for which the old key goes on working, so that apps can change over.
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0

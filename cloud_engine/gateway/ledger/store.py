@@ -1,4 +1,4 @@
-"""Where usage rows are kept: what a database must offer, and SQLite, which offers it without a server."""
+"""Stores of usage rows: what a database must offer, and SQLite, which offers it without a server."""
 
 from __future__ import annotations
 
