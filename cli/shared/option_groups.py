@@ -19,7 +19,7 @@ class Without:
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     """`command` as typer reads it, with the fields of its option groups as parameters."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         kind, left_out = _group(hints[parameter.name])
@@ -39,7 +39,7 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def called(**values: Any) -> Any:
         for name, (kind, names) in groups.items():
-            values[name] = kind(**{each: values.pop(each) for each in names})
+            values[name] = kind(**{each: values.pop(each) for each in names if each in values})
         return command(**values)
 
     vars(called)["__signature__"] = inspect.Signature(parameters)
