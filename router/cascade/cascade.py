@@ -323,9 +323,10 @@ class Cascade:
         A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """
         remaining = self.job.remaining_s
-        if self.ruling.local and self._plan.tiers == "both":
-            finished = self._answer is not None and self._answer.finish_reason is not None
-            remaining *= 0.9 if finished else 0.5
+        if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
+            remaining *= 0.9
+        elif self.ruling.local and self._plan.tiers == "both":
+            remaining *= 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
