@@ -63,7 +63,7 @@ def evaluate(
 
 
 def errors_line(errors: Mapping[str, Any]) -> str:
-    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.errors`."""
+    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.run.errors`."""
     kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
     return f"{kinds}. The first: {errors['first']}"
 

@@ -91,16 +91,11 @@ def plan(
 
 
 def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
     from ..shared.console import Console
-    from ..shared.tables import dollars
+    from ..shared.tables import columns, dollars
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M tokens")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = columns(*headings, right=headings)
     for each in tried:
         times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
         table.add_row(
