@@ -121,7 +121,7 @@ def test_import_updraft_takes_under_300_ms() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Where `updraft` is importable from, however the tests were started."""
+    """The folder from which `updraft` can be imported, however the tests were started."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])),

@@ -218,7 +218,7 @@ class Cluster:
             self.wait_for(*group.nodes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is in the ledger, after the gateway's end and with the dead ones' intents marked."""
+        """The rows of the ledger, after the gateway's end and with the dead ones' intents marked."""
         UsageLedger(open_store(str(self.db))).close()
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row

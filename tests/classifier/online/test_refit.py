@@ -234,7 +234,7 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
 
 
 def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Material:
-    """What `learn` would fit."""
+    """The policy that `learn` would fit."""
     found: list[Material] = []
 
     def fit(material: Material, *_: object) -> Policy:
