@@ -1,4 +1,4 @@
-"""The face of the command: help that answers at once, refused nonsense, errors in one line."""
+"""The command from outside: help that answers at once, refused nonsense, errors in one line."""
 
 from __future__ import annotations
 

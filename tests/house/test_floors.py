@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from import_graph import FLOORS, ROOT, Import, imports_of, sources
 
-# Drawn sideways: the command line is the face of the benchmarks.
+# Drawn sideways: the command line shows the benchmarks.
 SIDEWAYS = {("cli", "bench")}
 MAX_LINES = 600
 HEAVY = {
