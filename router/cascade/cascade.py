@@ -243,7 +243,7 @@ class Cascade:
 
     @property
     def local_text(self) -> str:
-        """What the device has written."""
+        """The device's text."""
         return "" if self._answer is None else self._answer.text
 
     @property
@@ -349,7 +349,7 @@ class Cascade:
             check_quality(self._gates or NoPolicyGates(), job.quality)
 
     def _plan_for_deadline(self) -> State:
-        """Where a deadline leaves no time for both tiers, one after the other: choose one."""
+        """Choose one tier, where a deadline leaves no time for both, one after the other."""
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
