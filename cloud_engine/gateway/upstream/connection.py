@@ -62,7 +62,8 @@ class NodeConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         parser = self._parser
-        return parser.complete and parser.reusable and not self._chunks and self._failure is None
+        is_over = parser.complete and not self._chunks and not self._is_sending
+        return is_over and parser.reusable and self._failure is None
 
     def close(self) -> None:
         """At once: what was not sent or read is dropped."""
