@@ -19,7 +19,7 @@ from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
-from .suspects import RetryBudget, Suspects
+from .suspects import Quarantine, RetryBudget, Suspects
 from .waiting import WaitingLine
 
 _FOLLOW_S = 0.5
@@ -36,6 +36,7 @@ class NodeRegistry:
         upstream: Upstream,
         max_waiting: int = 256,
         directory: NodeDirectory | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """Raises ConfigurationError for a URL that is none, given twice, or no URL and no directory."""
         self.nodes = [Node(address) for address in addresses]
@@ -45,7 +46,7 @@ class NodeRegistry:
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
-        self.suspects = Suspects()
+        self.suspects = Suspects(quarantine)
         self._upstream = upstream
         self._chooser = Chooser()
         self._line = WaitingLine(max_waiting)
