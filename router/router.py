@@ -324,7 +324,7 @@ class Router:
             events = _events(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
-            completion: Any = answer.local_completion(reply.answer, cascade)
+            completion: Any = answer.local_completion([reply.answer, *reply.others], cascade)
         elif isinstance(reply, CloudReply):
             record.notes = answer.notes_in(reply.completion)
             completion = {**reply.completion, "updraft": record.info()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
@@ -133,6 +134,7 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            template_options=template_options,
         )
         runs = encoding_runs(segments, self._special)
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]

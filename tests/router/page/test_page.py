@@ -173,6 +173,13 @@ def test_the_router_view_moves_the_target_and_traces_a_prompt(page: Watched) -> 
     tab.locator(".trace li").first.wait_for()
     assert "Gate 1, before generation" in tab.locator(".trace").inner_text()
     tab.get_by_role("button", name="Use the router's own target").click()
+    tab.get_by_role("button", name="Use this target for all requests").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_text("The router's target: quality 1.").wait_for()
+    slider.focus()
+    tab.keyboard.press("Home")
+    tab.get_by_role("button", name="Use this target for all requests").click()
+    tab.get_by_text("The router's target: quality 0.8.").wait_for()
 
 
 def test_savings_calibration_and_models_show_their_figures(page: Watched) -> None:

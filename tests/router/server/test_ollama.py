@@ -91,6 +91,7 @@ def test_models_embeddings_and_version(client: ollama.Client) -> None:
     shown = client.show("local:latest")
     assert shown.capabilities and "tools" in shown.capabilities
     assert shown.modelinfo and shown.modelinfo["updraft.context_length"] == 512
+    assert [model.model for model in client.ps().models] == ["fake-small"]
     assert len(client.embed("cloud", ["a", "b"]).embeddings) == 2
     assert client._client.get("/api/version").json() == {"version": __version__}  # pyright: ignore[reportPrivateUsage]
 

@@ -53,6 +53,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
             tools=request.tools or (),
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            template_options=request.chat_template_kwargs,
         )
         return InputTokens(len(tokens))
 
