@@ -122,7 +122,7 @@ def test_an_answer_is_markdown_and_cannot_command_the_page(page: Watched, cloud_
 
 
 def test_stop_ends_an_answer(page: Watched, cloud_server: FakeCloud) -> None:
-    cloud_server.mode = "drip"
+    cloud_server.mode = "hang"
     try:
         tab = open_view(page, "Chat")
         tab.get_by_label("Answered by").select_option("cloud")
