@@ -44,7 +44,7 @@ class Token(Protocol):
     def top(self) -> tuple[tuple[int, float], ...]: ...
 
 
-class PromptScore(Protocol):
+class PromptTokenScore(Protocol):
     """How likely a token of the prompt was; `top`: ids that could have stood there, with their log-probabilities."""
 
     @property
@@ -79,7 +79,7 @@ class LocalAnswer:
     # (hidden_size,).
     answer_hidden: NDArray[np.float32] | None = None
     # Of each prompt token but the first, where the request asks for them.
-    prompt_scores: Sequence[PromptScore] = ()
+    prompt_scores: Sequence[PromptTokenScore] = ()
 
 
 class LocalGeneration(Protocol):
