@@ -176,7 +176,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def outputs(self) -> Constraint | None:
-        """What the answer is held to, in whichever of these fields that is. Raises InvalidRequestError for several."""
+        """The constraint of the answer, in whichever of its fields it is. Raises InvalidRequestError for several."""
         given = [name for name in _OUTPUTS if getattr(self, name) not in (None, "")]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])

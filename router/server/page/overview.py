@@ -55,7 +55,7 @@ prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):
-    """What the calibration rows did under one quality."""
+    """The calibration rows under one quality."""
 
     target: float
     cloud_share: float
