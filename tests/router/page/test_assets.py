@@ -99,6 +99,9 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         assert http.post("/v1/chat/completions", json=body).json()["updraft"]["tier"] == "local"
         drift = http.get("/updraft/policy").json()["drift"]
         assert (drift["requests"], drift["alarm"], 0 <= drift["distance"] <= 1) == (1, None, True)
+        assert http.post("/updraft/target", json={"quality": 2}).status_code == 400
+        assert http.post("/updraft/target", json={"quality": 1}).json()["target"] == "quality 1"
+        assert http.post("/v1/chat/completions", json=body).json()["updraft"]["tier"] == "cloud"
         row = http.get("/updraft/requests").json()["requests"][0]
         assert http.get(f"/updraft/requests/{row['id']}").json()["request"]["decisions"] == row["decisions"]
         for name in ("savings", "curve", "reliability"):
