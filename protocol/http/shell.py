@@ -11,6 +11,7 @@ import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from random import getrandbits  # no secret, and quicker
 from typing import Any
 
 import msgspec
@@ -33,7 +34,6 @@ from ..errors import (
 )
 from . import sse
 from .access import Access
-from .ids import new_id
 from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
@@ -315,7 +315,7 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         headers = dict(scope["headers"])
         self._path = scope["path"]
-        self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or new_id("req")
+        self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._announced = headers.get(b"content-length", b"")
         self._receive = receive

@@ -16,7 +16,7 @@ from ....protocol.errors import UpdraftError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import AnswerTooLargeError
 from .usage import Count, PromptDetails
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -125,5 +125,5 @@ async def events_as_they_are(response: Response) -> AsyncGenerator[list[bytes]]:
         try:
             events = parser.events(chunk)
         except sse.EventTooLongError as error:
-            raise UpstreamFailure(str(error)) from error
+            raise AnswerTooLargeError(str(error)) from error
         yield [event + b"\n\n" for event in events]

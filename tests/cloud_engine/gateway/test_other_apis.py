@@ -242,6 +242,7 @@ def test_what_a_form_says_of_its_model() -> None:
         (kind, form("Content-Disposition: form-data; name*=utf-8''model\r\n\r\nsmall", said)),
         (kind, form(said, end="")),
         (kind, form(*[field_of("a", "b")] * 100, said)),
+        (kind, form("a: b\r\n" * 1000 + field_of("a", "b"), said)),
         ("application/json", form(said)),
         ("multipart/form-data", form(said)),
         (kind, b""),
