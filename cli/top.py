@@ -135,6 +135,7 @@ def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
 
 def _table(found: dict[str, Any]) -> Table:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     title = (
@@ -150,8 +151,8 @@ def _table(found: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for node in found["nodes"]:
         state = "up" if node["healthy"] else f"out: {node['reason']}"
-        figures = str(node["in_flight"]), str(node["breaker_trips"])
-        table.add_row(node["url"], state, ", ".join(node["models"]), *figures)
+        texts = map(escape, (node["url"], state, ", ".join(node["models"])))
+        table.add_row(*texts, str(node["in_flight"]), str(node["breaker_trips"]))
     return table
 
 

@@ -41,12 +41,14 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
 
 def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
     """Accuracy per kind of question."""
+    from rich.markup import escape
+
     table = Table(title="right, by kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("kind")
     for heading in ("n", *(TITLES[name] for name in names)):
         table.add_column(heading, justify="right")
     for kind, row in kinds.items():
-        table.add_row(kind, f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
+        table.add_row(escape(kind), f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
     return table
 
 
