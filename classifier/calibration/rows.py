@@ -84,8 +84,9 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
+        rows = CalibrationRows(**arrays)
         _check_shapes([array for array in arrays.values() if isinstance(array, np.ndarray)])
-        return CalibrationRows(**arrays)
+        return rows
     except _UNREADABLE as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error
 
