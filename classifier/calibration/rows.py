@@ -86,6 +86,8 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
             arrays["prompts"] = int(arrays["prompts"])
         rows = CalibrationRows(**arrays)
         _check_shapes([array for array in arrays.values() if isinstance(array, np.ndarray)])
+        if not 0 < rows.evidence <= len(rows.local):
+            raise ValueError(f"{len(rows.local)} rows cannot count as {rows.evidence}")
         return rows
     except _UNREADABLE as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import read_text
 from ..optional import load_onnxruntime
@@ -34,7 +35,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         return msgspec.json.decode(read_text(path, ConfigurationError), type=dict[str, Any])
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no policy at {folder}: {path.name} is missing.") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
 
 

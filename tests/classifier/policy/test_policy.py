@@ -233,6 +233,9 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"models": {}}, "names no pair"),
         ({"blocks": {}}, "other gates than its rows were judged by"),
         ({"delta": 0}, "delta"),
+        ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
+        ({"rows": -1}, "rows"),
+        ({"rows": 10**200}, "rows"),
         ({"delta": 5.0}, "delta"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
     ],
@@ -243,6 +246,12 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
         Policy.load(copy)
+
+
+def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    with pytest.raises(ConfigurationError, match="cannot be read as a policy"):
+        Policy.load(tmp_path)
 
 
 def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: Policy, tmp_path: Path) -> None:
@@ -317,6 +326,7 @@ COLUMNS = {name: np.ones(3, np.float32) for name in ("before", "local", "cloud",
         _packed(**COLUMNS | {"before": np.full(3, np.nan)}),
         _packed(**COLUMNS | {"local": np.array([None] * 3)}),
         _packed(**COLUMNS | {"before": np.zeros(2**27, np.float32)}),
+        _packed(**COLUMNS | {"prompts": np.float32(-5)}),
         _claiming(2**50),
     ],
 )
