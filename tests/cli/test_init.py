@@ -80,6 +80,8 @@ def test_a_person_is_asked(environment, cloud: str, home: Path, tmp_path: Path) 
     assert (home / "cloud_api_key").read_text() == f"{KEY}\n"
     code, shown = at_terminal(["init"], [("[y/N]", "n")], environment, tmp_path)
     assert (code, "Replace them?" in shown) == (1, True)
+    code, _ = at_terminal(["init"], [("[y/N]", "\x03")], environment, tmp_path)
+    assert code == 130
     assert settings_in(home)["cloud_model"] == "big"
 
 
