@@ -78,15 +78,15 @@ def init(
     _keep_old(path, asks, force)
     local = _named(local, asks, "Local model", "smollm2")
     cloud = _named(cloud_url, asks, "Cloud, an OpenAI-compatible URL", "none")
-    cloud_model = (cloud_model or "").strip()
-    while cloud is not None and not cloud_model:
+    model = (cloud_model or "").strip()
+    while cloud is not None and not model:
         if not asks:
             raise ConfigurationError("--cloud-url needs --cloud-model, the name of a model there.")
-        cloud_model = typer.prompt("Model there", err=True).strip()
-    if cloud is None and (key_file or key_env or cloud_model or cloud_provider):
+        model = typer.prompt("Model there", err=True).strip()
+    if cloud is None and (key_file or key_env or model or cloud_provider):
         raise ConfigurationError("A model, a provider and a key need a cloud: name it with --cloud-url.")
     key = None if cloud is None else _key(key_file, key_env, asks)
-    answers = Answers(_installed(local, yes=yes), cloud, cloud_model, cloud_provider, key, key_file)
+    answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, key_file)
     _try_models(answers)
     _write(answers, path)
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")

@@ -40,7 +40,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, most: int) -> None:
-    """Raises OSError, and ConfigurationError for what is no file, which may have no end, and for one that is too long."""
+    """Raises OSError, and ConfigurationError for what is no file, which may have no end, and for too long a one."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         raise ConfigurationError(f"{path} is no file of a policy: it must be a file of up to {most} bytes.")

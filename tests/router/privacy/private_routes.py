@@ -135,7 +135,7 @@ async def main() -> None:
         OPENED.clear()
         asking = asyncio.ensure_future(ask(endpoints, "hello"))
         while not (OPENED or asking.done()):
-            await asyncio.sleep(0.01)
+            await asyncio.wait([asking], timeout=0.01)
         asking.cancel()  # it would be tried again
         await asyncio.wait([asking])
         print(f"not private, {what}: {'seen' if OPENED else 'MISSED'}")

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from route_requests import BODIES, FORMS, form, places, post, unknown_routes, with_text
+from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.http.wire import WireRequest, WireResponse
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy

@@ -199,7 +199,10 @@ def test_where_a_template_comes_from(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages == []
     assert TemplateSources.of("m", None, None, ["<|im_start|>"]).default == CHATML
     bare = ChatTemplate(TemplateSources.of("m", None, None, ["<start_of_turn>"]))
-    assert bare.render([Message(role="system", content="Be brief."), Message(role="user", content="hi")]) == "Be brief.\nhi\n"
+    assert (
+        bare.render([Message(role="system", content="Be brief."), Message(role="user", content="hi")])
+        == "Be brief.\nhi\n"
+    )
     assert "m has no chat template: ChatML is used" in caplog.text
     with pytest.raises(ConfigurationError, match="give `chatml` or the path of a Jinja file"):
         TemplateSources.of("m", own, str(tmp_path / "none"), ())
