@@ -94,6 +94,12 @@ def test_certificates_that_cannot_be_read_are_named(
     assert open_client(CloudEndpoint("http://cloud.example/v1")), "no certificate is needed there"
 
 
+def test_a_key_log_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", "/dev/null/keys")
+    with pytest.raises(ConfigurationError, match="SSLKEYLOGFILE=/dev/null/keys"):
+        open_client(CloudEndpoint("https://cloud.example/v1"))
+
+
 @pytest.mark.parametrize(
     "key", ["sk-secret\n", "sk-secret\r\nx-evil: 1", " sk-secret", "sk-\u0441ecret", "sk-secr\xe9t", "sk-\x00"]
 )
