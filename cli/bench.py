@@ -13,7 +13,7 @@ from .shared import json_output, options, output
 from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
-    from ..bench.report import Report
+    from ..bench.shared.report import Report
 
 app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
 
@@ -34,12 +34,12 @@ def escalation(
     """
     import asyncio
 
-    from ..bench.escalation import measure
-    from ..bench.questions import pocket_questions
+    from ..bench.cascade.escalation import measure
+    from ..bench.cascade.questions import pocket_questions
 
     config = options.Pair(local="pocket", quality=quality).config()
-    with options.with_cloud(config, _say, nodes=1) as running:
-        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, _say))
+    with options.with_cloud(config, output.note, nodes=1) as running:
+        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, output.note))
     settings = {"tasks": tasks, "rounds": rounds, "seed": seed, "quality": config.quality}
     _show(_report("escalation", settings, figures), json_path)
 
@@ -107,8 +107,8 @@ def engine(
     """
     import tempfile
 
-    from ..bench.engine import Setting, cb_settings, measure
-    from ..bench.workload import Workload
+    from ..bench.engine.measure import Setting, cb_settings, measure
+    from ..bench.shared.workload import Workload
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
@@ -124,7 +124,7 @@ def engine(
         setting = Setting(
             Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, _say, keep)
+        figures = measure(setting, output.note, keep)
     _show(_report("engine", config, figures), json_path)
 
 
@@ -141,9 +141,9 @@ def gates(
     Example
       updraft bench gates --draws 4 --json out/gates.json
     """
-    from ..bench.gates import measure
+    from ..bench.router.gates import measure
 
-    figures = measure(tasks, draws, beside, _say)
+    figures = measure(tasks, draws, beside, output.note)
     _show(_report("gates", {"tasks": tasks, "draws": draws, "beside": beside}, figures), json_path)
 
 
@@ -170,13 +170,13 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from ..bench.router import Setting, measure
-    from ..bench.router_report import terminal_plot
+    from ..bench.router.measure import Setting, measure
+    from ..bench.router.plot import terminal_plot
     from ..classifier.grading.graded_data import Columns
     from .shared.console import Console
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, _say)
+    measured = measure(setting, output.note)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
     console = Console(stderr=json_output.is_stdout(json_path))
@@ -201,11 +201,11 @@ def guarantee(
       updraft bench guarantee --json out/guarantee.json
       updraft bench guarantee --blend --runs 20
     """
-    from ..bench.guarantee import Procedure, measure
+    from ..bench.router.guarantee import Procedure, measure
     from ..classifier.training.router_model import MEMBERS
 
     procedure = Procedure(members=MEMBERS) if blend else Procedure()
-    figures = measure(runs, _say, procedure)
+    figures = measure(runs, output.note, procedure)
     _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
 
 
@@ -236,7 +236,7 @@ def live(
 
     asked = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", _say)
+        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 
@@ -270,11 +270,11 @@ def local(
       updraft bench local
       updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
     """
-    from ..bench.local import MODELS, Setting, measure
+    from ..bench.local.measure import MODELS, Setting, measure
 
     models = MODELS if model == "all" else (model,)
     setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
-    figures = measure(setting, _say)
+    figures = measure(setting, output.note)
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
     _show(_report("local", config, figures), json_path)
@@ -301,7 +301,7 @@ def gateway(
       updraft bench gateway
       updraft bench gateway --litellm-python /opt/litellm/bin/python --json out/gateway.json
     """
-    from ..bench.gateway import Setting, measure
+    from ..bench.gateway.measure import Setting, measure
 
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
@@ -309,7 +309,7 @@ def gateway(
         raise typer.BadParameter("must be numbers with commas between them", param_hint="--concurrencies") from error
     setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
     config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
-    _show(_report("gateway", config, measure(setting, _say)), json_path)
+    _show(_report("gateway", config, measure(setting, output.note)), json_path)
 
 
 @app.command()
@@ -326,8 +326,8 @@ def kernels(
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
     """
-    from ..bench.kernel_cases import cases
-    from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
+    from ..bench.kernels.cases import cases
+    from ..bench.kernels.measure import GpuClock, Measured, measure, report_of, require_cuda
     from .shared.console import Console
     from .shared.tables import kernels_table
 
@@ -342,7 +342,7 @@ def kernels(
         if not json_output.is_stdout(json_path):
             json_output.write(json_path, figures(measured))
 
-    measured = measure(cases(short=short), clock, _say, keep)
+    measured = measure(cases(short=short), clock, output.note, keep)
     Console(stderr=json_output.is_stdout(json_path)).print(kernels_table(measured.rows, device))
     if json_output.is_stdout(json_path):
         json_output.show(figures(measured))
@@ -362,19 +362,15 @@ def affinity(
     Example
       updraft bench affinity --trace conversation_trace.jsonl --nodes 4
     """
-    from ..bench.affinity import read_trace, replay
+    from ..bench.gateway.affinity import read_trace, replay
 
     figures = replay(read_trace(trace, requests), nodes, seed)
     settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed}
     _show(_report("affinity", settings, figures), json_path)
 
 
-def _say(line: str) -> None:
-    output.secho(line, dim=True, err=True)
-
-
 def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Report:
-    from ..bench.report import Report
+    from ..bench.shared.report import Report
 
     return Report.of({"bench": bench, **config}, figures)
 

@@ -15,8 +15,6 @@ from ...protocol.errors import ConfigurationError
 from ..arrays import Bools, Floats
 from ..target import Target
 
-__all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
-
 CALIBRATION_NAME = "calibration.npz"
 _MAX_BYTES = 2**28  # of all rows, once they are unpacked
 # What numpy and the zip archive raise for other bytes.

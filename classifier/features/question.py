@@ -10,8 +10,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 
-__all__ = ["question_of"]
-
 # A turn begins at one of these; the name of its speaker is what the groups catch.
 _TOKEN_TURN = re.compile(
     r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"
@@ -47,8 +45,9 @@ def question_of(text: str) -> str:
 
 
 def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Where elements start, their content begins and ends, and what follows them begins: from the first opening tag to
-    the first closing one of its name, and on behind that. In one pass over the tags: text may be made of nothing else.
+    """The places of elements: their start, the start and end of their content, and their end. Each goes from the first
+    opening tag to the first closing one of its name, the next on behind that. One pass over the tags: text may be
+    made of nothing else.
     """
     closings: dict[str, list[int]] = {}
     for found in _CLOSING_TAG.finditer(text):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from updraft.bench.router_in_use import NOISES
+from updraft.bench.router.in_use import NOISES
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.calibration.threshold_path import escalated
@@ -58,7 +58,7 @@ def measured(policy: Policy, outcomes: list[GradedRow], judged: CalibrationRows)
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """What the training command wrote about the shipped files."""
+    """The training command's record of the shipped files."""
     return json.loads((pocket.policy_folder() / "report.json").read_text())
 
 

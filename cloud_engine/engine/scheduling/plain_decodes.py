@@ -68,7 +68,7 @@ class PlainDecodes:
         return self._others
 
     def take_full(self) -> list[RequestState]:
-        """Who lacks a block for the next token; told once. To each `has_room` is to be said, or it has to `leave`."""
+        """Those that lack a block for the next token, once. To each `has_room` is to be said, or it has to `leave`."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
@@ -151,8 +151,8 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Whose answer ends with its token: at its length or by repetition (only those `due` are looked at for it), or
-        by the token itself."""
+        """Those whose answer ends with its token: at its length or by repetition (only those `due` are looked at for
+        it), or by the token itself."""
         places = {self._place(item): item for item in due}
         found = {
             at
@@ -164,7 +164,7 @@ class _Columns:
         return sorted(found)
 
     def _place(self, item: ScheduledRequest) -> int:
-        """Where it is, among those of equal order."""
+        """Its index among those of equal order."""
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 

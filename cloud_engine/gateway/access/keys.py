@@ -1,4 +1,4 @@
-"""Whose key a request carries: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
+"""The key of a request: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KeyStore:
             _log.warning("%s holds no key: every request is refused until `updraft keys create` makes one.", path)
 
     def principal(self, authorization: str) -> Principal:
-        """Who is behind an `Authorization` header.
+        """The principal behind an `Authorization` header.
 
         Raises AuthenticationError, and OverloadedError while the database cannot be read.
         """

@@ -6,7 +6,7 @@ from io import StringIO
 from typing import Literal
 
 from rich.table import Table
-from updraft.bench.cascade import Leg, Reply, TaskOutcome
+from updraft.bench.cascade.run import Leg, Reply, TaskOutcome
 from updraft.classifier.grading.questions import Question
 from updraft.cli.shared.console import Console
 from updraft.cli.shared.tables import examples_of, kinds_table

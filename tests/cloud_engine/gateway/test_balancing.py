@@ -1,4 +1,4 @@
-"""Who takes a request, who waits, and when a node or a request is kept out: the rules, without any network."""
+"""The rules of balancing, without any network: the node of a request, its wait, and nodes that are kept out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.bench.affinity import read_trace, replay
+from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
 from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
