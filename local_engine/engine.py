@@ -70,7 +70,7 @@ class LocalEngine:
         # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
-        sources = template_sources(header, self.model_id, options)
+        sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
         marks = typed_marks(model.user_defined, sources.default, sources.tool_use)
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)

@@ -222,10 +222,12 @@ class Router:
         The device writes its answer, where a gate wants to see it. Raises UpdraftError.
         """
         await self.start()
-        body, model = read_model(request.body)
-        tier = self._names().requested_tier(model)
+        body, model = await off_event_loop(request.body, lambda: read_model(request.body))
+        tier, started = self._names().requested_tier(model), time.monotonic()
         body.pop("stream", None)
-        job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
+        job = await off_event_loop(
+            request.body, lambda: read_routing_request(request, body, tier, hold_tokens=None, started=started)
+        )
         job = await self._ruled(job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
         cascade = Cascade(job, self._state().unobserved(), record)

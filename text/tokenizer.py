@@ -89,7 +89,8 @@ class Tokenizer:
         special = _added(parsed, special=True)
         if eos_token in special:
             eos_ids.add(special[eos_token])
-        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template)
+        tokens = special | _added(parsed, special=False)
+        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template, tokens)
         if tool_parser != "auto":
             sources = replace(sources, tool_style=tool_parser)
         marks = typed_marks(_added(parsed, special=False), sources.default, sources.tool_use)
