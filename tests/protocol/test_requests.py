@@ -83,12 +83,19 @@ def test_an_integral_number_is_an_integer() -> None:
 
 
 @pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options",
-                                   "prompt_cache_retention", "store", "reasoning_effort", "service_tier"])  # fmt: skip
+                                   "store", "reasoning_effort"])  # fmt: skip
 def test_what_openai_knows_and_no_engine_does_is_refused_by_name_and_null_is_absent(field: str) -> None:
     assert chat(**{field: None}) == chat()
     with pytest.raises(UnsupportedFeatureError, match=f"^{field} ") as caught:
         chat(**{field: True if field == "store" else "high"})
     assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+def test_hints_about_the_cloud_are_taken() -> None:
+    chat(service_tier="flex", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"})
+    chat(metadata={"a": "b"}, safety_identifier="me", prompt_cache_key="k", user="u", verbosity="medium")
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        chat(metadata={"a": 1})
 
 
 def test_null_is_absent_within_objects_but_not_in_schemas() -> None:

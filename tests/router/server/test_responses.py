@@ -94,6 +94,29 @@ def test_a_response_with_its_reason(client: openai.OpenAI) -> None:
     assert raw.headers["x-updraft-tier"] == "local"
 
 
+def test_what_a_prompt_would_cost(client: openai.OpenAI) -> None:
+    count = client.responses.input_tokens.count
+    asked: dict[str, Any] = {"model": "auto", "input": "hello", "tools": [TOOL], "reasoning": {"effort": "high"}}
+    assert count(**asked, truncation="auto").input_tokens == len("hello") + 1
+    first = client.responses.create(model="local", input="one")
+    said = count(input="two", instructions="Be brief.", previous_response_id=first.id)
+    assert said.input_tokens == sum(len(text) + 1 for text in ("Be brief.", "one", LOCAL_TEXT, "two"))
+    with pytest.raises(openai.BadRequestError, match="input is required"):
+        count()
+
+
+def test_what_may_be_left_out_and_what_has_no_effect(client: openai.OpenAI) -> None:
+    assert client.responses.create(instructions="Say hello.").output_text
+    tool: Any = {**TOOL, "allowed_callers": ["direct"], "defer_loading": False}
+    hints: dict[str, Any] = {"prompt_cache_retention": "24h", "service_tier": "flex", "stream_options": {}}
+    hints["include"] = ["file_search_call.results", "reasoning.encrypted_content"]
+    last = streamed(client, model="local", truncation="auto", tools=[tool], tool_choice="none", **hints)[-1]
+    assert (last.response.output_text, last.response.truncation) == (LOCAL_TEXT, "disabled")
+    with pytest.raises(openai.BadRequestError, match="conversation") as caught:
+        client.responses.create(input="hello", conversation="conv_1")
+    assert caught.value.code == "unsupported_parameter"
+
+
 def test_the_events_of_a_text(client: openai.OpenAI) -> None:
     for model, text in (("local", LOCAL_TEXT), ("cloud", CLOUD_TEXT)):
         events = streamed(client, model=model)
