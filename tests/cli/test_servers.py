@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
+from updraft.cli.shared.option_groups import expanded
 from updraft.cloud_engine.engine.config import MODES, EngineConfig
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
@@ -96,6 +97,7 @@ def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None
             )
 
 
+start_node = expanded(servers.node)  # takes options as typer gives them
 ENGINE = {
     "token_budget": 77, "max_batch_size": 5, "context_length": 9, "num_blocks": 6, "policy": "priority",
     "max_waiting": 7, "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True,
@@ -124,7 +126,7 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
     for options, given in ((plain, NODE), (plain.engine, ENGINE)):
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
-    servers.node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
+    start_node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
     engine = EngineConfig(**ENGINE, num_threads=3)  # type: ignore[arg-type]
     assert started == [process.NodeOptions(engine=engine, api_key="secret", **NODE)]  # type: ignore[arg-type]
 
@@ -135,10 +137,10 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
 def test_blocks_suit_the_device(
     device: str, block_size: int | None, used: int, started: list[process.NodeOptions]
 ) -> None:
-    servers.node("m", device=device, block_size=block_size)
+    start_node(model="m", device=device, block_size=block_size)
     assert started[0].engine.block_size == used
 
 
 def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions]) -> None:
-    servers.node("m", mode="throughput", max_step_ms=30)
+    start_node(model="m", mode="throughput", max_step_ms=30)
     assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})
