@@ -251,8 +251,8 @@ def _options(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """Who keeps what use teaches; None where there is nothing to compare, or no file for it: answers matter more than
-    what they teach, and without a learner nothing is explored.
+    """The keeper of what use teaches; None where there is nothing to compare, or no file for it: answers matter more
+    than what they teach, and without a learner nothing is explored.
     """
     if tiers.local is None or tiers.cloud is None:
         return None

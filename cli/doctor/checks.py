@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.metadata
 import os
 import socket
@@ -13,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
+from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
@@ -149,7 +148,7 @@ def check_models() -> Check:
 
         files = [pocket.pocket_small_gguf(), *sorted(pocket.pocket_large_folder().glob("*.safetensors"))]
         return ", ".join(
-            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
+            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {file_sha256(path)[:12]}" for path in files
         )
 
     return _reported("pocket models", look, "install again: pip install --force-reinstall . in a clone of Updraft")
@@ -164,7 +163,7 @@ def check_policy() -> Check:
 
         folder = pocket.policy_folder()
         pair = " with ".join(Policy.load(folder).models.values())
-        return f"of the packaged pair, {pair}; sha256 {_sha256(folder / 'policy.json')[:12]}"
+        return f"of the packaged pair, {pair}; sha256 {file_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
         "policy",
@@ -330,8 +329,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

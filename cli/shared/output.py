@@ -21,6 +21,11 @@ def secho(text: str, *, err: bool = False, nl: bool = True, **style: Any) -> Non
     typer.secho(printable(text), err=err, nl=nl, **style)
 
 
+def note(line: str) -> None:
+    """A line beside the result: dim, on standard error."""
+    secho(line, dim=True, err=True)
+
+
 def as_json(value: Any) -> str:
     """JSON in which every character that a terminal would obey is an escape of JSON's own, so that nothing is lost."""
     text = json.dumps(value, indent=2, ensure_ascii=False)

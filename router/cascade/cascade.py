@@ -318,7 +318,7 @@ class Cascade:
         return failure.allows(self.router_state.config.fallback)
 
     def cloud_time_left_s(self) -> float:
-        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
+        """The time to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
         A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """

@@ -1,4 +1,4 @@
-"""The face of the command: help that answers at once, refused nonsense, errors in one line."""
+"""The command from outside: help that answers at once, refused nonsense, errors in one line."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_an_unknown_style_in_a_help_text_is_text() -> None:
 
     @line.command()
     def only(option: Annotated[str, typer.Option(help="Take [cloud] or [/bold]. [the default]")] = "") -> None:
-        """What pip install '.[cloud]' brings."""
+        """The packages of pip install '.[cloud]'."""
 
     output = letters(CliRunner().invoke(line, ["--help"]).output)
     assert "'.[cloud]'" in output

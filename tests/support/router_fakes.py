@@ -270,7 +270,7 @@ class FakeCloud:
         return JSONResponse({**shell, "choices": [choice], "usage": usage})
 
     async def other(self, request: Request) -> Response:
-        """What is passed on: told back, in the form that such an endpoint has."""
+        """The body that was passed on: told back, in the form that such an endpoint has."""
         raw, kind = await request.body(), request.headers["content-type"]
         body = {"raw": raw.decode(errors="replace"), "type": kind} if "multipart" in kind else json.loads(raw)
         self.requests.append(body)

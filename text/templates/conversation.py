@@ -173,7 +173,7 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Where the first of `forms` that the prompt holds ends. Texts mostly come in order: the near ones are looked for
+    """The end of the first of `forms` that the prompt holds. Texts mostly come in order: the near ones are looked for
     first, so that all texts together take no longer than one."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):

@@ -18,7 +18,7 @@ GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "r
 
 
 def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -> None:
-    """What was paid for is kept until the policy is made: at first it cannot be written."""
+    """Paid answers are kept until the policy is made: at first it cannot be written."""
     pytest.importorskip("llama_cpp")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))

@@ -1,4 +1,4 @@
-"""Who takes a request, who waits, and when a node or a request is kept out: the rules, without any network."""
+"""The rules of balancing, without any network: the node of a request, its wait, and nodes that are kept out."""
 
 from __future__ import annotations
 

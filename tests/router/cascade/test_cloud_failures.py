@@ -1,4 +1,4 @@
-"""Which failures of a cloud the caller sees, which the device's answer covers, and what they cost the next requests."""
+"""Failures of a cloud that the caller sees, those the device's answer covers, and their cost for the next requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is served as: open files under a strict policy, and data only for whoever has the key."""
+"""The page's service: open files under a strict policy, and data only for whoever has the key."""
 
 from __future__ import annotations
 

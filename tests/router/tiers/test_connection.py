@@ -1,4 +1,4 @@
-"""Which proxy a cloud is reached through, and what the environment may say wrongly about it."""
+"""The proxy to a cloud, and wrong words about it in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be a constraint, what cannot, and that the difference is told."""
+"""Texts that can be a constraint, those that cannot, and that the difference is told."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_every_text_is_in_the_prompt_of_a_real_template(name: str) -> None:
 
 
 def check(template: ChatTemplate) -> int:
-    """How many conversations it rendered; what it refuses it says."""
+    """The number of conversations it rendered; what it refuses it says."""
     rendered = 0
     for messages, tools in itertools.product(conversations(), ([], TOOLS)):
         try:

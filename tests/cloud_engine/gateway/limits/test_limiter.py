@@ -1,4 +1,4 @@
-"""Which limits hold for a request, what it reserves of them, and how a refusal and the headers read."""
+"""The limits that hold for a request, its reservations, and the words of refusals and headers."""
 
 from __future__ import annotations
 
