@@ -46,8 +46,8 @@ _MAX_ID_DIGITS = 10  # of a token id
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "service_tier": ("auto", "default"),
     "store": (False,),
+    "verbosity": ("medium",),
 }
 
 
@@ -218,12 +218,16 @@ class ChatRequest(_Shared, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    # The rest changes no answer, and has no effect on an engine of ours.
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
 
     def sampling(self) -> SamplingParams:
         if self.logprobs is not True and self.top_logprobs is not None:
