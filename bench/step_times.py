@@ -17,7 +17,8 @@ from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.engine.types.request_state import ScheduledRequest
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
-from ..cloud_engine.planning.step_time import StepContent, StepTimeModel, fit
+from ..cloud_engine.planning.step_fit import fit
+from ..cloud_engine.planning.step_time import StepContent, StepTimeModel
 from ..cloud_engine.planning.trace import PlannedRequest
 from .driving import GREEDY, engine_config
 from .workload import Workload, WorkloadRequest, draw

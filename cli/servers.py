@@ -143,6 +143,7 @@ def node(
     port: Port = options.NODE_PORT,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     mode: options.Mode = "balanced",
+    step_costs: options.StepCosts = None,
     max_batch_size: options.MaxBatchSize = None,
     token_budget: options.TokenBudget = None,
     max_step_ms: options.MaxStepMs = None,
@@ -239,14 +240,15 @@ def node(
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model models/big --register https://gateway:8000 --register-key-file node.key
     """
-    from ..cloud_engine.engine.config import EngineConfig, limits_of, usual_block_size
+    from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
+    from ..cloud_engine.planning.mode_limits import limits_from
     from ..embedded import pocket
 
     os.environ[FORMAT_VARIABLE] = log_format
     engine = EngineConfig(
-        **limits_of(
-            mode,
+        **settings_of(
+            limits_from(step_costs, mode, max_step_ms),
             max_batch_size=max_batch_size,
             token_budget=token_budget,
             max_step_ms=max_step_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,8 @@ def plan(
       updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
       updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
     """
-    from ...cloud_engine.engine.config import EngineConfig, limits_of
+    from ...cloud_engine.engine.config import EngineConfig, ModeLimits, settings_of
+    from ...cloud_engine.planning.mode_limits import limits_from
     from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
     from ...cloud_engine.planning.simulation import NodeShape
     from ...cloud_engine.planning.step_time import read_costs
@@ -64,15 +66,21 @@ def plan(
     config = EngineConfig(
         context_length=context_length,
         block_size=block_size,
-        **limits_of(mode, max_batch_size=max_batch_size, token_budget=token_budget, max_step_ms=max_step_ms),
+        **settings_of(
+            limits_from(costs, mode, max_step_ms),
+            max_batch_size=max_batch_size,
+            token_budget=token_budget,
+            max_step_ms=max_step_ms,
+        ),
     )
     shape = NodeShape(config, read_costs(costs), num_blocks)
+    limits = {field.name: getattr(config, field.name) for field in fields(ModeLimits)}
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    found: dict[str, Any] = {"nodes": enough.nodes, "tried": [facts(each) for each in tried]}
+    found: dict[str, Any] = {"nodes": enough.nodes, "limits": limits, "tried": [facts(each) for each in tried]}
     if cloud_share is not None:
         found["with_device"] = facts(planner.with_device(cloud_share))
     if compare:
@@ -115,6 +123,12 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
         )
     Console(highlight=False).print(table)
     output.echo(f"{enough.nodes} nodes keep the objective for {enough.share:.1%} of the requests.")
+    limits = found["limits"]
+    output.echo(
+        f"Each with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
+        f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, affinity to cached "
+        "prefixes and the network are not simulated."
+    )
     if enough.refused:
         output.echo(f"{enough.refused} requests fit no node: they are longer than its context, or its queue was full.")
     if device := found.get("with_device"):

@@ -123,6 +123,14 @@ Mode = Annotated[
     Literal["latency", "balanced", "throughput"],
     typer.Option("--mode", help="Sets the limits below: for quick streams, for tokens per second of all, or between."),
 ]
+StepCosts = Annotated[
+    Path | None,
+    typer.Option(
+        "--step-costs",
+        metavar="JSON",
+        help="Times of steps, from which --mode sets them: updraft bench engine --only steps --json PATH.",
+    ),
+]
 MaxBatchSize = Annotated[
     int | None, typer.Option("--max-batch-size", min=1, help="Requests computed together. [as --mode]")
 ]

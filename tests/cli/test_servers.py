@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -19,6 +20,8 @@ from updraft.cloud_engine.engine.config import MODES, EngineConfig
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
+from updraft.cloud_engine.planning.mode_limits import measured_limits
+from updraft.cloud_engine.planning.step_time import StepTimeModel
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
@@ -139,6 +142,12 @@ def test_blocks_suit_the_device(
     assert started[0].engine.block_size == used
 
 
-def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions]) -> None:
+def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], tmp_path: Path) -> None:
     servers.node("m", mode="throughput", max_step_ms=30)
     assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})
+    costs, file = StepTimeModel(0.01, 0.005, 1e-3), tmp_path / "costs.json"
+    file.write_text(json.dumps({"metrics": costs.figures()}))
+    servers.node("m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
+    measured = asdict(measured_limits(costs, "latency", 30)) | {"num_draft_tokens": 3}
+    assert started[1].engine == EngineConfig(**measured)
+    assert started[1].engine.max_batch_size == 4, "steps of 10 ms and 5 for each request"
