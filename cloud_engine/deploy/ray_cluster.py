@@ -46,7 +46,8 @@ def application(config: CloudConfig) -> Any:
 
     def deployment(kind: Any, **options: Any) -> Any:
         """`_internal`: Ray gives each deployment a version at random, and so replaces replicas that are as wanted."""
-        return serve.deployment(kind).options(**options, _internal=True)
+        found: Any = serve.deployment(kind)
+        return found.options(**options, _internal=True)
 
     ours = [model for model in config.models if model.kind == "updraft"]
     nodes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +148,6 @@ def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], 
     costs, file = StepTimeModel(0.01, 0.005, 1e-3), tmp_path / "costs.json"
     file.write_text(json.dumps({"metrics": costs.figures()}))
     servers.node("m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
-    measured = asdict(measured_limits(costs, "latency", 30)) | {"num_draft_tokens": 3}
-    assert started[1].engine == EngineConfig(**measured)
+    measured = replace(measured_limits(costs, "latency", 30), num_draft_tokens=3)
+    assert started[1].engine == EngineConfig(**asdict(measured))
     assert started[1].engine.max_batch_size == 4, "steps of 10 ms and 5 for each request"
