@@ -16,7 +16,7 @@ from ...protocol.unicode_forms import read_text
 from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
@@ -167,15 +167,30 @@ prepare_types(CloudConfig, EngineConfig)
 def read_config(path: Path) -> CloudConfig:
     """Raises ConfigurationError, which says where in the file; MissingDependencyError without PyYAML."""
     try:
-        config = msgspec.yaml.decode(read_text(path, ConfigurationError), type=CloudConfig)
+        import yaml
     except ImportError as error:
         raise MissingDependencyError("A cloud's file needs PyYAML: pip install '.[scale]' in a clone.") from error
+    try:
+        config = msgspec.convert(yaml.load(read_text(path, ConfigurationError), _loader(yaml)), CloudConfig)
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
-    except msgspec.DecodeError as error:
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     config.check()
     return config
+
+
+def _loader(yaml: Any) -> Any:
+    """Of plain values only. A key that is there twice is an error: the first would be dropped in silence."""
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := sorted({key for key in keys if keys.count(key) > 1}):
+                raise yaml.MarkedYAMLError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def absolute(path: str | None) -> Path | None:
