@@ -88,7 +88,7 @@ docs: install  ## build the docs site into out/site; a broken link is an error
 
 gpu:  ## with a CUDA device: GPU tests, then every kernel against its limits; installs nothing, PYTHON is used as it is
 	@mkdir -p .typing && ln -sfn .. .typing/updraft  # copies of a working tree may leave links out
-	@PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m updraft.bench.gpu $(ARGS)
+	@PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m updraft.bench.gpu.parts $(ARGS)
 
 train-small: install  ## train pocket-small, the on-device model (about ten minutes)
 	@$(BIN)/python -m updraft.embedded.train --model small --out out/small $(ARGS)

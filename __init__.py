@@ -11,7 +11,7 @@ import sys
 
 
 def _leave_working_folder() -> None:
-    """Where this package is what `python -m` runs, take the working folder off the module path.
+    """Take the working folder off the module path, where this package is what `python -m` runs.
 
     Python puts it first there: a `json.py` in a downloaded model's folder would run. It stays if it holds the package.
     """

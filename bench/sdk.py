@@ -1,4 +1,4 @@
-"""What the SDK adds to a call of the openai client: the same calls over an instant transport and over a stub engine."""
+"""The SDK's addition to a call of the openai client: the same calls over an instant transport and a stub engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from ..router.state import Tiers
 from ..router.tiers.interfaces import ChatsOnly, LocalAnswer
 from ..sdk.sharing import RuntimeLease, RuntimePool
 from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
-
-__all__ = ["measure"]
 
 _MODEL = "stub"
 _TEXT = "Yes."

@@ -10,8 +10,6 @@ import numpy as np
 from ..protocol.requests import Message
 from .arrays import Array, Bools, Floats
 
-__all__ = ["AnswerSignals", "GradedRow", "ModelStates", "gains", "scores"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerSignals:

@@ -9,8 +9,6 @@ from typing import Literal
 
 from ..protocol.errors import ConfigurationError
 
-__all__ = ["DEFAULT_QUALITY", "PROMISES", "Promise", "Target", "TargetName"]
-
 TargetName = Literal["quality", "cloud_share", "cost"]
 Promise = Literal["confidence", "mean"]
 PROMISES: tuple[Promise, ...] = ("confidence", "mean")

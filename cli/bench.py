@@ -13,7 +13,7 @@ from .shared import json_output, options, output
 from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
-    from ..bench.report import Report
+    from ..bench.shared.report import Report
 
 app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
 
@@ -34,8 +34,8 @@ def escalation(
     """
     import asyncio
 
-    from ..bench.escalation import measure
-    from ..bench.questions import pocket_questions
+    from ..bench.cascade.escalation import measure
+    from ..bench.cascade.questions import pocket_questions
 
     config = options.Pair(local="pocket", quality=quality).config()
     with options.with_cloud(config, _say, nodes=1) as running:
@@ -107,8 +107,8 @@ def engine(
     """
     import tempfile
 
-    from ..bench.engine import Setting, cb_settings, measure
-    from ..bench.workload import Workload
+    from ..bench.engine.measure import Setting, cb_settings, measure
+    from ..bench.shared.workload import Workload
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
@@ -141,7 +141,7 @@ def gates(
     Example
       updraft bench gates --draws 4 --json out/gates.json
     """
-    from ..bench.gates import measure
+    from ..bench.router.gates import measure
 
     figures = measure(tasks, draws, beside, _say)
     _show(_report("gates", {"tasks": tasks, "draws": draws, "beside": beside}, figures), json_path)
@@ -170,8 +170,8 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from ..bench.router import Setting, measure
-    from ..bench.router_report import terminal_plot
+    from ..bench.router.measure import Setting, measure
+    from ..bench.router.plot import terminal_plot
     from ..classifier.grading.graded_data import Columns
     from .shared.console import Console
 
@@ -201,7 +201,7 @@ def guarantee(
       updraft bench guarantee --json out/guarantee.json
       updraft bench guarantee --blend --runs 20
     """
-    from ..bench.guarantee import Procedure, measure
+    from ..bench.router.guarantee import Procedure, measure
     from ..classifier.training.router_model import MEMBERS
 
     procedure = Procedure(members=MEMBERS) if blend else Procedure()
@@ -270,7 +270,7 @@ def local(
       updraft bench local
       updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
     """
-    from ..bench.local import MODELS, Setting, measure
+    from ..bench.local.measure import MODELS, Setting, measure
 
     models = MODELS if model == "all" else (model,)
     setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
@@ -301,7 +301,7 @@ def gateway(
       updraft bench gateway
       updraft bench gateway --litellm-python /opt/litellm/bin/python --json out/gateway.json
     """
-    from ..bench.gateway import Setting, measure
+    from ..bench.gateway.measure import Setting, measure
 
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
@@ -326,8 +326,8 @@ def kernels(
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
     """
-    from ..bench.kernel_cases import cases
-    from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
+    from ..bench.kernels.cases import cases
+    from ..bench.kernels.measure import GpuClock, Measured, measure, report_of, require_cuda
     from .shared.console import Console
     from .shared.tables import kernels_table
 
@@ -362,7 +362,7 @@ def affinity(
     Example
       updraft bench affinity --trace conversation_trace.jsonl --nodes 4
     """
-    from ..bench.affinity import read_trace, replay
+    from ..bench.gateway.affinity import read_trace, replay
 
     figures = replay(read_trace(trace, requests), nodes, seed)
     settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed}
@@ -374,7 +374,7 @@ def _say(line: str) -> None:
 
 
 def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Report:
-    from ..bench.report import Report
+    from ..bench.shared.report import Report
 
     return Report.of({"bench": bench, **config}, figures)
 

@@ -13,21 +13,21 @@ from ..protocol.errors import UpdraftError
 from .shared import json_output, options
 
 if TYPE_CHECKING:
-    from ..bench.cascade import Leg, TaskOutcome
+    from ..bench.cascade.run import Leg, TaskOutcome
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
     from .shared.console import Console
     from .shared.stack import PocketCloud
     from .shared.watch import Watch
 
-FEWEST_TASKS = 20
+MIN_TASKS = 20
 CONCURRENCY = 8
 LATENCY_SAMPLE = 24
 
 
 def demo(
     tasks: Annotated[
-        int, typer.Option(min=FEWEST_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
+        int, typer.Option(min=MIN_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
     ] = 300,
     quality: options.Quality = None,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
@@ -97,8 +97,8 @@ class _Demo:
     watch: Watch
 
     def run(self, config: RouterConfig) -> DemoFigures:
-        from ..bench.cascade import errors
-        from ..bench.questions import pocket_questions
+        from ..bench.cascade.questions import pocket_questions
+        from ..bench.cascade.run import errors
         from .shared.measuring import run_legs
         from .shared.stack import pocket_cloud
 
@@ -130,7 +130,7 @@ class _Demo:
 
 def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
     """The device works alone and one by one; the cloud under load. Latency is taken without load, on other tasks."""
-    from ..bench.cascade import Leg
+    from ..bench.cascade.run import Leg
 
     return [
         Leg("local", "local", questions),
@@ -144,7 +144,7 @@ def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
 def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ..bench.cascade import by_kind, draft_figures, figures, latency
+    from ..bench.cascade.run import by_kind, draft_figures, figures, latency
     from .evaluate import quality_kept
 
     measured = {name: outcomes[name] for name in ("local", "cloud", "routed")}
@@ -169,7 +169,7 @@ def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str
 def _routes(routed: TaskOutcome) -> dict[str, int]:
     from collections import Counter
 
-    from ..bench.cascade import infos_of
+    from ..bench.cascade.run import infos_of
 
     return dict(Counter(info.route for info in infos_of(routed.replies)))
 

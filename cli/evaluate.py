@@ -10,10 +10,11 @@ import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from .shared import json_output, options
+from .shared.option_groups import Without
 from .shared.options import Tier
 
 if TYPE_CHECKING:
-    from ..bench.cascade import Leg
+    from ..bench.cascade.run import Leg
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
 
@@ -21,6 +22,7 @@ NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
 def evaluate(
+    *,
     tasks: Annotated[
         int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Ask this many held-out pocket tasks. [200]")
     ] = None,
@@ -32,16 +34,7 @@ def evaluate(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
-    confidence: options.PlainConfidence = None,
-    confidence_signal: options.ConfidenceSignal = None,
+    pair: Annotated[options.Pair, Without("cloud_provider", "tool_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -58,10 +51,8 @@ def evaluate(
     """
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
-    ).config()
-    from ..bench.questions import pocket_questions
+    config = pair.config()
+    from ..bench.cascade.questions import pocket_questions
     from ..classifier.grading.questions import read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
@@ -72,7 +63,7 @@ def evaluate(
 
 
 def errors_line(errors: Mapping[str, Any]) -> str:
-    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.errors`."""
+    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.run.errors`."""
     kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
     return f"{kinds}. The first: {errors['first']}"
 
@@ -89,7 +80,7 @@ def measure(
 
     `tables_apart`: they are shown on standard error.
     """
-    from ..bench.cascade import by_kind, draft_figures, errors, figures
+    from ..bench.cascade.run import by_kind, draft_figures, errors, figures
     from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
@@ -119,7 +110,7 @@ def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
 
 
 def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Leg]:
-    from ..bench.cascade import Leg
+    from ..bench.cascade.run import Leg
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if absent := [tier for tier in tiers or [] if missing[tier]]:

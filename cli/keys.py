@@ -78,18 +78,15 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
     Example
       updraft keys list
     """
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from .shared.console import Console
+    from .shared.tables import columns
 
     found = _database(keys).keys()
     if as_json:
         return json_output.show([_facts(record) for record in found])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "tenant", "scopes", "models", "priority", "limits", "expires"):
-        table.add_column(heading, overflow="fold")
+    table = columns("name", "tenant", "scopes", "models", "priority", "limits", "expires", fold=True)
     for each in map(_facts, found):
         limits = ", ".join(f"{name} {value:g}" for name, value in each["limits"].items()) or "none"
         models, scopes = ", ".join(each["models"]) or "all", ", ".join(each["scopes"])

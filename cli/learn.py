@@ -13,16 +13,11 @@ import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError
 from .shared import json_output, options, output
+from .shared.option_groups import Without
 
 
 def learn(
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
+    pair: Annotated[options.Pair, Without("cloud_provider", "cloud_key_env", *options.CALIBRATED)],
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
@@ -39,7 +34,7 @@ def learn(
       updraft learn
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
-    config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost, promise).config()
+    config = pair.config()
     path = _kept(config.experience)
     from ..classifier.online.experience import Experience, readable
     from ..classifier.online.refit import GRADING
@@ -73,7 +68,7 @@ def learn(
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
         output.echo(line, err=json_output.is_stdout(json_path))
     if json_path is not None:
-        from ..bench.report import Report
+        from ..bench.shared.report import Report
 
         report = Report.of({"learn": pair_name(models)}, figures(policy, config.target))
         json_output.write(json_path, report.fields())

@@ -277,15 +277,12 @@ class _Policy:
 
 
 def _show_table(found: list[_Policy]) -> None:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from .shared.console import Console
+    from .shared.tables import columns
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "pair", "rows", "promise", "date", "fits"):
-        table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
+    table = columns("name", "pair", "rows", "promise", "date", "fits", right=("rows",), fold=True)
     for each in found:
         table.add_row(*map(escape, each.row()))
     Console(highlight=False).print(table)

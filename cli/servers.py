@@ -3,81 +3,188 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..protocol.errors import ConfigurationError
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
 
 if TYPE_CHECKING:
+    from ..cloud_engine.engine.config import EngineConfig
+    from ..cloud_engine.node.registration import RegistrationOptions
+    from ..protocol.http.tls import TlsFiles
     from ..router.config import RouterConfig
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
-LogFormat = Annotated[
-    Literal["text", "json"],
-    typer.Option(envvar=FORMAT_VARIABLE, help="Lines of the log: for people, or an object each, for machines."),
-]
 ReadyFile = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Write the address here once requests are accepted.")
 ]
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
-
-
-AllowedHosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allowed-host", metavar="NAME", help="A name that callers may use; once for each. Addresses need none."
-    ),
-]
-AllowedOrigins = Annotated[
-    list[str] | None,
-    typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
-]
-TlsCert = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; read again when it changes.")
-]
-TlsKey = Annotated[Path | None, typer.Option(metavar="PATH", help="Its private key in PEM.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plain HTTP also for other machines, as behind a TLS proxy.")
-]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class AccessFlags:
+    """Callers that are let in, their protection, and the log's form: options of all servers."""
+
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host", metavar="NAME", help="A name that callers may use; once for each. Addresses need none."
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; read again when it changes.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="PATH", help="Its private key in PEM.")] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plain HTTP also for other machines, as behind a TLS proxy.")
+    ] = False
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(envvar=FORMAT_VARIABLE, help="Lines of the log: for people, or an object each, for machines."),
+    ] = "text"
+
+    def of_node(self) -> dict[str, Any]:
+        """As nodes and gateways take it. Raises ConfigurationError for a certificate without a key, or a key alone."""
+        return {
+            "allowed_hosts": self.allowed_hosts or (),
+            "allowed_origins": self.allowed_origins or (),
+            "tls": self.tls(),
+            "insecure": self.insecure,
+        }
+
+    def tls(self) -> TlsFiles | None:
+        from ..protocol.http.tls import TlsFiles
+
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise ConfigurationError("--tls-cert and --tls-key go together: give both.", param="tls_cert")
+        return TlsFiles(self.tls_cert, self.tls_key)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationFlags:
+    """A gateway that a node announces itself to."""
+
+    register: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Gateway to announce this node to; all, if its name has several addresses."),
+    ] = None
+    register_key_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Key for it: updraft keys create NAME --scope node.")
+    ] = None
+    register_as: Annotated[
+        str | None, typer.Option(metavar="URL", help="How the gateway reaches this node. [the address it listens on]")
+    ] = None
+
+    def options(self) -> RegistrationOptions | None:
+        """Raises ConfigurationError for one without the other."""
+        from ..cloud_engine.node.registration import RegistrationOptions
+
+        if self.register is None:
+            if self.register_key_file is not None or self.register_as is not None:
+                raise ConfigurationError("--register-key-file and --register-as go with --register.", param="register")
+            return None
+        if self.register_key_file is None:
+            raise ConfigurationError("--register needs --register-key-file.", param="register_key_file")
+        return RegistrationOptions(self.register, options.key_in(self.register_key_file), self.register_as)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags(options.BatchLimits):
+    """The fields of `EngineConfig` that can be said."""
+
+    step_costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON",
+            help="Times of steps, from which --mode sets its limits: updraft bench engine --only steps --json PATH.",
+        ),
+    ] = None
+    context_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
+    ] = None
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
+    ] = None
+    default_max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of an answer whose request sets no max_tokens.")
+    ] = 4096
+    policy: Annotated[
+        Literal["fcfs", "priority", "shortest-prefill"],
+        typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
+    ] = "fcfs"
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests queued beyond those there is room for; others are refused.")
+    ] = 256
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
+    ] = True
+    num_draft_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured. [as --mode]"),
+    ] = None
+    ngram: Annotated[
+        bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
+    ] = False
+    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu, cuda or cuda:NUMBER.")] = "cpu"
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32"
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per block of the KV cache: 64 on a GPU, else 16.")
+    ] = None
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant", help="The same tokens to the last bit, whatever else is in the batch; slower."
+        ),
+    ] = False
+    attention_backend: Annotated[
+        Literal["auto", "torch", "native", "triton"],
+        typer.Option(help="What computes attention: plain torch, C on a CPU, or Triton on a GPU."),
+    ] = "auto"
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(help="On a GPU, decode by captured graphs: a start of seconds more, steps with less overhead."),
+    ] = True
+
+    def config(self, threads: int | None) -> EngineConfig:
+        from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
+        from ..cloud_engine.planning.mode_limits import limits_from
+
+        given = asdict(self)
+        of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
+        limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
+        given["block_size"] = given["block_size"] or usual_block_size(self.device)
+        return EngineConfig(**limits, **given, num_threads=threads)
+
+
 def serve(
+    *,
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
     key_env: Annotated[
         str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
     ] = None,
-    allowed_hosts: AllowedHosts = None,
-    allowed_origins: AllowedOrigins = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
-    log_format: LogFormat = "text",
+    access: AccessFlags,
     log_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Log into this file, which is put aside when it grows large.")
     ] = None,
     ready_file: ReadyFile = None,
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_provider: options.CloudProvider = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
-    confidence: options.PlainConfidence = None,
-    confidence_signal: options.ConfidenceSignal = None,
-    tool_parser: options.ToolParser = None,
-    chat_template: options.ChatTemplate = None,
+    pair: options.Pair,
 ) -> None:
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
@@ -99,22 +206,17 @@ def serve(
     from ..router.server.reload import Reload
     from .talk.conversation import introduction
 
-    os.environ[FORMAT_VARIABLE] = log_format
+    os.environ[FORMAT_VARIABLE] = access.log_format
     if log_file is not None:
         log_to_file(log_file)
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    pair = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
-    )
-    pair = replace(pair, tool_parser=tool_parser, chat_template=chat_template, cloud_provider=cloud_provider)
-    access = {"allowed_hosts": allowed_hosts, "allowed_origins": allowed_origins}
+    own = {"allowed_hosts": access.allowed_hosts, "allowed_origins": access.allowed_origins}
 
     def load() -> RouterConfig:
-        return replace(pair.config(), **{name: tuple(value) for name, value in access.items() if value})
+        return replace(pair.config(), **{name: tuple(value) for name, value in own.items() if value})
 
     config = load()
-    tls = options.tls_files(tls_cert, tls_key)
-    daemon = DaemonOptions(config, host, port, ready_file, key, tls, insecure)
+    daemon = DaemonOptions(config, host, port, ready_file, key, access.tls(), access.insecure)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)
@@ -125,6 +227,7 @@ def serve(
 
 
 def node(
+    *,
     model: Annotated[
         str,
         typer.Option(
@@ -142,57 +245,7 @@ def node(
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
-    mode: options.Mode = "balanced",
-    step_costs: options.StepCosts = None,
-    max_batch_size: options.MaxBatchSize = None,
-    token_budget: options.TokenBudget = None,
-    max_step_ms: options.MaxStepMs = None,
-    context_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
-    ] = None,
-    num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
-    ] = None,
-    default_max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an answer whose request sets no max_tokens.")
-    ] = 4096,
-    policy: Annotated[
-        Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
-    ] = "fcfs",
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests queued beyond those there is room for; others are refused.")
-    ] = 256,
-    prefix_caching: Annotated[
-        bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
-    ] = True,
-    num_draft_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured. [as --mode]"),
-    ] = None,
-    ngram: Annotated[
-        bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
-    ] = False,
-    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu, cuda or cuda:NUMBER.")] = "cpu",
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32",
-    block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per block of the KV cache: 64 on a GPU, else 16.")
-    ] = None,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant", help="The same tokens to the last bit, whatever else is in the batch; slower."
-        ),
-    ] = False,
-    attention_backend: Annotated[
-        Literal["auto", "torch", "native", "triton"],
-        typer.Option(help="What computes attention: plain torch, C on a CPU, or Triton on a GPU."),
-    ] = "auto",
-    cuda_graphs: Annotated[
-        bool,
-        typer.Option(help="On a GPU, decode by captured graphs: a start of seconds more, steps with less overhead."),
-    ] = True,
+    engine: EngineFlags,
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
     drain_seconds: DrainSeconds = 10.0,
     tool_parser: Annotated[
@@ -203,25 +256,11 @@ def node(
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Key that callers must send. [UPDRAFT_NODE_API_KEY]")
     ] = None,
-    allowed_hosts: AllowedHosts = None,
-    allowed_origins: AllowedOrigins = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
-    log_format: LogFormat = "text",
+    access: AccessFlags,
     public_metrics: Annotated[
         bool, typer.Option("--public-metrics", help="Answer /metrics without a key, as endpoint pickers ask for it.")
     ] = False,
-    register: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Gateway to announce this node to; all, if its name has several addresses."),
-    ] = None,
-    register_key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Key for it: updraft keys create NAME --scope node.")
-    ] = None,
-    register_as: Annotated[
-        str | None, typer.Option(metavar="URL", help="How the gateway reaches this node. [the address it listens on]")
-    ] = None,
+    registration: RegistrationFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -240,39 +279,14 @@ def node(
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model models/big --register https://gateway:8000 --register-key-file node.key
     """
-    from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
-    from ..cloud_engine.planning.mode_limits import limits_from
     from ..embedded import pocket
 
-    os.environ[FORMAT_VARIABLE] = log_format
-    engine = EngineConfig(
-        **settings_of(
-            limits_from(step_costs, mode, max_step_ms),
-            max_batch_size=max_batch_size,
-            token_budget=token_budget,
-            max_step_ms=max_step_ms,
-            num_draft_tokens=num_draft_tokens,
-        ),
-        context_length=context_length,
-        num_blocks=num_blocks,
-        default_max_tokens=default_max_tokens,
-        policy=policy,
-        max_waiting=max_waiting,
-        prefix_caching=prefix_caching,
-        ngram=ngram,
-        device=device,
-        dtype=dtype,
-        block_size=usual_block_size(device) if block_size is None else block_size,
-        batch_invariant=batch_invariant,
-        attention_backend=attention_backend,
-        cuda_graphs=cuda_graphs,
-        num_threads=threads,
-    )
+    os.environ[FORMAT_VARIABLE] = access.log_format
     run_node(
         NodeOptions(
             str(pocket.pocket_large_folder()) if model == "pocket" else model,
-            engine,
+            engine.config(threads),
             draft=str(pocket.pocket_small_folder()) if draft == "pocket" else draft,
             host=host,
             port=port,
@@ -282,18 +296,16 @@ def node(
             chat_template=chat_template,
             api_key=options.node_key(api_key_file),
             public_metrics=public_metrics,
-            allowed_hosts=allowed_hosts or (),
-            allowed_origins=allowed_origins or (),
-            tls=options.tls_files(tls_cert, tls_key),
-            insecure=insecure,
+            **access.of_node(),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
-            registration=options.registration(register, register_key_file, register_as),
+            registration=registration.options(),
         )
     )
 
 
 def gateway(
+    *,
     nodes: Annotated[
         list[str] | None,
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
@@ -348,12 +360,7 @@ def gateway(
     slo_tpot_s: Annotated[
         float, typer.Option(min=0.001, help="Objective for metrics: seconds per token after it.")
     ] = 0.1,
-    allowed_hosts: AllowedHosts = None,
-    allowed_origins: AllowedOrigins = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
-    log_format: LogFormat = "text",
+    access: AccessFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -372,7 +379,7 @@ def gateway(
     from ..cloud_engine.gateway.upstream.timeouts import Timeouts
     from ..protocol.settings import state_folder
 
-    os.environ[FORMAT_VARIABLE] = log_format
+    os.environ[FORMAT_VARIABLE] = access.log_format
     database = str(state_folder() / "gateway.sqlite3") if db is None else db
     run_gateway(
         GatewayOptions(
@@ -391,10 +398,7 @@ def gateway(
             response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
-            allowed_hosts=allowed_hosts or (),
-            allowed_origins=allowed_origins or (),
-            tls=options.tls_files(tls_cert, tls_key),
-            insecure=insecure,
+            **access.of_node(),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

@@ -134,8 +134,7 @@ def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
 
 
 def _table(found: dict[str, Any]) -> Table:
-    from rich import box
-    from rich.table import Table
+    from .shared.tables import columns
 
     title = (
         f"{_shown(found['requests_per_s'])} requests/s   {_shown(found['completion_tokens_per_s'])} tokens/s   "
@@ -143,11 +142,7 @@ def _table(found: dict[str, Any]) -> Table:
         f"in time {_shown(found['slo_share'])}   waiting {found['waiting']}   refused {found['refused']}   "
         f"{found['cost_usd']:.2f} USD"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("node", "state", "models"):
-        table.add_column(heading)
-    for heading in ("in flight", "trips"):
-        table.add_column(heading, justify="right")
+    table = columns("node", "state", "models", "in flight", "trips", right=("in flight", "trips"), title=title)
     for node in found["nodes"]:
         state = "up" if node["healthy"] else f"out: {node['reason']}"
         figures = str(node["in_flight"]), str(node["breaker_trips"])

@@ -1,4 +1,4 @@
-"""How good a policy is on rows that its fitting never saw: ranking, honesty, unseen kinds, and what routing does.
+"""The quality of a policy on rows that its fitting never saw: ranking, honesty, unseen kinds, and routing.
 
 The results are dataclasses that serialise to JSON.
 """
@@ -23,8 +23,6 @@ from ..classifier.features.feature_rows import featurise, has_opening
 from ..classifier.graded_row import GradedRow, scores
 from ..classifier.policy.exported_gates import ExportedGates
 from ..classifier.training.gates import FittedGates, Material
-
-__all__ = ["Grouping", "HeldOutReport", "evaluate", "is_wrong", "leave_out", "policy_probabilities"]
 
 Grouping = Literal["kind", "family"]
 _MIN_CLASS_ROWS = 5
@@ -179,7 +177,7 @@ def _groups(rows: Sequence[GradedRow], by: Grouping) -> list[str]:
 
 
 def _left_out_together(rows: Sequence[GradedRow], by: Grouping) -> list[list[str]]:
-    """Which groups one fit leaves out: a single kind, or the i-th family of every kind."""
+    """The groups that one fit leaves out: a single kind, or the i-th family of every kind."""
     if by == "kind":
         return [[kind] for kind in sorted({row.domain for row in rows})]
     families: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How people type: the suite's questions in other words, cases and blanks. Reference answers stay as they are.
+"""The suite's questions as people type: other words, cases and blanks. Reference answers stay as they are.
 
 A question is first put in other words where its kind has some, then goes through what keyboards do to it. Words are
 rules of the form "this text may stand for that one", so that a new kind needs a line here and no code.

@@ -1,4 +1,4 @@
-"""Where the packaged pocket pair lies, and what to tell a person about it."""
+"""The files of the packaged pocket pair, and the words for people about it."""
 
 from __future__ import annotations
 

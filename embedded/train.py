@@ -76,7 +76,7 @@ RECIPES = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingMachine:
-    """Where a run trains: the torch device, processes that prepare batches, whether to compile the model."""
+    """The place of a run: the torch device, processes that prepare batches, whether to compile the model."""
 
     device: str
     workers: int

@@ -114,19 +114,19 @@ class LocalEngine:
 
     @property
     def threads(self) -> int:
-        """How many the last step had: fewer than `LocalOptions.threads` while others need the processors."""
+        """The threads of the last step: fewer than `LocalOptions.threads` while others need the processors."""
         return self._resources.loop.threads
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model writes tool calls; None if its chat template shows no format that is known here."""
+        """The format of the model's tool calls; None if its chat template shows none that is known here."""
         from ..text.tool_formats import ToolFormat
 
         return ToolFormat.of(self._tool_parser, self)
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """How the model thinks before it answers; None if its chat template shows nothing of the kind."""
+        """The model's way to think before it answers; None if its chat template shows none."""
         return ReasoningStyle.of(self.chat_template.source)
 
     def special_id(self, text: str) -> int | None:

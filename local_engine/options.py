@@ -1,4 +1,4 @@
-"""How a model is to run on the device, as far as its user says so."""
+"""The user's options for a model on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """How to run a model. None lets the engine choose, or takes what `updraft tune` has found."""
+    """The options of a model. None lets the engine choose, or takes what `updraft tune` has found."""
 
     # Tokens of prompt and answer together. None: what the model was trained on, at most 4,096.
     context_length: int | None = None

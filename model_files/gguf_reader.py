@@ -72,7 +72,7 @@ def read_texts(path: Path, array: GgufArray) -> list[str]:
 
 
 class _UnusableError(Exception):
-    """Why a header cannot be used; `_mapped` makes a ModelLoadError of it."""
+    """A header that cannot be used; `_mapped` makes a ModelLoadError of it."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which weights and chat template write the local answers. A calibration holds for these alone."""
+"""The identity of weights and chat template that write the local answers. A calibration holds for these alone."""
 
 from __future__ import annotations
 

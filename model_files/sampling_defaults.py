@@ -1,4 +1,4 @@
-"""How a model's authors want it to be sampled, as its files say: `general.sampling.*` or `generation_config.json`.
+"""The sampling that a model's authors want, as its files say: `general.sampling.*` or `generation_config.json`.
 
 What a file does not say is llama.cpp's habit (`SamplingDefaults`).
 """

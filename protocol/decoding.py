@@ -1,4 +1,4 @@
-"""How bodies of requests are read: null is an absent field, 8.0 an integer, and what is unknown is refused by name."""
+"""The reading of request bodies: null is an absent field, 8.0 an integer, and what is unknown is refused by name."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Prompt = str | list[int]
 #: A prompt or several, as on the wire. `prompts_of` tells which.
 WirePrompts = str | list[str | int | list[int]]
 
-_LARGEST_ID = 2**31 - 1
+_MAX_ID = 2**31 - 1
 
 
 def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
@@ -25,8 +25,8 @@ def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
         raise _wrong(param, "it must not be empty")
     if len(prompts) > at_most:
         raise _wrong(param, f"{len(prompts)} of them are more than the {at_most} that one request may hold")
-    if any(not 0 <= token <= _LARGEST_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):
-        raise _wrong(param, f"token ids are 0 to {_LARGEST_ID}")
+    if any(not 0 <= token <= _MAX_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):
+        raise _wrong(param, f"token ids are 0 to {_MAX_ID}")
     return prompts
 
 

@@ -170,7 +170,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def outputs(self) -> StructuredOutputs | None:
-        """What the answer is held to, in whichever of its fields that is. Raises InvalidRequestError for both."""
+        """The constraint of the answer, in whichever of its fields it is. Raises InvalidRequestError for both."""
         if self.json_schema is None:
             return self.structured_outputs
         if self.structured_outputs is not None:

@@ -95,7 +95,7 @@ class AnswerNotes(msgspec.Struct, kw_only=True):
 
 
 class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger."""
+    """The origin of this answer, and its reason. They also travel as `x-updraft-*` headers and go to the ledger."""
 
     request_id: str
     tier: Literal["local", "cloud"]
@@ -263,7 +263,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """What is not known of a model is left out."""
+    """A model of a list. Fields of which nothing is known are left out."""
 
     id: str
     object: Literal["model"] = "model"

@@ -1,4 +1,4 @@
-"""How to choose tokens: one parameter set with one meaning in both engines."""
+"""The choice of tokens: one parameter set with one meaning in both engines."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ResolvedParams(SamplingParams):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How a model samples where a request does not say. The defaults are llama.cpp's, `model_files` knows others."""
+    """A model's sampling where a request does not say. The defaults are llama.cpp's, `model_files` knows others."""
 
     # 0 is greedy.
     temperature: float = 0.8

@@ -1,4 +1,4 @@
-"""Where settings and state live on a machine, and which `UPDRAFT_*` variables exist."""
+"""Places of settings and state on a machine, and the `UPDRAFT_*` variables that exist."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
 
 
 def depth_of(value: Any) -> int:
-    """How many lists and objects of decoded JSON are inside one another."""
+    """The depth of lists and objects in decoded JSON."""
     depth, level = 0, _children([value])
     while level:
         depth += 1

@@ -16,8 +16,6 @@ from typing import Literal
 
 from .errors import UpdraftError
 
-__all__ = ["normalized", "read_text", "text_lines"]
-
 _MAX_MARKS = 30
 _SNIFFED = 64  # bytes
 _MARKS = {  # the longer ones first, which begin alike

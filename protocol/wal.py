@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 _BUSY_TIMEOUT_S, _PAUSE_S = 5.0, 0.01
@@ -39,6 +39,13 @@ def transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]
         if connection.in_transaction:  # a full disk may have ended it
             connection.execute("ROLLBACK")
         raise
+
+
+def create_tables(connection: sqlite3.Connection, schema: Iterable[str]) -> None:
+    """Execute the statements of `schema` in one transaction, so that several processes may open a new file at once."""
+    with transaction(connection):
+        for statement in schema:
+            connection.execute(statement)
 
 
 def tables(connection: sqlite3.Connection) -> frozenset[str]:

@@ -76,7 +76,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class LocalModelOptions:
-    """How this process runs the local model. What is left out the engine chooses, or `updraft tune` has found."""
+    """The local model's options in this process. The engine, or `updraft tune`, chooses what is left out."""
 
     # Tokens of prompt and answer together.
     context_length: int | None = None

@@ -221,7 +221,7 @@ def open_local(config: RouterConfig) -> LocalEngine:
 
 
 def local_identity(config: RouterConfig) -> ModelIdentity:
-    """Which weights and template the local model has. Raises as `open_local` does."""
+    """The identity of the local model's weights and template. Raises as `open_local` does."""
     from ..local_engine.model_identity import identity_of
 
     return identity_of(model_file(config), _options(config))
@@ -312,7 +312,7 @@ def _pair(config: RouterConfig, local: str) -> dict[str, str]:
 
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
-    """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
+    """The folders in which a policy of the pair may lie: the user's calibration comes before the packaged one."""
     if local_server(config) is not None:
         return ()
     calibrated = policy_folder_of(models)

@@ -7,18 +7,15 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET
 
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
-    InvalidRequestError,
-    ModelNotFoundError,
     NotFoundError,
     OverloadedError,
     RequestTimeoutError,
@@ -33,20 +30,20 @@ from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
-from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
+from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
 from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
-from .gates.rules import no_local_configured
+from .model_names import ModelNames
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
-from .request.chat_request import RequestedTier, RoutingRequest, read_model, read_routing_request
+from .request.chat_request import RoutingRequest, read_model, read_routing_request
 from .responses import cloud_reasoning
 from .responses import completion as answer
-from .responses import streaming as streams
 from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
+from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent, LocalTier
@@ -73,6 +70,15 @@ class Preview:
     record: RequestRecord
     # What the device wrote for the gates.
     local_text: str
+
+
+@dataclass(slots=True)
+class _Answering:
+    """A request on its way to an answer."""
+
+    record: RequestRecord
+    # What it holds, once it has begun.
+    call: Cascade | DirectCall | None = None
 
 
 class Router:
@@ -178,7 +184,7 @@ class Router:
                 closing.push_async_callback(tiers.local.aclose)
 
     def health(self) -> UpdraftError | None:
-        """Why no tier may answer; None where one may. The router has started."""
+        """The reason why no tier may answer; None where one may. The router has started."""
         has = self._state().availability()
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 
@@ -187,59 +193,40 @@ class Router:
 
         Every failure becomes an OpenAI error body; only cancellation is raised.
         """
-        record = self._record(request)
-        cascade: Cascade | None = None
-        try:
-            async with asyncio.timeout(request.timeout_s):
-                await self.start()
-            body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
-            record.caller = caller_of(request.headers, body)
-            body["model"] = self.config.aliases.get(record.model, record.model)
-            slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
-            requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
-            job = await off_event_loop(
-                request.body,
-                lambda: read_routing_request(
-                    request, body, requested_tier, hold_tokens=hold_tokens, started=record.started
-                ),
-            )
-            if slot is not None and (kept := slot.get()) is not None:
-                return self._repeat(job, kept, record)
-            visible = {**body, "?": job.forwarded.texts}
-            job = replace(job, privacy_rule=await self._privacy.match(visible))
-            cascade = Cascade(job, self._state(), record)
-            async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
-                reply = await cascade.run()
-            return self._respond(cascade, reply, slot)
-        except asyncio.CancelledError:
-            await self._end(record, cascade, 499)
-            raise
-        except TimeoutError:
-            failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
-        except (UpdraftError, CloudFailure) as error:
-            failure = error
-        except Exception:
-            log.exception("request %s failed", record.request_id)
-            failure = answer.internal_error()
-        record.route = None
-        try:
-            if cascade is not None:
-                await cascade.aclose()
-        finally:  # also if this very wait is cancelled
-            response = self._refuse(record, failure)
-        return response
+        return await self._guarded(request, self._chat)
+
+    async def _chat(self, request: WireRequest, answering: _Answering) -> WireResponse:
+        record = answering.record
+        async with asyncio.timeout(request.timeout_s):
+            await self.start()
+        body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
+        record.caller = caller_of(request.headers, body)
+        body["model"] = self.config.aliases.get(record.model, record.model)
+        slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
+        tier, hold_tokens = self._names().requested_tier(record.model), self.config.hold_tokens
+        job = await off_event_loop(
+            request.body,
+            lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
+        )
+        if slot is not None and (kept := slot.get()) is not None:
+            return self._repeat(job, kept, record)
+        job = await self._ruled(job, body)
+        answering.call = cascade = Cascade(job, self._state(), record)
+        async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
+            reply = await cascade.run()
+        return self._respond(cascade, reply, slot)
 
     async def preview(self, request: WireRequest) -> Preview:
-        """Where a chat request would go, and why: no cloud is asked, and nothing is kept or counted.
+        """The decision for a chat request, and its reasons: no cloud is asked, and nothing is kept or counted.
 
         The device writes its answer, where a gate wants to see it. Raises UpdraftError.
         """
         await self.start()
         body, model = read_model(request.body)
-        tier = self._requested_tier(model)
+        tier = self._names().requested_tier(model)
         body.pop("stream", None)
         job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
-        job = replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
+        job = await self._ruled(job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
         cascade = Cascade(job, self._state().unobserved(), record)
         try:
@@ -247,6 +234,10 @@ class Router:
         finally:
             await cascade.aclose()
         return Preview(record, cascade.local_text)
+
+    async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
+        """With the privacy rule that one of its texts breaks."""
+        return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
@@ -257,21 +248,31 @@ class Router:
         self, request: WireRequest, handler: DirectHandler, read: Callable[[WireRequest], BodyAndModel] = read_json
     ) -> WireResponse:
         """Answer a request that no gate judges, with a row in the ledger. Failures are as in `chat`."""
-        record = self._record(request)
-        call: DirectCall | None = None
-        try:
+
+        async def answered(request: WireRequest, answering: _Answering) -> WireResponse:
+            record = answering.record
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = caller_of(request.headers, body)
-                job = direct_job(request, body, self._direct_tier(body, record.model), record)
-                visible = {**body, "?": job.forwarded.texts}
-                job = replace(job, privacy_rule=await self._privacy.match(visible))
-                call = DirectCall(request, job, self._state(), record)
+                job = direct_job(request, body, self._names().direct_tier(body, record.model), record)
+                job = await self._ruled(job, body)
+                answering.call = call = DirectCall(request, job, self._state(), record)
                 reply = await handler(call)
             return await self._reply_to(call, reply)
+
+        return await self._guarded(request, answered)
+
+    async def _guarded(
+        self, request: WireRequest, work: Callable[[WireRequest, _Answering], Awaitable[WireResponse]]
+    ) -> WireResponse:
+        """The response of `work`; where it fails, an OpenAI error body, after it has let go of what it held."""
+        answering = _Answering(self._record(request))
+        record = answering.record
+        try:
+            return await work(request, answering)
         except asyncio.CancelledError:
-            await self._end(record, call, 499)
+            await self._end(record, answering.call, 499)
             raise
         except TimeoutError:
             failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
@@ -282,9 +283,9 @@ class Router:
             failure = answer.internal_error()
         record.route = None
         try:
-            if call is not None:
-                await call.aclose()
-        finally:
+            if answering.call is not None:
+                await answering.call.aclose()
+        finally:  # also if this very wait is cancelled
             response = self._refuse(record, failure)
         return response
 
@@ -298,30 +299,12 @@ class Router:
             return WireResponse(200, {name: value for name, value in headers.items() if value}, reply.body)
         return WireResponse.json(reply, headers=answer.headers(record))
 
-    def _direct_tier(self, body: dict[str, Any], model: str) -> RequestedTier:
-        """The tier that `model` asks for; it is named in `body` as the cloud knows it. A name that is none of ours is
-        that of a model of the cloud, which has more than those for chat.
-        """
-        names, target = self._names(), self.config.aliases.get(model, model)
-        if "model" in body:
-            body["model"] = target
-        if target not in names and self.config.cloud_url is not None:
-            if self.config.counts_usd and self.config.prices.of_cloud(target) is None:
-                raise InvalidRequestError(
-                    f"The model {target[:100]!r} has no price, and a budget in US dollars needs one: set it in "
-                    "[prices.models].",
-                    param="model",
-                    code="no_price",
-                )
-            return "cloud"
-        return self._requested_tier(model)
-
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
         if isinstance(reply, CloudReply) and self.config.cloud_reasoning_tags:
             reply = CloudReply(cloud_reasoning.whole(reply.completion))
         if cascade.job.stream:
-            events = _events(cascade, reply)
+            events = events_of(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
             completion: Any = answer.local_completion(reply.answer, cascade)
@@ -431,64 +414,21 @@ class Router:
 
     def models(self) -> list[ModelCard]:
         """Every model name that a request may give. The router has started."""
-        local = self._running().local
-        room = UNSET if local is None else local.context_length  # what a cloud has room for, it says itself
-        # The owner is no node, so that nobody sends a draft.
-        return [
-            ModelCard(
-                id=name,
-                owned_by="updraft-router",
-                created=self._created,
-                max_model_len=room if tier == "local" else UNSET,
-                root=self.config.aliases.get(name, UNSET),
-                capabilities=UNSET if local is None or tier != "local" else _capabilities(local),
-            )
-            for name, tier in self._names().items()
-        ]
-
-    def device(self, model: str | None) -> LocalTier:
-        """The model on the device, which `model` names, or nobody. Raises InvalidRequestError, ModelNotFoundError."""
-        tiers = self._running()
-        if tiers.local is None:
-            raise tiers.local_missing or no_local_configured()
-        if model is not None and self._requested_tier(model) == "cloud":
-            raise InvalidRequestError(
-                f"The tokenizer of {model[:100]!r} is the cloud's: ask for that of 'local'.", param="model"
-            )
-        return tiers.local
+        return self._names().cards(self._created)
 
     def model(self, name: str) -> ModelCard:
         """One of `models()`. Raises ModelNotFoundError."""
-        for card in self.models():
-            if card.id == name:
-                return card
-        raise self._unknown_model(name)
+        return self._names().card(name, self._created)
 
-    def _requested_tier(self, model: str) -> RequestedTier:
-        names = self._names()
-        if model not in names:
-            raise self._unknown_model(model)
-        return names[model]
+    def device(self, model: str | None) -> LocalTier:
+        """The model on the device, which `model` names, or nobody. Raises InvalidRequestError, ModelNotFoundError."""
+        return self._names().device(model)
 
-    def _names(self) -> dict[str, RequestedTier]:
-        """Every model name of this router, and the tier it asks for."""
-        names: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
-        tiers = self._running()
-        if tiers.cloud is not None:
-            names |= dict.fromkeys((*(candidate.model for candidate in tiers.middle), self.config.cloud_model), "cloud")
-        if tiers.local is not None:
-            names[tiers.local.model_id] = "local"
-        for alias, target in self.config.aliases.items():
-            names[alias] = names[target]
-        return names
-
-    def _unknown_model(self, model: str) -> ModelNotFoundError:
-        return ModelNotFoundError(
-            f"The model {model[:100]!r} does not exist. Known: {', '.join(self._names())}.", param="model"
-        )
+    def _names(self) -> ModelNames:
+        return ModelNames(self.config, self._running())
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
-        """What `look` finds in the ledger, over a connection of its own: no request waits for it.
+        """The result of `look` on the ledger, over a connection of its own: no request waits for it.
 
         Raises NotFoundError where no ledger is kept.
         """
@@ -514,69 +454,6 @@ class Router:
         return self._tiers
 
 
-class StreamBody:
-    """A streamed body with exactly one end: exhausted, failed, or closed by the carrier before or while it ran."""
-
-    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
-        self._events = events
-        self._end = end
-        self._ended = False
-        self._delivered = False  # clients close a stream at its end mark, without looking for more
-
-    def __aiter__(self) -> StreamBody:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            event = await anext(self._events)
-        except StopAsyncIteration:
-            await self._finish(200)
-            raise
-        except streams.StreamError as error:
-            await self._finish(error.status)
-            return error.payload
-        except BaseException as error:
-            await self._finish(500 if isinstance(error, Exception) else 499)
-            if not isinstance(error, Exception):
-                raise
-            log.exception("a stream failed")
-            return sse.event(answer.internal_error().to_body())
-        self._delivered = event.endswith(sse.DONE)
-        return event
-
-    async def aclose(self) -> None:
-        """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
-        await self._finish(200 if self._delivered else 499)
-
-    async def _finish(self, status: int) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        try:
-            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
-                await self._events.aclose()
-        finally:
-            await self._end(status)
-
-
-def _capabilities(local: LocalTier) -> list[str]:
-    return ["chat", "completions", "embeddings", "structured_outputs", *(["tools"] if local.tool_format else [])]
-
-
 def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
     return Budget(limits, ledger) if any(limits.values()) else None
-
-
-def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
-    if isinstance(reply, LocalReply):
-        return streams.replay(cascade, reply.answer)
-    if isinstance(reply, CloudStreamReply):
-        reasoning = streams.cloud_reasoning(cascade)
-        include_usage = cascade.job.include_usage
-        return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
-    if isinstance(reply, LiveReply):
-        return streams.live(cascade, reply.run)
-    raise EngineError("The cascade gave a whole answer where a stream was asked for.")

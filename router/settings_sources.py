@@ -1,4 +1,4 @@
-"""Where the router's settings come from: one TOML file, `UPDRAFT_*` variables, overrides. The last one wins."""
+"""Sources of the router's settings: one TOML file, `UPDRAFT_*` variables, overrides. The last one wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an answer came from where it came, and what its reader thought of it: typed, over the openai clients."""
+"""The origin of an answer, and its reader's opinion of it: typed, over the openai clients."""
 
 from __future__ import annotations
 

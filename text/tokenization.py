@@ -49,7 +49,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def param(self) -> str:
-        """Which of the two is given."""
+        """The one of the two that is given."""
         return "prompt" if self.messages is None else "messages"
 
     @property

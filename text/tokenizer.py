@@ -169,7 +169,7 @@ def gpt2_byte_alphabet() -> dict[str, int]:
 
 
 def _byte_decoder(definition: dict[str, Any]) -> Any:
-    """How a vocabulary entry becomes bytes, from the `decoder` of tokenizer.json: byte-level or byte-fallback."""
+    """The bytes of a vocabulary entry, by the `decoder` of tokenizer.json: byte-level or byte-fallback."""
     decoder: dict[str, Any] | None = definition.get("decoder")
     kinds = [step["type"] for step in (decoder or {}).get("decoders", [decoder] if decoder else [])]
     if "ByteLevel" in kinds:

@@ -31,7 +31,7 @@ _MAX_PENDING = 16_384  # characters that may wait for whether a call follows
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How a family of models writes calls. `opener` comes before a call or a list of calls, `closer` after a call."""
+    """The tool calls of a family of models. `opener` comes before a call or a list of calls, `closer` after a call."""
 
     opener: str
     closer: str = ""

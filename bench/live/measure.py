@@ -41,8 +41,6 @@ from .recorded_tier import RecordedTier
 if TYPE_CHECKING:
     from ...local_engine.engine import LocalEngine
 
-__all__ = ["QUALITIES", "Half", "Setting", "divided", "fitted", "measure", "measure_engine", "routed"]
-
 QUALITIES = (0.95, 0.9, 0.8, 0.7)
 _IN_TWO = 0.5
 _ENGINE_QUALITY = 0.8

@@ -11,8 +11,6 @@ from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
 from ...router.tiers.interfaces import ChatsOnly, LocalAnswer
 
-__all__ = ["RecordedTier"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Signals:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["CLOUD_MODEL", "stub_cloud"]
-
 CLOUD_MODEL = "answer-sheet"
 
 

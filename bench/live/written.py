@@ -7,8 +7,6 @@ from pathlib import Path
 
 from ...classifier.grading.questions import MATCHES, Question
 
-__all__ = ["written_questions"]
-
 _ARITHMETIC = 40
 _WORD, _NUMBER, _YES_OR_NO = "Answer in one word.", "Answer with the number only.", "Answer yes or no."
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..arrays import Bools, Floats
 
-__all__ = ["max_losses", "max_losses_on_average", "mean_lower_bound", "min_rows", "stays_positive"]
-
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
     """The most k of n whose one-sided Clopper-Pearson bound is at most alpha: P(Binomial(n, alpha) <= k) <= delta.

@@ -17,8 +17,6 @@ import numpy as np
 from ..arrays import Floats
 from .drift_report import DriftReport
 
-__all__ = ["DriftMonitor", "ks_distance", "stricter"]
-
 _WINDOW, _LEAST, _EVERY = 500, 100, 25
 _CRITICAL = sqrt(-log(1e-4 / 2) / 2)
 _ERRORS = 4.0

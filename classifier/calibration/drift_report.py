@@ -1,4 +1,4 @@
-"""What the drift monitor knows, for people."""
+"""The drift monitor's knowledge, for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """What is known of the newest requests."""
+    """Figures of the newest requests."""
 
     # How many gate 1 judged, of the newest 500.
     requests: int

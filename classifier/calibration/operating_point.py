@@ -20,15 +20,6 @@ from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_row
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
 
-__all__ = [
-    "DELTA",
-    "OperatingPoint",
-    "RowsNeeded",
-    "floor_of_risk",
-    "operating_point",
-    "rows_needed",
-]
-
 DELTA = 0.1
 _ENDLESS = 10**12
 # The part of delta that goes to the cloud's own score where a quality is asked for.
@@ -90,7 +81,7 @@ class RowsNeeded:
 
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
-    """How many rows to calibrate on bolder thresholds than now would take; None where it is no matter of rows."""
+    """The number of rows to calibrate on that bolder thresholds would take; None where it is no matter of rows."""
     alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
     if alpha <= 0:
         return None

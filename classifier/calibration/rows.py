@@ -13,8 +13,6 @@ from ...protocol.errors import ConfigurationError
 from ..arrays import Bools, Floats
 from ..target import Target
 
-__all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
-
 CALIBRATION_NAME = "calibration.npz"
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from ..arrays import Bools, Floats
 
-__all__ = ["ALWAYS", "NEVER", "Judged", "Path", "Thresholds", "escalated"]
-
 ALWAYS, NEVER = -1.0, 1.0
 # Gates 1 and 2 save local time but may be wrong: each may send up this share of all rows against gate 3's judgement.
 _EARLY_WASTE = 0.01

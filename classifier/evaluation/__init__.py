@@ -1,1 +1,1 @@
-"""How good a gate is: ranking, calibration error, cost against quality."""
+"""The quality of a gate: ranking, calibration error, cost against quality."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from ..arrays import Floats
 
-__all__ = ["CostQualityCurve", "cost_quality", "fine_curve", "oracle_scores", "ranks"]
-
 _BINS = 10
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from ..arrays import Array, Floats
 from ..features.gate_inputs import RunView
 
-__all__ = ["SINGLE_SIGNALS", "TOKEN_CONFIDENCE", "single_signal"]
-
 TOKEN_CONFIDENCE = "mean_logprob"
 
 

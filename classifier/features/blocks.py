@@ -25,23 +25,6 @@ from .quantities import QUANTITY_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .wording import MEASURE_NAMES
 
-__all__ = [
-    "BLOCKS",
-    "FEATURE_VERSION",
-    "GATE_BLOCKS",
-    "OPENING_TOKENS",
-    "Answered",
-    "Block",
-    "BlockName",
-    "Mode",
-    "ReadRun",
-    "answer_hidden_of",
-    "blocks_of_all",
-    "graded_run",
-    "prompt_of",
-    "view_of",
-]
-
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
 FEATURE_VERSION = 4
 

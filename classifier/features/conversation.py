@@ -21,8 +21,6 @@ from .normalized_prompt import normalized_prompt
 from .question import question_of
 from .wording import COUNTS, MEASURE_NAMES, wording
 
-__all__ = ["CONVERSATION_NAMES", "EarlierConversation", "conversation_measures"]
-
 _QUESTION, _ANSWER = 0.5, 0.25  # weight of the wording, where the question's own is one
 
 

@@ -16,8 +16,6 @@ from ..optional import load_module
 from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ReadRun, blocks_of_all, view_of
 from .gate_inputs import RunView
 
-__all__ = ["FeatureRows", "Features", "featurise", "has_opening", "read_rows", "remembered"]
-
 # Of one row: each block's (width,), and the counts of the wording, (COUNTS,).
 Features = tuple[dict[BlockName, Array], Array]
 # Blocks that experience does not keep: a prompt could be guessed from its hidden state.

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from ..arrays import Array
 
-__all__ = ["COUNTS", "TextCounts", "count_text", "hash_of"]
-
 COUNTS = 8192
 
 _Hashes = NDArray[np.uint32]

@@ -12,8 +12,6 @@ import unicodedata
 
 from ...protocol.unicode_forms import normalized
 
-__all__ = ["normalized_prompt"]
-
 _MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # by the tag of their decompositions
 _TYPED = (
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc", "'")

@@ -18,8 +18,6 @@ from .quantities import quantities
 from .question import question_of
 from .wording import wording
 
-__all__ = ["ParsedQuestion", "repeated_question"]
-
 
 def repeated_question(prompt: PromptView) -> str:
     """The text that all prompts of one question share: no gate tells them apart."""

@@ -9,8 +9,6 @@ import numpy as np
 
 from ..arrays import Array
 
-__all__ = ["QUANTITY_NAMES", "quantities"]
-
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
 _LARGEST = 300.0  # digits: a float holds hardly more

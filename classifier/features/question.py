@@ -10,8 +10,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 
-__all__ = ["question_of"]
-
 # A turn begins at one of these; the name of its speaker is what the groups catch.
 _TOKEN_TURN = re.compile(
     r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"

@@ -19,8 +19,6 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ..arrays import Array
 from ..optional import load_module
 
-__all__ = ["EMBEDDING_MODEL", "EMBEDDING_SIZE", "SentenceEmbedder", "is_installed"]
-
 EMBEDDING_MODEL = "all-MiniLM-L6-v2"
 EMBEDDING_SIZE = 384
 _PACKAGE = "all_minilm_l6_v2"

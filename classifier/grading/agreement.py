@@ -24,8 +24,6 @@ from typing import Any
 from ..features.answers.checks import REFUSAL
 from .normalization import NormalizedAnswer
 
-__all__ = ["GRADING", "ComparableAnswer", "agree", "contradict", "grades", "is_free_text"]
-
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )

@@ -30,8 +30,6 @@ from ..arrays import Array
 from ..features.gate_inputs import PromptView
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
 
-__all__ = ["Columns", "read_graded", "write_graded"]
-
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
@@ -40,8 +38,8 @@ _CLOUD_READ, _CLOUD_WRITTEN, _MESSAGES = "cloud_prompt_tokens", "cloud_tokens", 
 _SIGNALS = ("logprobs", "entropies", "margins")
 _STATES = ("prompt_logprobs", "prompt_hidden", "answer_hidden")
 _FAMILY, _FINISH_REASON = "family", "finish_reason"
-_LARGEST_FIELD = 10_000_000
-_LARGEST_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
+_MAX_FIELD = 10_000_000
+_MAX_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str
     form = names[-1] if names else ""
     if form == ".csv":
         # Answers may be longer than the reader's own limit of 131,072 characters; the limit is the process's.
-        csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
+        csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
         reader = csv.DictReader(file, strict=True)
         twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1 and name]
         if twice:
@@ -264,7 +262,7 @@ def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
     if not isinstance(entries, list):
         raise InvalidRequestError(f"{where}: {name} must be a list of numbers, one per token, not {entries!r}.")
     for token, entry in enumerate(cast("list[object]", entries)):
-        if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) <= _LARGEST_SIGNAL:
+        if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) <= _MAX_SIGNAL:
             raise InvalidRequestError(
                 f"{where}: {name} must hold a finite number for each token, and that of token {token} is {entry!r}: "
                 f"mend it, or leave {', '.join(_STATES if name in _STATES else _SIGNALS)} out of every row."

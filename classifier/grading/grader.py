@@ -1,4 +1,4 @@
-"""Who grades a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
+"""Graders of a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ..features.sentence_embedding import EMBEDDING_MODEL
 from .agreement import GRADING, ComparableAnswer, contradict, grades, is_free_text
 from .judge import PairwiseJudge
 from .questions import Prompt
-
-__all__ = ["BY_ANSWER", "GraderName", "PairGrader"]
 
 BY_ANSWER = "reference answers of the file"
 GraderName = Literal["reference", "judge", "embedding", "agreement"]
@@ -71,7 +69,7 @@ class PairGrader:
 
     @property
     def matching(self) -> float | None:
-        """How often the judge and who grades without one say the same of whether the cloud is better."""
+        """The share of pairs for which judge and other grader agree on whether the cloud is better."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:

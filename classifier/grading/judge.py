@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...protocol.errors import ConfigurationError, UpdraftError
-from ...protocol.safety.private_files import private_file
-
-__all__ = ["JudgeCounts", "JudgementError", "PairwiseJudge", "Verdict", "VerdictCache", "verdict_in"]
+from ...protocol.errors import UpdraftError
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import create_tables
 
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]
@@ -145,6 +143,13 @@ def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS verdicts (pair BLOB PRIMARY KEY, verdict TEXT)",
+    "CREATE TABLE IF NOT EXISTS hash_key (key BLOB)",
+    "INSERT INTO hash_key SELECT randomblob(32) WHERE NOT EXISTS (SELECT key FROM hash_key)",
+)
+
+
 class VerdictCache:
     """A file of verdicts that only the user can read. It holds no text: pairs are known by keyed hashes.
 
@@ -152,19 +157,11 @@ class VerdictCache:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
-            self._connection.execute("CREATE TABLE IF NOT EXISTS verdicts (pair BLOB PRIMARY KEY, verdict TEXT)")
-            self._connection.execute("CREATE TABLE IF NOT EXISTS hash_key (key BLOB)")
-            self._connection.execute(
-                "INSERT INTO hash_key SELECT ? WHERE NOT EXISTS (SELECT key FROM hash_key)", (os.urandom(32),)
-            )
-            (self._key,) = self._connection.execute("SELECT key FROM hash_key").fetchone()
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"{path} cannot be used for the judge's verdicts ({error}): move it away, and a new one is begun."
-            ) from error
+        self._connection = SharedFile(path, "for the judge's verdicts", None).open(self._create)
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        create_tables(connection, _SCHEMA)
+        (self._key,) = connection.execute("SELECT key FROM hash_key").fetchone()
 
     def find(self, *parts: str) -> Verdict | None:
         pair = self._hash(*parts)

@@ -17,8 +17,6 @@ from itertools import pairwise
 
 from ...protocol.unicode_forms import normalized
 
-__all__ = ["NormalizedAnswer"]
-
 _BLANKLESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _LETTER = rf"[^\W\d_{_BLANKLESS}]"
 # Vowels and accents that are characters of their own: to `\w` they are no part of a word.

@@ -26,16 +26,14 @@ from numpy.typing import NDArray
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.requests import Message
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import tables, transaction, use_wal
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import tables, transaction
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features
 from ..features.gate_inputs import PromptView
 from ..features.parsed_question import repeated_question
 from ..features.wording import COUNTS
-
-__all__ = ["MAX_ROWS", "Experience", "Observation", "kept_messages", "pack", "readable", "unpack"]
 
 MAX_ROWS = 20_000
 _VERSION = 6
@@ -119,26 +117,12 @@ class Experience:
         self._most = most
         self._lock = threading.Lock()
         self._until_pruned = 0  # rows
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise _unusable(path, error) from error
-        try:
-            self._create()
-            use_wal(self._connection)
-            self._key = self._digest_key()
-            self._places = _keyed_places(self._key)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise _unusable(path, error) from error
-        except ConfigurationError:
-            self._connection.close()
-            raise
+        self._connection = SharedFile(path, "for experience", "experience").open(self._create)
+        self._places = _keyed_places(self._key)
 
-    def _create(self) -> None:
+    def _create(self, connection: sqlite3.Connection) -> None:
         """The tables, in one transaction, so that several processes may open a new file at once."""
-        with transaction(self._connection) as connection:
+        with transaction(connection):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             found = tables(connection)
             if found and "observations" not in found:
@@ -155,12 +139,12 @@ class Experience:
                 (os.urandom(_KEY_BYTES),),
             )
             connection.execute(f"PRAGMA user_version={_VERSION}")
-
-    def _digest_key(self) -> bytes:
-        found = self._connection.execute("SELECT key FROM digest_key").fetchone()
-        if found is None or not isinstance(found[0], bytes) or len(found[0]) != _KEY_BYTES:
-            raise _unusable(self.path, ValueError("the key of its digests is damaged"))
-        return found[0]
+            (self._key,) = connection.execute("SELECT key FROM digest_key").fetchone()
+        if not isinstance(self._key, bytes) or len(self._key) != _KEY_BYTES:
+            raise ConfigurationError(
+                f"The key of the digests in {self.path} is damaged: move it away, and a new one is begun.",
+                param="experience",
+            )
 
     def digest(self, prompt: PromptView) -> bytes:
         """The digest of the question in `prompt` in this file: equal for those that no gate tells apart by anything
@@ -243,13 +227,6 @@ def kept_messages(messages: Sequence[Message]) -> str:
             break
         kept.insert(0, Message(role=message.role, content=message.text))
     return msgspec.json.encode(kept).decode()
-
-
-def _unusable(path: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name another.",
-        param="experience",
-    )
 
 
 class _Packed(msgspec.Struct, array_like=True):

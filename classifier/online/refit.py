@@ -29,8 +29,6 @@ from ..training.router_model import MIN_LABELS, Labels
 from ..training.train import FitRecipe, fit_material
 from .experience import Observation, unpack
 
-__all__ = ["GRADING", "learn", "representative_sample"]
-
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
 

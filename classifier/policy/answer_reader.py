@@ -13,8 +13,6 @@ from ..features.blocks import Answered
 from ..features.gate_inputs import QUESTIONS_AT_ONCE
 from .bounded_cache import BoundedCache
 
-__all__ = ["AnswerReader"]
-
 # Line breaks over which nothing goes on: sums need a number or an operator before them, lists a comma on either side.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
 _TRIED = 8  # line breaks at most, from the end, when what was read ahead is looked for

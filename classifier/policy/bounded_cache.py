@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
-__all__ = ["BoundedCache"]
-
 Value = TypeVar("Value")
 _MAX_BYTES = 2**25
 _GROWTH = 8  # bytes of what is made of a text, at most, for each byte of it; names and numbers in it are objects

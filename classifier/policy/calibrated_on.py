@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ...protocol.requests import Message
 from ..graded_row import GradedRow
 
-__all__ = ["CalibratedOn", "scripts_of"]
-
 ENOUGH_PROMPTS = 30  # of a script, before a policy counts as calibrated on it
 _GREEK_WORD = re.compile("[\u0370-\u03ff\u1f00-\u1fff]{2}")
 _INSTRUCTIONS = ("system", "developer")

@@ -19,8 +19,6 @@ from ..features.parsed_question import ParsedQuestion
 from .answer_reader import AnswerReader
 from .bounded_cache import BoundedCache
 
-__all__ = ["BUCKETS", "BUCKET_COUNTS", "MEASURES", "P_GAIN", "TOPICS", "ExportedGates", "Graphs"]
-
 # Names of inputs and outputs of the graphs.
 BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"
 _NO_GATE_2 = 2**31
@@ -70,7 +68,7 @@ class ExportedGates:
 
     @property
     def gate2_tokens(self) -> int:
-        """How many tokens gate 2 waits for; without one more than any answer has."""
+        """The number of tokens that gate 2 waits for; without one more than any answer has."""
         return OPENING_TOKENS if "opening" in self._blocks else _NO_GATE_2
 
     @property

@@ -20,8 +20,6 @@ from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
-__all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
-
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _PARTIAL = ".policy.partial"
@@ -74,7 +72,7 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
 
 
 def _card(folder: Path) -> tuple[int, int] | None:
-    """Which card is in force, also told from an equal one before it."""
+    """The stamp of the card in force, also told from an equal one before it."""
     try:
         found = (folder / CARD_NAME).stat()
     except OSError:  # loading says what is wrong with it

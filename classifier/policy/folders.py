@@ -1,4 +1,4 @@
-"""Where the user's policies lie on a machine, and what use teaches."""
+"""Folders of the user's policies on a machine, and of what use teaches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 from ...protocol import settings
-
-__all__ = ["experience_file", "policies_folder", "policy_folder_of"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -22,10 +20,10 @@ def policy_folder_of(models: dict[str, str]) -> Path:
 
 
 def policies_folder() -> Path:
-    """Where the policies of all pairs lie."""
+    """The folder with the policies of all pairs."""
     return settings.state_folder() / "policies"
 
 
 def experience_file() -> Path:
-    """Where routers keep what use teaches, unless they are told otherwise."""
+    """The file in which routers keep what use teaches, unless they are told otherwise."""
     return settings.state_folder() / "experience.sqlite3"

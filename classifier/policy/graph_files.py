@@ -14,8 +14,6 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import read_text
 from ..optional import load_onnxruntime
 
-__all__ = ["CARD_NAME", "ML_OPSET", "OPSET", "file_named", "open_graph", "read_card", "read_checked", "sha256"]
-
 CARD_NAME = "policy.json"
 OPSET, ML_OPSET = 17, 3
 

@@ -29,8 +29,6 @@ from .exported_gates import ExportedGates, Graphs
 from .files import settled
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 
-__all__ = ["FORMAT_VERSION", "GATE_FILES", "TOPICS_FILE", "VERSIONS", "Policy", "PolicyCard", "Source"]
-
 FORMAT_VERSION = 4
 VERSIONS: dict[str, Any] = {
     "format_version": FORMAT_VERSION,

@@ -9,8 +9,6 @@ from ..calibration.operating_point import OperatingPoint, floor_of_risk, rows_ne
 from ..target import Target
 from .policy import Policy, PolicyCard
 
-__all__ = ["figures", "sentences"]
-
 
 def figures(policy: Policy, target: Target) -> dict[str, Any]:
     """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
@@ -99,7 +97,7 @@ def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
 
 
 def _prompts(card: PolicyCard, held_out: int) -> int:
-    """How many graded prompts bring so many held-out ones."""
+    """The number of graded prompts that bring so many held-out ones."""
     return ceil(held_out * card.rows / max(1, card.calibrated))
 
 

@@ -23,8 +23,6 @@ from ..policy.exported_gates import BUCKET_COUNTS, BUCKETS, MEASURES, P_GAIN, TO
 from ..policy.graph_files import ML_OPSET, OPSET
 from .router_model import Forest, Ridge, RouterModel, Topics
 
-__all__ = ["gate_to_onnx", "topics_to_onnx"]
-
 
 def topics_to_onnx(topics: Topics) -> bytes:
     """`buckets` (m,) int64 and their `counts` (m,) float32 -> `topics` (1, k) float32."""

@@ -21,8 +21,6 @@ from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
 from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
-__all__ = ["HELD_OUT", "FittedGates", "Material", "calibrated", "fit_gates", "split_rows"]
-
 # Of the rows to promise on. Simulated populations chose it (`updraft bench guarantee`).
 HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1

@@ -23,19 +23,6 @@ from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
 from ..optional import load_module
 
-__all__ = [
-    "MEMBERS",
-    "MIN_DIFFERENT",
-    "MIN_FITTED",
-    "MIN_LABELS",
-    "Forest",
-    "Labels",
-    "Ridge",
-    "RouterModel",
-    "Topics",
-    "fit_router",
-]
-
 # Graded prompts of a policy, and those among them that a router is fitted on.
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
@@ -92,7 +79,7 @@ class Labels:
 
     @property
     def different(self) -> int:
-        """How many different things those ask."""
+        """The number of different things that those ask."""
         return len(np.unique(self.same[self.representative]))
 
     @property

@@ -34,16 +34,6 @@ from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
 from .router_model import Labels, RouterModel
 
-__all__ = [
-    "FitRecipe",
-    "check_installed",
-    "estimated_tokens",
-    "fit_material",
-    "fit_policy",
-    "material_of",
-    "write_policy",
-]
-
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
@@ -174,7 +164,7 @@ def _session(graph: bytes) -> Any:
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:
-    """How the gates that ship rank rows that they never saw, and how honest they are."""
+    """The ranking of rows never seen by the gates that ship, and their honesty."""
     found: dict[str, float] = {}
     for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
         if p_gain is not None:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...router.router import Router
     from .spending import Spending
 
-__all__ = ["BothTiers", "CloudModel", "LiveRows", "RefusedError", "cloud_model"]
-
 _REFUSALS = (401, 403, 404)  # a wrong key or name: no other prompt fares better
 _BILLED_PERHAPS = (408, 504)
 _ANSWER_BYTES = 4096  # what an answer is reckoned with before it is there

@@ -9,6 +9,7 @@ import typer
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ..shared import json_output, options, output
+from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
+    *,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -64,14 +66,7 @@ def calibrate(
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column with the cloud model's score. [strong]")] = None,
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
+    pair: Annotated[options.Pair, Without("cloud_provider", *options.CALIBRATED)],
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
@@ -110,7 +105,7 @@ def calibrate(
         raise ConfigurationError("--plot draws a picture in PNG: name it FILE.png.")
     if plot is not None:
         check_plotting()
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    config = pair.config()
     if config.local is None:
         raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
     judging = sources.Judging(judge, judge_url, judge_key_env, budget)
@@ -176,7 +171,7 @@ def _fit(
         output.echo(line, err=apart)
     output.echo(_next(config), err=apart)
     if json_path is not None:
-        from ...bench.report import Report
+        from ...bench.shared.report import Report
 
         report = Report.of({"calibrate": run.source.name, **run.models}, figures(policy, config))
         json_output.write(json_path, report.fields())

@@ -21,9 +21,6 @@ from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
 
-__all__ = ["AnsweredPair", "KeptAnswers", "answers_file", "prompt_key"]
-
-
 _VERSION = 2  # of what is kept of an answer: files of another one are not read
 
 

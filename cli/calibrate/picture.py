@@ -7,8 +7,6 @@ from io import BytesIO
 from ...classifier.evaluation.cost_quality import CostQualityCurve
 from ...classifier.optional import load_module
 
-__all__ = ["check_plotting", "curve_png"]
-
 
 def check_plotting() -> None:
     """Raises MissingDependencyError without matplotlib: to be asked before rows are paid for."""

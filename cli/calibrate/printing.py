@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from ...classifier.policy.policy import Policy
     from ...router.config import RouterConfig
 
-__all__ = ["figures", "show"]
-
 
 def figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
     from ...classifier.policy.summary import figures as of
@@ -20,7 +18,7 @@ def figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
 
 def show(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str]:
     """The lines for a person; the curve also as a picture."""
-    from ...bench.router_report import terminal_plot
+    from ...bench.router.plot import terminal_plot
     from ...classifier.evaluation import cost_quality as curve
     from ...classifier.policy.summary import sentences
 

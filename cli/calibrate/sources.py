@@ -1,4 +1,4 @@
-"""Where a calibration's graded rows come from: a file, both tiers live, or what the router has kept of its use."""
+"""Sources of a calibration's graded rows: a file, both tiers live, or what the router has kept of its use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .asking import LiveRows
     from .kept_answers import KeptAnswers
     from .spending import Spending
-
-__all__ = ["Asking", "CalibrationRun", "Judging", "Live", "ask_both", "from_file", "from_life", "from_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
 
 
 def _conversation(row: Observation) -> Prompt:
-    """What was asked, as `--live` has it."""
+    """The conversation of a kept request, in the form of `--live`."""
     from ...classifier.features.gate_inputs import PromptView
     from ...classifier.grading.questions import Prompt
 

@@ -9,8 +9,6 @@ from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ...router.accounting.budget import expected_tokens
 from ...router.accounting.prices import Price, Prices
 
-__all__ = ["Spending"]
-
 
 class Spending:
     """US dollars of one calibration, earlier runs of it included. `limit` None: no limit."""

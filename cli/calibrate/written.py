@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...local_engine.engine import LocalEngine
     from ...router.config import RouterConfig
 
-__all__ = ["measured"]
-
 
 def measured(
     local: str, questions: Sequence[Question], seeds: int, answers: Path, say: Callable[[str], None]

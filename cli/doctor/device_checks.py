@@ -50,7 +50,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_kernels(served: Served) -> Check:
-    """Which code computes llama.cpp's matrix products and attention: ours for which types, or its own, and why."""
+    """The code of llama.cpp's matrix products and attention: ours for which types, or its own, and the reason."""
     found = f"ours for {', '.join(served.names)}" if served.names else "llama.cpp's own"
     found += f": {served.reason}" if served.reason else ""
     return Check("kernels", "warn" if served.fix else "ok", found, served.fix)

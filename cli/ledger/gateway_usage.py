@@ -59,18 +59,13 @@ class GatewayUsage:
         if self.form != "table":
             self._write(sums)
             return
-        from rich import box
         from rich.markup import escape
-        from rich.table import Table
 
         from ...router.accounting.explanation import printable
         from ..shared.console import Console
-        from ..shared.tables import dollars
+        from ..shared.tables import columns, dollars
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=False)
-        table.add_column(self.by)
-        for heading in _SHOWN.values():
-            table.add_column(heading, justify="right")
+        table = columns(self.by, *_SHOWN.values(), right=tuple(_SHOWN.values()))
         for each in sums:
             figures = [dollars(each[name], ".4f") if name == "cost_usd" else f"{each[name]:,}" for name in _SHOWN]
             table.add_row(escape(printable(str(next(iter(each.values()))))) or "-", *figures)

@@ -36,18 +36,13 @@ def log(
     if as_json:
         json_output.show([facts_of(row) for row in rows])
         return
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from ..shared.console import Console
-    from ..shared.tables import dollars
+    from ..shared.tables import columns, dollars
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("time", "tier", "model"):
-        table.add_column(heading)
-    for heading in ("tokens\nlocal", "tokens\ncloud", "cost", "ms"):
-        table.add_column(heading, justify="right")
+    figures = ("tokens\nlocal", "tokens\ncloud", "cost", "ms")
+    table = columns("time", "tier", "model", *figures, right=figures)
     table.add_column("reason", ratio=1)
     for row in reversed(rows):
         table.add_row(

@@ -78,17 +78,13 @@ def usage(
 
 
 def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from ...router.accounting.explanation import printable
-    from ..shared.tables import dollars, number
+    from ..shared.tables import columns, dollars, number
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=False)
-    table.add_column(by)
-    for heading in ("requests", "failed", "stayed\nlocal", "tokens\nlocal", "tokens\ncloud", "cost", "saved"):
-        table.add_column(heading, justify="right")
+    figures = ("requests", "failed", "stayed\nlocal", "tokens\nlocal", "tokens\ncloud", "cost", "saved")
+    table = columns(by, *figures, right=figures)
     for row in (*rows, total):
         if row is total:
             table.add_section()

@@ -194,15 +194,12 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
 
 
 def _show(entries: list[LibraryEntry]) -> None:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     from ..shared.console import Console
+    from ..shared.tables import columns
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "size", "state", "licence", "pulled", "source"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    table = columns("name", "size", "state", "licence", "pulled", "source", right=("size",), fold=True)
     for entry in entries:
         manifest = entry.manifest
         licence, pulled = (manifest.licence or "-", manifest.pulled_at[:10]) if manifest else ("-", "-")

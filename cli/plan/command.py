@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    *,
     trace: Annotated[
         str,
         typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger."),
@@ -28,10 +29,7 @@ def plan(
     ttft_s: Annotated[float, typer.Option(min=0.001, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, help="Objective: seconds per token after it.")] = 0.1,
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Requests within the objective.")] = 0.99,
-    mode: options.Mode = "balanced",
-    max_batch_size: options.MaxBatchSize = None,
-    token_budget: options.TokenBudget = None,
-    max_step_ms: options.MaxStepMs = None,
+    limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
     context_length: Annotated[int | None, typer.Option(min=1, help="As of updraft node. [as the cache holds]")] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a node.")] = None,
@@ -53,7 +51,7 @@ def plan(
       updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
       updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
     """
-    from ...cloud_engine.engine.config import EngineConfig, ModeLimits, settings_of
+    from ...cloud_engine.engine.config import EngineConfig, settings_of
     from ...cloud_engine.planning.mode_limits import limits_from
     from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
     from ...cloud_engine.planning.simulation import NodeShape
@@ -63,24 +61,16 @@ def plan(
 
     if plot is not None:
         picture.check_plotting()
-    config = EngineConfig(
-        context_length=context_length,
-        block_size=block_size,
-        **settings_of(
-            limits_from(costs, mode, max_step_ms),
-            max_batch_size=max_batch_size,
-            token_budget=token_budget,
-            max_step_ms=max_step_ms,
-        ),
-    )
+    given = asdict(limits)
+    used = settings_of(limits_from(costs, given.pop("mode"), limits.max_step_ms), **given)
+    config = EngineConfig(context_length=context_length, block_size=block_size, **used)
     shape = NodeShape(config, read_costs(costs), num_blocks)
-    limits = {field.name: getattr(config, field.name) for field in fields(ModeLimits)}
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    found: dict[str, Any] = {"nodes": enough.nodes, "limits": limits, "tried": [facts(each) for each in tried]}
+    found: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
     if cloud_share is not None:
         found["with_device"] = facts(planner.with_device(cloud_share))
     if compare:
@@ -100,16 +90,11 @@ def plan(
 
 
 def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
     from ..shared.console import Console
-    from ..shared.tables import dollars
+    from ..shared.tables import columns, dollars
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M tokens")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = columns(*headings, right=headings)
     for each in tried:
         times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
         table.add_row(

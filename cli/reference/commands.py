@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -81,9 +81,14 @@ def _section(path: str, command: Any, shared: list[Row]) -> Iterator[str]:
 
 
 def _options(command: Any) -> list[Row]:
-    kinds = get_type_hints(command.callback) if command.callback is not None else {}
+    taken = {} if command.callback is None else inspect.signature(command.callback, eval_str=True).parameters
+    kinds = {name: _plain(each.annotation) for name, each in taken.items()}
     found = [each for each in command.params if _is_option(each) and each.name != "help"]
     return [(_names(each), _values(each, kinds.get(each.name)), _default(each), _text(each.help)) for each in found]
+
+
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _is_option(param: Any) -> bool:

@@ -140,7 +140,7 @@ def service_spec(port: int) -> ServiceSpec:
 
 
 def log_file() -> Path:
-    """Where the service writes its log."""
+    """The service's log file."""
     from ...protocol.settings import state_folder
 
     return state_folder() / "serve.log"

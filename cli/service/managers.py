@@ -1,4 +1,4 @@
-"""What keeps a background service: systemd, launchd or the Task Scheduler, each by its own command."""
+"""Keepers of a background service: systemd, launchd or the Task Scheduler, each by its own command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServiceManager(Protocol):
         ...
 
     def status(self) -> str:
-        """What the system calls its state."""
+        """The system's word for its state."""
         ...
 
 
@@ -129,7 +129,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(*command: str, fails: bool = False) -> str:
-    """What `command` prints. `fails`: whether it may fail."""
+    """The output of `command`. `fails`: whether it may fail."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False

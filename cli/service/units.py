@@ -18,7 +18,7 @@ _TASKS = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What runs in the background."""
+    """The service that runs in the background."""
 
     # Program and arguments; the program's path is absolute. No secret is in them.
     command: tuple[str, ...]

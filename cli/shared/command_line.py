@@ -1,4 +1,4 @@
-"""How all commands are shown and read: brackets in help texts are text, and `--json` needs no path."""
+"""The look and the parsing of all commands: brackets in help texts are text, and `--json` needs no path."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from ...protocol.safety.terminal_text import printable
+from .option_groups import expanded
 
 STDOUT = "-"  # as a path: standard output
 
@@ -66,7 +67,8 @@ class CommandLine(typer.Typer):
         )
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
-        return super().command(name, **{"cls": Command, **options})
+        register = super().command(name, **{"cls": Command, **options})
+        return lambda command: register(expanded(command))
 
 
 def _escape_help(command: Any) -> None:

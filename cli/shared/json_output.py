@@ -32,7 +32,7 @@ def is_stdout(path: Path | None) -> bool:
 
 def write(path: Path | None, facts: Any) -> None:
     """Figures to where `--json` wants them, if it does."""
-    from ...bench.report import write_json
+    from ...bench.shared.report import write_json
 
     if is_stdout(path):
         show(facts)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...bench.cascade import Leg, Reply, TaskOutcome, run_leg
+from ...bench.cascade.run import Leg, Reply, TaskOutcome, run_leg
 from .watch import Watch
 
 if TYPE_CHECKING:

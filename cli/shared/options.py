@@ -6,21 +6,19 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ...classifier.target import Promise as PromiseName
+from ...classifier.target import Promise
 from ...protocol.errors import ConfigurationError
-from ...protocol.requests import ConfidenceSignal as SignalName
+from ...protocol.requests import ConfidenceSignal
 from .watch import first_uses_reported
 
 if TYPE_CHECKING:
-    from ...cloud_engine.node.registration import RegistrationOptions
-    from ...protocol.http.tls import TlsFiles
     from ...router.config import RouterConfig
 
 SERVE_PORT = 4114
@@ -30,7 +28,7 @@ MAX_TASKS = 20_000
 
 
 class Tier(StrEnum):
-    """Who answers; the values are the model names that the router knows."""
+    """The tier that answers; the values are the model names that the router knows."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -46,70 +44,9 @@ Local = Annotated[
         "pocket (the demo model in the package), ollama:MODEL, the URL of a server here, or none.",
     ),
 ]
-Cloud = Annotated[
-    str | None,
-    typer.Option(
-        "--cloud",
-        metavar="URL",
-        help="Endpoint to escalate to, e.g. https://host/v1. "
-        "With --local pocket and none the packaged cloud model is started on this machine.",
-    ),
-]
-CloudModel = Annotated[str | None, typer.Option("--cloud-model", metavar="NAME", help="Model to ask for at --cloud.")]
-CloudProvider = Annotated[
-    str | None,
-    typer.Option(
-        "--cloud-provider",
-        metavar="NAME",
-        help="Whose API --cloud speaks: openai, azure, anthropic, gemini, or an installed one. [by its host]",
-    ),
-]
-CloudKeyEnv = Annotated[
-    str | None,
-    typer.Option("--cloud-key-env", metavar="VAR", help="Environment variable that holds the key of --cloud."),
-]
 Quality = Annotated[
     float | None,
     typer.Option("--quality", metavar="SHARE", help="Share of the cloud's quality to keep, above 0 and at most 1."),
-]
-CloudShare = Annotated[
-    float | None,
-    typer.Option("--cloud-share", metavar="SHARE", help="Instead of a quality: escalate at most this share, 0 to 1."),
-]
-Cost = Annotated[
-    float | None,
-    typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
-]
-PlainConfidence = Annotated[
-    float | None,
-    typer.Option(
-        "--confidence",
-        metavar="PROBABILITY",
-        help="Instead of a calibrated target: escalate where the local model was less sure than this.",
-    ),
-]
-ConfidenceSignal = Annotated[
-    SignalName | None,
-    typer.Option(
-        "--confidence-signal",
-        help="What --confidence goes by: token probability (the default), entropy, or the margin over the runner-up.",
-    ),
-]
-Promise = Annotated[
-    PromiseName | None,
-    typer.Option(
-        "--promise",
-        help="The target holds with the calibration's confidence (the default), or in the "
-        "mean over calibrations, which escalates less.",
-    ),
-]
-ToolParser = Annotated[
-    str | None,
-    typer.Option(
-        "--tool-parser",
-        metavar="FORMAT",
-        help="How the local model writes tool calls: hermes, llama3, mistral or mistral-args. [by its chat template]",
-    ),
 ]
 ChatTemplate = Annotated[
     str | None,
@@ -117,31 +54,6 @@ ChatTemplate = Annotated[
         "--chat-template",
         metavar="PATH",
         help="Jinja file to use instead of the model's own chat template, or chatml.",
-    ),
-]
-Mode = Annotated[
-    Literal["latency", "balanced", "throughput"],
-    typer.Option("--mode", help="Sets the limits below: for quick streams, for tokens per second of all, or between."),
-]
-StepCosts = Annotated[
-    Path | None,
-    typer.Option(
-        "--step-costs",
-        metavar="JSON",
-        help="Times of steps, from which --mode sets them: updraft bench engine --only steps --json PATH.",
-    ),
-]
-MaxBatchSize = Annotated[
-    int | None, typer.Option("--max-batch-size", min=1, help="Requests computed together. [as --mode]")
-]
-TokenBudget = Annotated[
-    int | None,
-    typer.Option("--token-budget", min=1, help="Tokens computed in one step, over all requests. [as --mode]"),
-]
-MaxStepMs = Annotated[
-    int | None,
-    typer.Option(
-        "--max-step-ms", min=1, help="Prompts and drafts are cut to it: streams move between steps. [as --mode]"
     ),
 ]
 Confidence = Annotated[
@@ -159,45 +71,103 @@ PolicyFolder = Annotated[
 ]
 
 
+#: Fields of `Pair` that commands go without which calibrate: a plain threshold, and how the models are run.
+CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The two models a command was asked to use; None means "as configured"."""
+    """The two models a command was asked to use, and its target; None means "as configured"."""
 
-    local: str | None = None
-    cloud: str | None = None
-    cloud_model: str | None = None
-    cloud_key_env: str | None = None
-    quality: float | None = None
-    cloud_share: float | None = None
-    cost: float | None = None
-    promise: PromiseName | None = None
-    confidence: float | None = None
-    confidence_signal: SignalName | None = None
-    tool_parser: str | None = None
-    chat_template: str | None = None
-    cloud_provider: str | None = None
+    local: Local = None
+    cloud: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Endpoint to escalate to, e.g. https://host/v1. "
+            "With --local pocket and none the packaged cloud model is started on this machine.",
+        ),
+    ] = None
+    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for at --cloud.")] = None
+    cloud_provider: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whose API --cloud speaks: openai, azure, anthropic, gemini, or an installed one. [by its host]",
+        ),
+    ] = None
+    cloud_key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the key of --cloud.")
+    ] = None
+    quality: Quality = None
+    cloud_share: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Instead of a quality: escalate at most this share, 0 to 1.")
+    ] = None
+    cost: Annotated[
+        float | None, typer.Option(metavar="USD", help="Instead of a quality: at most this per 1,000 requests.")
+    ] = None
+    promise: Annotated[
+        Promise | None,
+        typer.Option(
+            help="The target holds with the calibration's confidence (the default), or in the "
+            "mean over calibrations, which escalates less."
+        ),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PROBABILITY",
+            help="Instead of a calibrated target: escalate where the local model was less sure than this.",
+        ),
+    ] = None
+    confidence_signal: Annotated[
+        ConfidenceSignal | None,
+        typer.Option(
+            help="What --confidence goes by: token probability (the default), entropy, "
+            "or the margin over the runner-up."
+        ),
+    ] = None
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="How the local model writes tool calls: hermes, llama3, mistral or mistral-args. "
+            "[by its chat template]",
+        ),
+    ] = None
+    chat_template: ChatTemplate = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
         from ...router.settings_sources import load_config
         from ..models.names import resolve
 
-        flags: dict[str, Any] = {
-            "local": None if self.local is None else resolve(self.local),
-            "cloud_url": self.cloud,
-            "cloud_model": self.cloud_model,
-            "cloud_provider": self.cloud_provider,
-            "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env, "--cloud-key-env"),
-            "quality": self.quality,
-            "cloud_share": self.cloud_share,
-            "cost": self.cost,
-            "promise": self.promise,
-            "confidence": self.confidence,
-            "confidence_signal": self.confidence_signal,
-            "tool_parser": self.tool_parser,
-            "chat_template": self.chat_template,
-        }
-        return load_config({name: value for name, value in flags.items() if value is not None})
+        flags = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.local is not None:
+            flags["local"] = resolve(self.local)
+        if (url := flags.pop("cloud", None)) is not None:
+            flags["cloud_url"] = url
+        if (variable := flags.pop("cloud_key_env", None)) is not None:
+            flags["cloud_api_key"] = key_from(variable, "--cloud-key-env")
+        return load_config(flags)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits of what an engine computes at a time."""
+
+    mode: Annotated[
+        Literal["latency", "balanced", "throughput"],
+        typer.Option(help="Sets the limits below: for quick streams, for tokens per second of all, or between."),
+    ] = "balanced"
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests computed together. [as --mode]")] = None
+    token_budget: Annotated[
+        int | None, typer.Option(min=1, help="Tokens computed in one step, over all requests. [as --mode]")
+    ] = None
+    max_step_ms: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompts and drafts are cut to it: streams move between steps. [as --mode]"),
+    ] = None
 
 
 def key_from(variable: str, option: str) -> str:
@@ -258,42 +228,18 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
 
 
 def key_database(given: Path | None) -> Path:
-    """Where a gateway's keys are: as said, or in the state folder."""
+    """The file of a gateway's keys: as said, or in the state folder."""
     from ...protocol.settings import state_folder
 
     return given or state_folder() / "keys.sqlite3"
 
 
-def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    """The files of --tls-cert and --tls-key. Raises ConfigurationError for one without the other."""
-    from ...protocol.http.tls import TlsFiles
-
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise ConfigurationError("--tls-cert and --tls-key go together: give both.", param="tls_cert")
-    return TlsFiles(certificate, key)
-
-
-def registration(gateway: str | None, key_file: Path | None, url: str | None) -> RegistrationOptions | None:
-    """What --register and its companions say. Raises ConfigurationError for one without the other."""
-    from ...cloud_engine.node.registration import RegistrationOptions
-
-    if gateway is None:
-        if key_file is not None or url is not None:
-            raise ConfigurationError("--register-key-file and --register-as go with --register.", param="register")
-        return None
-    if key_file is None:
-        raise ConfigurationError("--register needs --register-key-file.", param="register_key_file")
-    return RegistrationOptions(gateway, _key_in(key_file), url)
-
-
 def node_key(file: Path | None) -> str | None:
     """The key between a gateway and its nodes. Raises ConfigurationError."""
-    return (os.environ.get("UPDRAFT_NODE_API_KEY") or None) if file is None else _key_in(file)
+    return (os.environ.get("UPDRAFT_NODE_API_KEY") or None) if file is None else key_in(file)
 
 
-def _key_in(file: Path) -> str:
+def key_in(file: Path) -> str:
     from ...protocol.unicode_forms import read_text
 
     try:

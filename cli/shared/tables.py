@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...bench.cascade import Reply, TaskOutcome
-    from ...bench.kernels import Row
+    from ...bench.cascade.run import Reply, TaskOutcome
+    from ...bench.kernels.measure import Row
 
 TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
 
 
-def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
-    """One line per tier of `bench.cascade.figures`."""
+def columns(*headings: str, right: Collection[str] = (), title: str | None = None, fold: bool = False) -> Table:
+    """An empty table; numbers go to the `right`. `fold`: long cells are broken, not cut."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    headings = ("right", "95 %\ninterval", "to\ncloud", "tokens\nlocal", "tokens\ncloud", "cost", "p50\nms", "p95\nms")
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        justify: Literal["right", "left"] = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, overflow="fold" if fold else "ellipsis", no_wrap=justify == "right")
+    return table
+
+
+def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
+    """One line per tier of `bench.cascade.run.figures`."""
+    figures = ("right", "95 %\ninterval", "to\ncloud", "tokens\nlocal", "tokens\ncloud", "cost", "p50\nms", "p95\nms")
+    table = columns("", *figures, right=figures, title=title)
     for name, row in rows.items():
         low, high = row["accuracy_interval"]
         table.add_row(
@@ -41,10 +47,8 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
 
 def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
     """Accuracy per kind of question."""
-    table = Table(title="right, by kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kind")
-    for heading in ("n", *(TITLES[name] for name in names)):
-        table.add_column(heading, justify="right")
+    figures = ("n", *(TITLES[name] for name in names))
+    table = columns("kind", *figures, right=figures, title="right, by kind")
     for kind, row in kinds.items():
         table.add_row(kind, f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
     return table

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output, options, output
+from ..shared.option_groups import Without
 
 
 def ask(
+    *,
     question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.", show_default=False)],
     tier: Annotated[options.Tier, typer.Option(help="Let the router decide, or force a tier.")] = options.Tier.AUTO,
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_provider: options.CloudProvider = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
-    confidence: options.PlainConfidence = None,
-    confidence_signal: options.ConfidenceSignal = None,
-    chat_template: options.ChatTemplate = None,
+    pair: Annotated[options.Pair, Without("tool_parser")],
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="0 always takes the likeliest token. [the model's own]")
     ] = None,
@@ -46,10 +36,7 @@ def ask(
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:
         raise InvalidRequestError("The question is empty.")
-    pair = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
-    )
-    config = replace(pair, chat_template=chat_template, cloud_provider=cloud_provider).config()
+    config = pair.config()
     quiet = quiet or as_json
     from ... import OpenAI
     from .conversation import introduction, provenance, stream_answer

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...protocol.errors import UpdraftError
 from ..shared import options, output
+from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
     from ...protocol.responses import UpdraftInfo
@@ -29,18 +30,7 @@ EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
 def chat(
-    local: options.Local = None,
-    cloud: options.Cloud = None,
-    cloud_model: options.CloudModel = None,
-    cloud_provider: options.CloudProvider = None,
-    cloud_key_env: options.CloudKeyEnv = None,
-    quality: options.Quality = None,
-    cloud_share: options.CloudShare = None,
-    cost: options.Cost = None,
-    promise: options.Promise = None,
-    confidence: options.PlainConfidence = None,
-    confidence_signal: options.ConfidenceSignal = None,
-    chat_template: options.ChatTemplate = None,
+    pair: Annotated[options.Pair, Without("tool_parser")],
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
@@ -56,12 +46,9 @@ def chat(
     """
     from ..models.names import default_local
 
-    if local is None and cloud is None:
-        local = default_local()
-    pair = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence, confidence_signal
-    )
-    config = replace(pair, chat_template=chat_template, cloud_provider=cloud_provider).config()
+    if pair.local is None and pair.cloud is None:
+        pair = replace(pair, local=default_local())
+    config = pair.config()
     from ... import OpenAI
     from .conversation import introduction
 

@@ -1,4 +1,4 @@
-"""How many nodes a model needs. Ray copies this module into its controller, so it imports nothing of ours."""
+"""The number of nodes that a model needs. Ray copies this module into its controller: it imports nothing of ours."""
 
 from __future__ import annotations
 

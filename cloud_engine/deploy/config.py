@@ -54,14 +54,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How many nodes serve a model. Plain processes are `min` in number."""
+    """The number of nodes of a model. Plain processes are `min` in number."""
 
     min: Positive = 1
     max: Positive = 1
 
 
 class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What Ray aims at between `replicas.min` and `replicas.max`."""
+    """Ray's target between `replicas.min` and `replicas.max`."""
 
     # Running and waiting requests of each node.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0

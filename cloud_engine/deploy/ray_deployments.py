@@ -64,7 +64,7 @@ class EngineNode:
         (await self._node.get("/health")).raise_for_status()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `LoadPolicy` reads."""
+        """The figures that `LoadPolicy` reads."""
         answer = (await self._node.get("/metrics")).raise_for_status()
         found = {"requests": 0.0, "kv_usage": 0.0}
         for family in text_string_to_metric_families(answer.text):

@@ -296,7 +296,7 @@ class Engine:
         return rows
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
+        """The sampling of the `index`-th new token of a scheduled request, after as many of its drafts."""
         state = item.state
         edits = mask = None
         if state.edits:

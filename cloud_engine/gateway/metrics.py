@@ -116,7 +116,7 @@ def _keys(rows: SharedRows) -> list[Metric]:
 
 
 def _nodes(rows: SharedRows) -> list[Metric]:
-    """What workers see of a node differs for moments: it is as the worst off sees it."""
+    """The worst of the workers' views of a node, which differ for moments."""
     named, sums = rows.named("node"), rows.sums("node")
 
     def of_all(column: int, choose: Callable[[list[float]], float]) -> dict[Name, list[float]]:

@@ -21,7 +21,7 @@ from .balancing.registry import NodeRegistry
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
-    """What a node says of itself. Its models are read from the node."""
+    """A node's registration. Its models are read from the node."""
 
     # Under which the gateway reaches it.
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]

@@ -32,7 +32,7 @@ _COLLECT_AFTER = 10_000  # objects
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Where a gateway listens, whom it serves, and what it stands in front of."""
+    """The options of a gateway: its address, its callers, and its nodes."""
 
     # URLs of OpenAI-compatible servers, which may hold passwords.
     nodes: Sequence[str] = field(repr=False)
@@ -191,7 +191,7 @@ def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
 
 
 def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None:
-    """Where nodes register. None without keys: nobody could be told from a stranger."""
+    """The directory of registered nodes. None without keys: nobody could be told from a stranger."""
     from .balancing.directory import NodeDirectory
 
     if options.keys is None:

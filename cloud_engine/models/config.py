@@ -59,6 +59,6 @@ class ModelConfig:
 
     @property
     def reach(self) -> int | None:
-        """How many tokens back any layer looks, the token itself included; None if one looks back to the start."""
+        """The tokens that any layer looks back, the token itself included; None if one looks back to the start."""
         windows = [self.window(layer) for layer in range(self.num_layers)]
         return None if None in windows else max(window for window in windows if window is not None)

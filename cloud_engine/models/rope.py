@@ -97,7 +97,7 @@ class _Base:
 
     @property
     def stretch(self) -> float:
-        """How many times longer the context is than in training: `factor`, or what the two lengths say."""
+        """The context's length over that in training: `factor`, or what the two lengths say."""
         original = self.number("original_max_position_embeddings")
         return self.number("factor", self.context_length / original)
 

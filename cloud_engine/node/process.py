@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """How a node serves one model."""
+    """The options of a node that serves one model."""
 
     # A name as `models.hub.find_model` takes it.
     model: str

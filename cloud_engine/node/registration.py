@@ -1,4 +1,4 @@
-"""How a node announces itself to a gateway: heartbeats while it serves, and a word when it leaves."""
+"""A node's registration with a gateway: heartbeats while it serves, and a word when it leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("updraft.node")
 
 @dataclass(frozen=True, slots=True)
 class RegistrationOptions:
-    """Which gateway, and under which name."""
+    """The gateway, and the node's name there."""
 
     # The gateway's URL. Each address of its name is a gateway of its own.
     gateway: str
@@ -93,7 +93,7 @@ class Registration:
             await asyncio.sleep(_HEARTBEAT_S)
 
     async def _send(self, method: str) -> str:
-        """What gateways have against it; empty if nothing."""
+        """The gateways' objections to it; empty if there are none."""
         url = httpx.URL(f"{self._options.gateway.rstrip('/')}/admin/nodes")
         answers = [self._tell(method, url, address) for address in await _addresses(url)]
         return "; ".join(filter(None, await asyncio.gather(*answers)))

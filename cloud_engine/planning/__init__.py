@@ -1,1 +1,1 @@
-"""How many nodes a load needs, simulated with the scheduler that serves."""
+"""The number of nodes that a load needs, simulated with the scheduler that serves."""

@@ -19,7 +19,7 @@ _RATES = (0.5, 0.8, 1.25, 2.0)  # of the trace, for the sensitivity
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """What callers are promised."""
+    """The promise to callers."""
 
     # Seconds to the first token.
     ttft_s: float
@@ -34,7 +34,7 @@ class PlanObjective:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """What so many nodes would do with the load."""
+    """The figures of so many nodes under the load."""
 
     nodes: int
     # Requests within the objective.
@@ -126,7 +126,7 @@ class Planner:
         return {f"{rate:g}": self.at_rate(rate).enough().nodes for rate in _RATES}
 
     def with_device(self, cloud_share: float) -> FleetFigures:
-        """Where only this share of the requests goes to the cloud, as calibration promises."""
+        """The fleet for this share of the requests, which goes to the cloud as calibration promises."""
         return replace(self, trace=sample(list(self.trace), cloud_share)).enough()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:

@@ -24,7 +24,7 @@ _ANSWER_TOKEN = 2**32 - 1  # of no prompt, and ends nothing
 
 @dataclass(slots=True)
 class SimulatedAnswer:
-    """How one request was served. Times are seconds behind the first arrival."""
+    """The times of one served request, in seconds behind the first arrival."""
 
     request: PlannedRequest
     first_s: float | None = None
@@ -124,7 +124,7 @@ class SimulatedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What one node is."""
+    """The simulation of one node."""
 
     config: EngineConfig
     costs: StepTimeModel

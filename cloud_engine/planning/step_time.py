@@ -1,4 +1,4 @@
-"""How long a step of an engine takes, by what is in it: measured, or given."""
+"""The time of an engine's step, by its content: measured, or given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ prepare_types(_Report)
 
 @dataclass(frozen=True, slots=True)
 class StepContent:
-    """What a step computes."""
+    """The content of a step."""
 
     # One for each step.
     steps: int

@@ -56,7 +56,7 @@ class HeadsCall(ctypes.Structure):
 
 
 def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
-    """Why the C kernel cannot serve such a cache; None if it can."""
+    """The reason why the C kernel cannot serve such a cache; None if it can."""
     if device.type != "cpu":
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""How paged attention is launched: the tile of one program, and the splits of long sequences.
+"""The launch of paged attention: the tile of one program, and the splits of long sequences.
 
 These are plain functions over shapes and lengths, which can be tested without a GPU.
 """
@@ -15,7 +15,7 @@ from ..runtime.launch import Launch
 from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
-LARGEST_HEAD = 256
+MAX_HEAD_DIM = 256
 #: A matrix instruction takes no fewer rows. With more than the maximum, the accumulators spill.
 _MIN_ROWS, _MAX_ROWS = 16, 128
 _MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
@@ -55,9 +55,9 @@ class AttentionShape:
                 f"{self.heads} query heads over {self.kv_heads} KV heads: the attention kernel needs a whole number of "
                 f"query heads for each KV head, {_MAX_ROWS} at most."
             )
-        if self.head_dim % 16 or not 0 < self.head_dim <= LARGEST_HEAD:
+        if self.head_dim % 16 or not 0 < self.head_dim <= MAX_HEAD_DIM:
             raise ConfigurationError(
-                f"head_dim={self.head_dim}: the attention kernel supports multiples of 16 up to {LARGEST_HEAD}."
+                f"head_dim={self.head_dim}: the attention kernel supports multiples of 16 up to {MAX_HEAD_DIM}."
             )
 
     @property
@@ -104,7 +104,7 @@ def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
 
 
 def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """How many programs the GPU holds at a time, by shared memory and warps."""
+    """The programs that the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
     waits = launch.tiles["BLOCK_M"] < _MIN_ASYNC_ROWS
@@ -115,7 +115,7 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """How many more splits than tiles a step may have: two rounds of programs, and a bound for CUDA graphs."""
+    """The splits that a step may have beyond its tiles: two rounds of programs, and a bound for CUDA graphs."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 

@@ -104,5 +104,5 @@ def repeated(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def starts(lengths: Ints) -> Ints:
-    """Where each of consecutive parts starts."""
+    """The start of each of consecutive parts."""
     return np.cumsum(lengths) - lengths

@@ -35,7 +35,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """How one layer turns products of queries and keys into scores."""
+    """One layer's way from products of queries and keys to scores."""
 
     scale: float
     # Tokens that a query sees, its own included; None is all of them.

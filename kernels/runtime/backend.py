@@ -1,4 +1,4 @@
-"""Which implementation computes: Triton on a CUDA device, C on a CPU where it was built, else the torch reference.
+"""The implementation that computes: Triton on a CUDA device, C on a CPU where it was built, else the torch reference.
 
 Nothing here imports torch or triton. Modules named `triton*.py` import triton, and are imported when they are used.
 """
@@ -28,7 +28,7 @@ def has_triton() -> bool:
 
 
 def kernel_cache() -> Path:
-    """Where Triton keeps what it has compiled, a folder for each kernel and target; it may not be there yet."""
+    """Triton's folder of compiled kernels, with one for each kernel and target; it may not be there yet."""
     folder = os.environ.get("TRITON_CACHE_DIR")
     home = os.environ.get("TRITON_HOME")
     return Path(folder) if folder else (Path(home) if home else Path.home()) / ".triton" / "cache"
@@ -55,7 +55,7 @@ def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """How many programs run at once at least; that of an H200 where kernels are only interpreted."""
+    """The least number of programs that run at once; that of an H200 where kernels are only interpreted."""
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

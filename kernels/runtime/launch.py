@@ -1,4 +1,4 @@
-"""How a Triton kernel is launched: tile sizes, warps and stages, as plain functions beside each kernel say.
+"""The launch of a Triton kernel: tile sizes, warps and stages, from plain functions beside each kernel.
 
 Kernels over the rows of a matrix only stream memory. They are as fast as a copy if every thread has a few 16-byte
 accesses in flight and there are more than enough programs.
@@ -22,7 +22,7 @@ _MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one kernel is launched."""
+    """The launch of one kernel."""
 
     num_warps: int = 4
     num_stages: int = 2

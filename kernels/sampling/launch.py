@@ -1,4 +1,4 @@
-"""How kernels over rows of a vocabulary are launched: a row is split over as many programs as keep the GPU busy.
+"""The launch of kernels over rows of a vocabulary: a row is split over as many programs as keep the GPU busy.
 
 Results are the same to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
 and maxima have one winner.

@@ -1,4 +1,4 @@
-"""How rows of logits are sampled and edited, in columns on their device, and the checks of what kernels can read."""
+"""The sampling and editing of rows of logits, in columns on their device, and checks of what kernels can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample each row of logits. All tensors are on the device of the logits."""
+    """The sampling of each row of logits. All tensors are on the device of the logits."""
 
     # (rows,) float64, 0 is greedy.
     temperatures: Tensor

@@ -61,7 +61,7 @@ def build_environment(environ: Mapping[str, str], machine: str | None = None) ->
 
 
 def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
-    """Where the wheel for these options, kernels, this version, Python and processor is kept."""
+    """The file of the wheel for these options, kernels, this version, Python and processor."""
     options = {name: shlex.split(value) for name, value in build_environment(environ).items()}
     parts = [
         *(f"{name}={options[name]}".replace(str(KERNELS), _kernels_digest()) for name in sorted(options)),

@@ -29,7 +29,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How a context is made.
+    """The parameters of a context.
 
     An f32 cache without flash attention, which on a CPU rounds to half precision whatever the cache holds, makes
     log-probabilities of a float32 model agree with torch within 1e-4 instead of about 1e-2.
@@ -208,7 +208,7 @@ class _Batch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def fill(self, rows: Sequence[Rows]) -> tuple[int, int]:
-        """How many tokens there are, and how many of them are outputs."""
+        """The number of tokens, and of outputs among them."""
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []

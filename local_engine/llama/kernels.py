@@ -1,4 +1,4 @@
-"""Which code computes in the loaded llama.cpp: kernels of ours, linked in when it was built, or its own.
+"""The code that computes in the loaded llama.cpp: kernels of ours, linked in when it was built, or its own.
 
 `build.py` links them in (decision 056), and the library itself chooses when it is loaded. Nothing is compiled or
 changed here: this module only asks. A llama.cpp that was built otherwise runs as it is.
@@ -21,7 +21,7 @@ from .product_check import KINDS
 
 #: "on", the default, or "off": llama.cpp's own code computes everything. Read once, when the library is loaded.
 SWITCH = "UPDRAFT_LLAMA_KERNELS"
-LONGEST_HEAD = 256  # numbers of a key or a value, of which our attention takes no more
+MAX_HEAD_DIM = 256  # numbers of a key or a value, of which our attention takes no more
 _ATTENTION = "attention"
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
 # As `build.REBUILD_COMMAND`; that module imports much that an app does not need.
@@ -31,7 +31,7 @@ _log = logging.getLogger("updraft.local")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which kernels of ours serve in a process."""
+    """The kernels of ours that serve in a process."""
 
     # Weights whose matrix products are ours.
     types: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How it ended."""
+    """The end of a child process."""
 
     status: Literal["ok", "crashed", "timeout", "failed"]
     # The name of the signal that "crashed" it, or the code it "failed" with.

@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def threads(self) -> int:
-        """How many threads can compute at once: more only wait for each other, hyper-threads included."""
+        """The threads that can compute at once: more only wait for each other, hyper-threads included."""
         return self.cores if self.quota is None else max(1, min(self.cores, int(self.quota)))
 
 

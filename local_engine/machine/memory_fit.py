@@ -1,4 +1,4 @@
-"""How much memory a model will take, from its header alone, and the refusal of what does not fit.
+"""The memory that a model will take, from its header alone, and the refusal of what does not fit.
 
 A model that does not fit swaps the machine to death: mapped weights are dropped and read again for every token. So
 the guard counts them as needed, although the system would count them as free.
@@ -31,7 +31,7 @@ _RESERVE_SHARE, _MIN_RESERVE = 0.02, 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a model is to run, as far as its memory depends on it."""
+    """The part of a model's options that its memory depends on."""
 
     context_length: int
     kv_cache_type: KvCacheType = "f16"

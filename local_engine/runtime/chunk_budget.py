@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step may take while others decode: from what steps were seen to cost."""
+"""The prompt tokens that a step may take while others decode: by the measured cost of steps."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class ChunkBudget:
         load.add(chunk, seconds)
 
     def _noise(self) -> float:
-        """How many times as long as usual the slowest steps take. Where they take far longer, no chunk would do."""
+        """The length of the slowest steps over the usual. Where they take far longer, no chunk would do."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
         return min(max(*self._slowness, _MIN_NOISE), _MAX_NOISE)

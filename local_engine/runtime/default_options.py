@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model_files.gguf_header import GgufHeader
-from ..llama.kernels import LONGEST_HEAD, worth_repacking
+from ..llama.kernels import MAX_HEAD_DIM, worth_repacking
 from ..llama.library import llama
 from ..machine.memory_fit import head_lengths
 from ..options import LocalOptions
@@ -30,6 +30,6 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
     """Of a model that is not small: whether its heads and its cache are such that ours computes."""
     key, value = head_lengths(header)
-    of_ours = 0 < key == value <= LONGEST_HEAD and key % 16 == 0
+    of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None
     return of_ours and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False

@@ -166,7 +166,7 @@ class Generation:
         return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
 
     def _cut(self) -> StopReason | None:
-        """Why the answer ends at its length; empty for the request's own limit, None where it goes on."""
+        """The reason why the answer ends at its length; empty for the request's own limit, None where it goes on."""
         request, written = self._request, len(self._answer)
         if written == request.limit:
             return "" if request.params.max_tokens == written else "default_max_tokens"

@@ -72,7 +72,7 @@ class LocalEngineLoop:
 
     @property
     def threads(self) -> int:
-        """How many the last step had."""
+        """The threads of the last step."""
         return self._context.threads
 
     def submit(self, job: EngineJob) -> None:

@@ -1,4 +1,4 @@
-"""Which tokens the cells of the KV cache hold, for whom, and what of it the next prompt can use.
+"""The tokens in the cells of the KV cache, their owners, and the part that the next prompt can use.
 
 A radix tree over cells: a segment is a run of tokens in cells of its own, a path from the root is what one sequence
 holds, and sequences that share a prefix share its segments. Sequences that are done stay as long as nobody needs their

@@ -83,7 +83,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     @property
     def quantiles(self) -> SignalQuantiles | None:
-        """How the signals of the tokens so far are distributed; None before the first."""
+        """The distribution of the tokens' signals so far; None before the first."""
         return SignalQuantiles.of(self.signals)
 
     def __iter__(self) -> LocalRun:

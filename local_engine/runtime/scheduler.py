@@ -1,4 +1,4 @@
-"""Who computes what in the next step, and who has to wait for cells of the KV cache.
+"""The scheduler: the work of the next step, and those that wait for cells of the KV cache.
 
 Every sequence has known tokens and computed ones, and a step lets some of them catch up: one that is a single token
 behind decodes, one that is further behind is given a chunk. No llama.cpp here: the policy is tested on integers.

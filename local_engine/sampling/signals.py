@@ -1,4 +1,4 @@
-"""How sure the model was of a token: numbers from its row of raw logits, and how they are distributed over a run."""
+"""The model's confidence in a token: numbers from its row of raw logits, and their distribution over a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class TokenSignals:
-    """How sure the model was of one token, in nats, from the raw distribution: before temperature and truncation."""
+    """The model's confidence in one token, in nats, from the raw distribution: before temperature and truncation."""
 
     # Of the chosen token.
     logprob: float

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn: top-k, top-p, min-p and typical-p over one row, without sorting a large vocabulary.
+"""The tokens that may be drawn: top-k, top-p, min-p and typical-p over one row, without sorting a large vocabulary.
 
 The meaning is that of `protocol.sampling.SamplingParams`: in this order, each on what the one before has left, in
 double precision. Equally likely tokens count in the order of their ids. At least one token always stays.
@@ -77,7 +77,7 @@ def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bo
 
 
 def _typical(scaled: Doubles, typical_p: float) -> Indices:
-    """Which tokens make up the `typical_p` mass of those whose surprise is nearest to the distribution's entropy."""
+    """The tokens of the `typical_p` mass whose surprise is nearest to the distribution's entropy."""
     logprobs = scaled - scaled.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     probabilities = np.exp(logprobs)

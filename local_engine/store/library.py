@@ -71,7 +71,7 @@ class Library:
         self.partial = self.folder / ".partial"
 
     def path(self, name: str) -> Path:
-        """Where a model of that name lies or would lie. Raises InvalidRequestError for what cannot be a name."""
+        """The file of a model of that name, there or not. Raises InvalidRequestError for what cannot be a name."""
         return self.folder / f"{check_name(name)}.gguf"
 
     def find(self, name: str) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""Which file of a repository is meant. Never a guess: where several fit, they are listed."""
+"""The file of a repository that is meant. Never a guess: where several fit, they are listed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MAX_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a download fails, and how often it is tried again."""
+    """The limits of a download, and the number of its tries."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
@@ -35,7 +35,7 @@ class RetryPolicy:
     worthwhile: int = 1024 * 1024
 
     def wait_s(self, failures: int, asked_s: float = 0.0) -> float:
-        """How long to wait after so many failures in a row; `asked_s` is what the server asked for."""
+        """The seconds to wait after so many failures in a row; `asked_s` is what the server asked for."""
         return min(_MAX_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
 
 

@@ -1,4 +1,4 @@
-"""How a long piece of work tells what it does, and how it is tried again."""
+"""A long piece of work: its progress, and its further tries."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _framed(event: dict[str, Any]) -> bytes:
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """What a tool is called with; None where the text is no JSON object."""
+    """The arguments of a tool call; None where the text is no JSON object."""
     try:
         found: Any = json_of(text.encode()) if text.strip() else {}
     except ValueError:

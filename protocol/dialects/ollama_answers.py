@@ -42,7 +42,7 @@ class OllamaAnswer:
         return {"model": self.request.model, "created_at": now, **said, "done": False}
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """What a chunk of a stream says; None for nothing. Calls come whole, at the end."""
+        """The content of a stream's chunk; None for nothing. Calls come whole, at the end."""
         for choice in objects_of(chunk.get("choices")):
             delta = object_of(choice.get("delta"))
             text, thinking = _said(delta)

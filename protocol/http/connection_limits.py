@@ -1,4 +1,4 @@
-"""How many connections a server holds: so many that its file descriptors last, and one address cannot take them all."""
+"""A server's limit of connections: its file descriptors last, and one address cannot take them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HeldConnection(Protocol):
 
 
 class ConnectionLimits:
-    """Where a connection is one too many, the one that rests for longest makes room: it may be opened again."""
+    """A connection too many makes the one that rests for longest leave: it may be opened again."""
 
     def __init__(self, total: int, per_address: int) -> None:
         self._total = total

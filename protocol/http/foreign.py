@@ -53,7 +53,7 @@ def json_of(raw: bytes) -> Any:
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """What should be an object; empty where it is none."""
+    """The object that this should be; empty where it is none."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 

@@ -225,7 +225,7 @@ class _Server(uvicorn.Server):
 
 
 def url_of(sock: socket.socket, scheme: str) -> str:
-    """Where a listening socket is reached."""
+    """The address of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""How every Python process of ours is started, so that none of them runs code of the folder it is started in.
+"""The start of every Python process of ours, so that none of them runs code of the folder it is started in.
 
 `python -m` puts the working folder first on the module path: a `json.py` in a downloaded model's folder would run.
 """

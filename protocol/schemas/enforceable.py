@@ -137,7 +137,7 @@ class _Rewriting:
         return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Where a reference within the schema leads; an empty schema for what is none."""
+        """The target of a reference within the schema; an empty schema for what is none."""
         for _ in range(8):
             found = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
             reference: Any = found.get("$ref")

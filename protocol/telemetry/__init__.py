@@ -1,1 +1,1 @@
-"""What a process tells of itself: its log, and traces of requests."""
+"""A process's log, and traces of requests."""

@@ -109,7 +109,7 @@ class Budget:
         return min(_first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
-        """Why `charge` does not fit into what is left; None if it does. Reserves nothing."""
+        """The reason why `charge` does not fit into what is left; None if it does. Reserves nothing."""
         day = _today()
         try:
             return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))

@@ -25,7 +25,7 @@ THUMBS = {1: "up", -1: "down"}
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """What `GET /updraft/requests/{id}` answers."""
+    """The answer of `GET /updraft/requests/{id}`."""
 
     # The ledger row, with its decisions as objects.
     request: dict[str, Any]
@@ -37,7 +37,7 @@ class Explanation(msgspec.Struct, kw_only=True):
 
 
 class FeedbackNote(msgspec.Struct, kw_only=True):
-    """What `POST /updraft/requests/{id}/feedback` answers."""
+    """The answer of `POST /updraft/requests/{id}/feedback`."""
 
     request_id: str
     # What is kept now.
@@ -86,7 +86,7 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 
 def time_of(row: LedgerRow) -> str:
-    """When the request came, by the clock of this machine."""
+    """The time of the request, by the clock of this machine."""
     return datetime.fromtimestamp(row.ts).astimezone().isoformat(sep=" ", timespec="seconds")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import columns, transaction, use_wal
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import columns, transaction
 
 T = TypeVar("T")
 
@@ -192,32 +192,10 @@ class Ledger:
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
         self._lock = threading.Lock()
-        try:
-            if not read_only:
-                private_file(path)
-            self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
-                uri=True,
-                timeout=5.0,
-                check_same_thread=False,
-                isolation_level=None,
-            )
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
-        try:
-            if not read_only:
-                self._migrate()
-                use_wal(self._connection)
-            elif self._format() == 0:
-                raise self._no_ledger()
-            self._columns = columns(self._connection, "requests")
-            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise ConfigurationError(f"The ledger {path} is unusable: {error}", param="ledger") from error
-        except ConfigurationError:
-            self._connection.close()
-            raise
+        prepare = self._check if read_only else self._migrate
+        self._connection = SharedFile(path, "as the ledger", "ledger").open(prepare, read_only=read_only)
+        self._columns = columns(self._connection, "requests")
+        self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
 
     def record(self, row: LedgerRow, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
         """Write one row, durably as of process death, and in the same transaction what `also` writes.
@@ -269,22 +247,26 @@ class Ledger:
             found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
             return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
 
-    def _migrate(self) -> None:
+    def _check(self, connection: sqlite3.Connection) -> None:
+        if self._format(connection) == 0:
+            raise self._no_ledger()
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
         """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-        if self._format() == _VERSION:
+        if self._format(connection) == _VERSION:
             return
-        with self.transaction() as connection:
-            for statement in (line for step in _MIGRATIONS[self._format() :] for line in step):
+        with transaction(connection):
+            for statement in (line for step in _MIGRATIONS[self._format(connection) :] for line in step):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
-    def _format(self) -> int:
+    def _format(self, connection: sqlite3.Connection) -> int:
         """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
         query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
             "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
             " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
         )
-        version, objects, ours = self._connection.execute(query).fetchone()
+        version, objects, ours = connection.execute(query).fetchone()
         if not 0 <= version <= _VERSION:
             raise ConfigurationError(
                 f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another file.",

@@ -23,7 +23,7 @@ from .ledger import LedgerRow
 from .prices import Prices
 
 # Characters. What a caller sent may be in either, and a ledger is no place to write as much as one likes into.
-LONGEST_MODEL, LONGEST_REASON = 100, 500
+MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
@@ -214,12 +214,12 @@ class RequestRecord:
     def fell_back(self, failure: CloudFailure) -> None:
         """The local answer stands in for the one that the cloud did not give."""
         self.route = "fallback"
-        self.failure = failure.cause[:LONGEST_REASON]
+        self.failure = failure.cause[:MAX_REASON_CHARS]
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
         """No answer stands in for the one that the cloud did not give."""
-        self.failure, self.note = failure.cause[:LONGEST_REASON], failure.phrase
+        self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:
         """Add one ended local run."""
@@ -262,8 +262,8 @@ class RequestRecord:
         )
 
     def traced(self, status: int) -> Attributes:
-        """What the span of the request says of it."""
-        about = {"gen_ai.request.model": self.model[:LONGEST_MODEL], "http.response.status_code": status}
+        """The attributes of the request's span."""
+        about = {"gen_ai.request.model": self.model[:MAX_MODEL_CHARS], "http.response.status_code": status}
         tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
         return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}
 
@@ -271,7 +271,7 @@ class RequestRecord:
         return LedgerRow(
             id=self.request_id,
             ts=self.timestamp,
-            model=self.model[:LONGEST_MODEL],
+            model=self.model[:MAX_MODEL_CHARS],
             route=self.route or "none",
             tier=self.tier if self.route is not None else "none",
             gate=self.decision.gate,
@@ -299,6 +299,6 @@ class RequestRecord:
 
 
 def _brief(decision: GateDecision) -> GateDecision:
-    if len(decision.reason) <= LONGEST_REASON:
+    if len(decision.reason) <= MAX_REASON_CHARS:
         return decision
-    return replace(decision, reason=f"{decision.reason[: LONGEST_REASON - 3]}...")
+    return replace(decision, reason=f"{decision.reason[: MAX_REASON_CHARS - 3]}...")

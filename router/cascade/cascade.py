@@ -243,7 +243,7 @@ class Cascade:
 
     @property
     def local_text(self) -> str:
-        """What the device has written."""
+        """The device's text."""
         return "" if self._answer is None else self._answer.text
 
     @property
@@ -323,9 +323,10 @@ class Cascade:
         A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """
         remaining = self.job.remaining_s
-        if self.ruling.local and self._plan.tiers == "both":
-            finished = self._answer is not None and self._answer.finish_reason is not None
-            remaining *= 0.9 if finished else 0.5
+        if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
+            remaining *= 0.9
+        elif self.ruling.local and self._plan.tiers == "both":
+            remaining *= 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
@@ -348,7 +349,7 @@ class Cascade:
             check_quality(self._gates or NoPolicyGates(), job.quality)
 
     def _plan_for_deadline(self) -> State:
-        """Where a deadline leaves no time for both tiers, one after the other: choose one."""
+        """Choose one tier, where a deadline leaves no time for both, one after the other."""
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason

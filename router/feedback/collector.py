@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ...classifier.online.experience import Experience, Observation
     from ...text.tool_stream import AnswerParser
 
-__all__ = ["MAX_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
-
 log = logging.getLogger("updraft.router")
 
 # A draft of which less was taken over is another answer.
@@ -38,7 +36,7 @@ BUSY_S = 5.0
 
 
 def pair_name(models: dict[str, str]) -> str:
-    """How experience names a pair."""
+    """The name of a pair in experience."""
     return f"{models['local']} with {models['cloud']}"
 
 

@@ -11,8 +11,6 @@ from ...protocol.decoding import prepare_types
 from ...text.tool_stream import AnswerParser
 from ..tiers.interfaces import LocalAnswer
 
-__all__ = ["cloud_comparable_answer", "local_comparable_answer"]
-
 
 class _Function(msgspec.Struct):
     name: str

@@ -1,4 +1,4 @@
-"""How long the tiers were seen to take: what a deadline leaves time for is judged by it."""
+"""The tiers' measured latencies, by which a deadline is judged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LatencyEstimates:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePlan:
-    """Which tiers a deadline leaves time for; "one": either, but not one after the other."""
+    """The tiers that a deadline leaves time for; "one": either, but not one after the other."""
 
     tiers: PlannedTiers
     reason: str = ""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ...classifier.arrays import Floats
     from ...classifier.calibration.drift import DriftMonitor
 
-__all__ = ["ExplorationGates", "by_confidence"]
-
 
 class ExplorationGates:
     """The gates of a pair with exploration, shadow and caution around them.

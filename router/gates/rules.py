@@ -33,7 +33,7 @@ class TierAvailability:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Which tiers may answer, and why.."""
+    """The tiers that may answer, and the reasons of the others."""
 
     local: bool
     cloud: bool

@@ -1,4 +1,4 @@
-"""Which gates a pair of models gets: by confidence, those of its calibrated policy, or none that keep it local."""
+"""The choice of a pair's gates: by confidence, those of its calibrated policy, or none that keep it local."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
 from ...protocol.requests import ConfidenceSignal
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
-
-__all__ = ["GateSelection", "load_gates", "other_weights"]
 
 
 @dataclass(frozen=True, slots=True)

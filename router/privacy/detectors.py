@@ -45,7 +45,7 @@ _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
 _IBAN_DIGITS = 8  # every country's accounts have more behind the check digits; words have none
 _VALUES = {ord(letter): str(value) for value, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ", 10)}
-_LONGEST_RUN = CARD_DIGITS[1] + 8 * (CARD_DIGITS[1] - 1)
+_MAX_RUN = CARD_DIGITS[1] + 8 * (CARD_DIGITS[1] - 1)
 # An account: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
 _ACCOUNT = re.compile(
     r"(?:(?<![A-Z0-9])|(?<=IBAN))(?=([A-Z]{2}\d{2}(?:(?:_|[^\w\ufdd0]){0,3}[A-Z0-9]){11,30})(?![A-Z0-9]))",
@@ -62,7 +62,7 @@ def _has_card(text: str) -> bool:
             _is_run_of_card(found[0])
             for alone in (_ROW, _RUN)
             for found in alone.finditer(text)
-            if found.end() - found.start() <= _LONGEST_RUN
+            if found.end() - found.start() <= _MAX_RUN
         )
     )
 

@@ -61,7 +61,7 @@ class TooLongError(Exception):
 
 
 class ReadingBudget:
-    """How many characters may still be read of one request, all readings of its texts together."""
+    """The characters that may still be read of one request, all readings of its texts together."""
 
     def __init__(self, most: int) -> None:
         self.left = most

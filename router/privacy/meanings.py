@@ -1,4 +1,4 @@
-"""What a text says beside what is written: its escapes and encodings decoded, its JSON read."""
+"""A text's meanings beside its letters: its escapes and encodings decoded, its JSON read."""
 
 from __future__ import annotations
 

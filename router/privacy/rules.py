@@ -24,7 +24,7 @@ _BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours r
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Which rules keep a request on the device. Raises ConfigurationError for one that cannot be used."""
+    """The rules that keep a request on the device. Raises ConfigurationError for one that cannot be used."""
 
     # Names of rules in the package: `email`, `credit_card`, `iban`, `phone`, `api_key`.
     builtin: tuple[str, ...] = ()

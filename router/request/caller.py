@@ -1,4 +1,4 @@
-"""Who asks: API keys as digests, so that rows and limits of one key belong together and no key is kept."""
+"""The caller of a request: API keys as digests, so that rows and limits of one key belong together."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from .json_narrowing import table, tables
 
-__all__ = ["trim_user_turns", "trimmed"]
-
 _UNSEEN = "\u200b\u2060\ufeff"  # zero-width blanks
 _BLANKS = f"\\s{_UNSEEN}"
 _BLANK_LINES = re.compile(rf"\A(?:[{_BLANKS}]*[\r\n])?")

@@ -75,7 +75,7 @@ def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:
 
 
 def internal_error() -> UpdraftError:
-    """What the caller is told of an exception that nobody expected."""
+    """The caller's message for an exception that nobody expected."""
     return UpdraftError("The router failed on this request; its log says why.", code="internal_error")
 
 
@@ -100,7 +100,7 @@ def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
 
 
 class ShownTokens:
-    """Which tokens of an answer to report on: each with the first of its text, and those of a stop string never."""
+    """The tokens of an answer to report on: each with the first of its text, and those of a stop string never."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))

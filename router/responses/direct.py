@@ -29,7 +29,7 @@ DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
 
 
 class CloudsOwnError(UnsupportedFeatureError):
-    """What only a cloud has, whatever the request says."""
+    """A request for something that only a cloud has."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ async def embed(call: DirectCall) -> DirectReply:
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """Why the device does not answer: vectors of two models do not compare, so one index is the work of one tier."""
+    """The reason why the device does not answer: vectors of two models do not compare, so an index is one tier's."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

@@ -111,7 +111,7 @@ class _LocalText:
 
     @property
     def reader(self) -> AnswerParser | None:
-        """Where it stands in the answer, for who goes on with it."""
+        """The progress of the answer, for who goes on with it."""
         return self._reader
 
     def token(self, token: Token) -> bytes | None:

@@ -38,7 +38,7 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """Where and for whom the daemon serves."""
+    """The options of the daemon: its address and its callers."""
 
     config: RouterConfig = field(default_factory=RouterConfig)
     host: str = "127.0.0.1"
@@ -111,7 +111,7 @@ def _stamped(response: WireResponse) -> WireResponse:
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:
-    """How many seconds the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
+    """The seconds that the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
 
     Raises InvalidRequestError if the first is no number above 0; the others are nobody's promise, and then ignored.
     """

@@ -20,7 +20,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """How settings are read again."""
+    """Settings that are read again."""
 
     # The settings file, there or not.
     file: Path

@@ -1,1 +1,1 @@
-"""What is kept of requests and answers, where the user asks for it."""
+"""Stores of requests and answers, where the user asks for them."""

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.errors import ConfigurationError, NotFoundError
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import tables, transaction, use_wal
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import tables, transaction
 
 Kind = Literal["response", "chat.completion"]
 DAY_S = 86400.0
@@ -52,7 +52,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is wanted."""
+    """The part of a list that is wanted."""
 
     limit: int = 20
     # The id of the one before the first.
@@ -75,28 +75,19 @@ class AnswerStore:
         self._days = days
         self._most = most
         self._lock = threading.Lock()
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"The store {path} cannot be opened: {error}", param="store") from error
-        try:
-            use_wal(self._connection)
-            self._connection.execute("PRAGMA secure_delete=ON")
-            with transaction(self._connection):
-                found = tables(self._connection)
-                if found and "answers" not in found:
-                    raise ConfigurationError(f"{path} holds no answers of Updraft: name another file.", param="store")
-                if not found:
-                    for statement in _SCHEMA:
-                        self._connection.execute(statement)
-                self._prune()
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise ConfigurationError(f"The store {path} is unusable: {error}", param="store") from error
-        except ConfigurationError:
-            self._connection.close()
-            raise
+        self._path = path
+        self._connection = SharedFile(path, "as the store of answers", "store").open(self._create)
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA secure_delete=ON")
+        with transaction(connection):
+            found = tables(connection)
+            if found and "answers" not in found:
+                raise ConfigurationError(f"{self._path} holds no answers of Updraft: name another file.", param="store")
+            if not found:
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+            self._prune(connection)
 
     def put(self, answer: StoredAnswer) -> None:
         """Keep an answer, in place of one of the same id."""
@@ -107,7 +98,7 @@ class AnswerStore:
         marks = ", ".join("?" * len(_COLUMNS))
         with self._lock, transaction(self._connection):
             self._connection.execute(f"INSERT OR REPLACE INTO answers ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
-            self._prune()
+            self._prune(self._connection)
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:
         """Raises NotFoundError."""
@@ -193,10 +184,10 @@ class AnswerStore:
     def _oldest(self) -> float:
         return time.time() - self._days * DAY_S
 
-    def _prune(self) -> None:
+    def _prune(self, connection: sqlite3.Connection) -> None:
         newest = "SELECT position FROM answers ORDER BY position DESC LIMIT 1 OFFSET ?"
-        self._connection.execute("DELETE FROM answers WHERE created < ?", (self._oldest(),))
-        self._connection.execute(f"DELETE FROM answers WHERE position <= ({newest})", (self._most,))
+        connection.execute("DELETE FROM answers WHERE created < ?", (self._oldest(),))
+        connection.execute(f"DELETE FROM answers WHERE position <= ({newest})", (self._most,))
 
 
 def missing(answer_id: str) -> NotFoundError:

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.errors import ConfigurationError, DiskSpaceError, InvalidRequestError
+from ...protocol.errors import DiskSpaceError, InvalidRequestError
 from ...protocol.http.ids import new_id
-from ...protocol.safety.private_files import private_file
-from ...protocol.wal import transaction, use_wal
+from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import create_tables, transaction
 from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
@@ -59,21 +59,9 @@ class FilesDatabase:
     """Safe to use from any thread, and by several processes in one folder. Raises ConfigurationError at first."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / DATABASE
         self._lock = threading.Lock()
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"The folder {folder} cannot be used: {error}", param="files") from error
-        try:
-            use_wal(self._connection)
-            with self.transaction() as connection:
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise ConfigurationError(f"The database {path} is unusable: {error}", param="files") from error
+        file = SharedFile(folder / DATABASE, "for uploaded files", "files")
+        self._connection = file.open(lambda connection: create_tables(connection, _SCHEMA))
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
@@ -109,7 +97,7 @@ class FilesDatabase:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is said of a file when it is complete."""
+    """The description of a complete file."""
 
     size: int
     filename: str
@@ -146,7 +134,7 @@ class FileStore:
         return FileWriter(self, file_id, os.fdopen(descriptor, "wb", buffering=0))
 
     def path(self, file_id: str) -> Path:
-        """Where the contents lie. Callers ask `get` first: an id from outside is no path."""
+        """The path of the contents. Callers ask `get` first: an id from outside is no path."""
         return self._folder / file_id
 
     def reserve(self, file_id: str, size: int) -> None:

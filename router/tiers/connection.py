@@ -21,7 +21,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 @dataclass(frozen=True, slots=True)
 class CloudEndpoint:
-    """Where a cloud is, and how long an answer may take."""
+    """The address of a cloud, and the time that an answer may take."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)

@@ -1,4 +1,4 @@
-"""How a cloud fails: few kinds, and one way from HTTP to each. What the caller gets follows from it."""
+"""The failures of a cloud: few kinds, and one way from HTTP to each. The caller's error follows from it."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _redirected(url: str, status: int, location: str) -> CloudFailure:
 
 
 def _shown_url(base: str, location: str) -> str:
-    """Where a redirect leads, without credentials and query."""
+    """The target of a redirect, without credentials and query."""
     try:
         url = httpx.URL(base).join(location) if location else None
     except httpx.InvalidURL:

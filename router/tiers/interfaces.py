@@ -89,12 +89,12 @@ class LocalTier(Protocol):
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model calls tools; None if it calls none."""
+        """The model's format of tool calls; None if it calls none."""
         ...
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """How the model thinks before it answers; None if it does not."""
+        """The model's marks of thought before an answer; None if it has none."""
         ...
 
     async def start(
@@ -132,7 +132,7 @@ class LocalTier(Protocol):
 
 
 class ChatsOnly:
-    """What a `LocalTier` without a tokenizer at hand refuses."""
+    """The refusals of a `LocalTier` without a tokenizer at hand."""
 
     async def start_text(
         self,

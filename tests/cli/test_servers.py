@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
+from updraft.cli.shared.option_groups import expanded
 from updraft.cloud_engine.engine.config import MODES, EngineConfig
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
@@ -99,6 +100,7 @@ def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None
             )
 
 
+start_node = expanded(servers.node)  # takes options as typer gives them
 ENGINE = {
     "token_budget": 77, "max_batch_size": 5, "context_length": 9, "num_blocks": 6, "policy": "priority",
     "max_waiting": 7, "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True,
@@ -127,7 +129,7 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
     for options, given in ((plain, NODE), (plain.engine, ENGINE)):
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
-    servers.node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
+    start_node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
     engine = EngineConfig(**ENGINE, num_threads=3)  # type: ignore[arg-type]
     assert started == [process.NodeOptions(engine=engine, api_key="secret", **NODE)]  # type: ignore[arg-type]
 
@@ -138,16 +140,16 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
 def test_blocks_suit_the_device(
     device: str, block_size: int | None, used: int, started: list[process.NodeOptions]
 ) -> None:
-    servers.node("m", device=device, block_size=block_size)
+    start_node(model="m", device=device, block_size=block_size)
     assert started[0].engine.block_size == used
 
 
 def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], tmp_path: Path) -> None:
-    servers.node("m", mode="throughput", max_step_ms=30)
+    start_node(model="m", mode="throughput", max_step_ms=30)
     assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})
     costs, file = StepTimeModel(0.01, 0.005, 1e-3), tmp_path / "costs.json"
     file.write_text(json.dumps({"metrics": costs.figures()}))
-    servers.node("m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
+    start_node(model="m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
     measured = replace(measured_limits(costs, "latency", 30), num_draft_tokens=3)
     assert started[1].engine == EngineConfig(**asdict(measured))
     assert started[1].engine.max_batch_size == 4, "steps of 10 ms and 5 for each request"

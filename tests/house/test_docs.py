@@ -15,11 +15,11 @@ import pytest
 from import_graph import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_WORDS = 25_000
-MOST_WORDS_IN_A_SENTENCE = 20.0  # on average
-MOST_WORDS_IN_A_DECISION = 300
-MOST_WORDS_IN_A_SUPERSEDED_ONE = 75  # a paragraph: what was done, and why no longer
-MOST_LINES_IN_THE_CHANGELOG = 150
+MAX_WORDS = 25_000
+MAX_WORDS_IN_A_SENTENCE = 20.0  # on average
+MAX_WORDS_IN_A_DECISION = 300
+MAX_WORDS_IN_A_SUPERSEDED_ONE = 75  # a paragraph: what was done, and why no longer
+MAX_LINES_IN_THE_CHANGELOG = 150
 DECISIONS = ROOT / "docs" / "decisions"
 
 _CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
@@ -85,7 +85,7 @@ def broken_links(path: Path) -> list[str]:
 def test_the_docs_are_short() -> None:
     by_page = {path.relative_to(ROOT).as_posix(): words(path.read_text(encoding="utf-8")) for path in prose_pages()}
     longest = sorted(by_page.items(), key=lambda item: -item[1])[:10]
-    assert sum(by_page.values()) <= MOST_WORDS, f"the longest pages: {longest}"
+    assert sum(by_page.values()) <= MAX_WORDS, f"the longest pages: {longest}"
 
 
 def test_sentences_are_short() -> None:
@@ -97,7 +97,7 @@ def test_sentences_are_short() -> None:
     worst = sorted(found, reverse=True)[:10]
     listed = "\n".join(f"{count:4} {page}: {sentence}" for count, page, sentence in worst)
     print(f"the ten longest sentences:\n{listed}")
-    assert sum(count for count, _, _ in found) / len(found) <= MOST_WORDS_IN_A_SENTENCE, listed
+    assert sum(count for count, _, _ in found) / len(found) <= MAX_WORDS_IN_A_SENTENCE, listed
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -141,7 +141,7 @@ def test_a_decision_has_the_form(path: Path) -> None:
     by = status["number"]
     assert by is None or (int(by) > int(number) and list(DECISIONS.glob(f"{by}-*.md")))
     assert _HEADING.findall(text)[1:] == ([] if by else ["Context", "Decision", "Consequences"])
-    assert words(text) <= (MOST_WORDS_IN_A_SUPERSEDED_ONE if by else MOST_WORDS_IN_A_DECISION)
+    assert words(text) <= (MAX_WORDS_IN_A_SUPERSEDED_ONE if by else MAX_WORDS_IN_A_DECISION)
 
 
 def test_the_index_has_every_decision() -> None:
@@ -169,7 +169,7 @@ def test_the_site_has_every_page() -> None:
 
 def test_the_changelog_is_one_line_per_change() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES_IN_THE_CHANGELOG
+    assert len(text.splitlines()) <= MAX_LINES_IN_THE_CHANGELOG
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["[0.1.0] - unreleased"]
     body = text.partition("## [0.1.0]")[2].partition("### ")[2].splitlines()[1:]
     assert [line for line in body if line and not line.startswith(("- ", "### "))] == []

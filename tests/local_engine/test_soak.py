@@ -19,7 +19,7 @@ from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 
 THREADS = 8
-MOST_GROWTH = 48 * 2**20
+MAX_GROWTH = 48 * 2**20
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 QUESTIONS = [
     [Message("user", text * (1 + i % 3))]
@@ -123,7 +123,7 @@ def soak(seconds: float, kind: str) -> Counter[str]:
             if hammer.error is not None:
                 raise hammer.error
         gc.collect()
-        assert process.memory_info().rss - before < MOST_GROWTH, "memory grows"
+        assert process.memory_info().rss - before < MAX_GROWTH, "memory grows"
         loop = engine._resources.loop
         end = time.monotonic() + 10
         while loop._open:
@@ -147,8 +147,8 @@ def kind(request, monkeypatch) -> str:
     return request.param
 
 
-def test_a_minute_of_it(kind) -> None:
-    soak(60.0 / len(KINDS), kind)
+def test_half_a_minute_of_it(kind) -> None:
+    soak(30.0 / len(KINDS), kind)
 
 
 @pytest.mark.soak

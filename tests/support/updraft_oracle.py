@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from updraft.bench.questions import pocket_questions
+from updraft.bench.cascade.questions import pocket_questions
 
 QUESTIONS = pocket_questions(125, seed=5)
 

@@ -197,7 +197,7 @@ def _tried(matcher: llguidance.LLMatcher) -> float:
 
 
 def _explained(message: str, param: str) -> str:
-    """Why llguidance refuses a constraint, with what can be done about the usual causes."""
+    """The reason why llguidance refuses a constraint, with the remedy for the usual causes."""
     relax = "" if param == "structured_outputs" else ", or set strict to false to have it ignored"
     if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", message):
         words = unknown[1].replace('"', "")

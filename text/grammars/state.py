@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar: which tokens may come next, also behind draft tokens.
+"""An answer's place in its grammar: the tokens that may come next, also behind draft tokens.
 
 A draft is walked ahead of the answer and rolled back where the model decides otherwise, so that the draft model samples
 under the same masks as the target, and a draft is accepted by the same rule as without a grammar.
@@ -84,7 +84,7 @@ class GrammarState:
         return self._mask_behind(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
-        """How many of `drafts`, from the first, the grammar allows."""
+        """The number of `drafts`, from the first, that the grammar allows."""
         shared = _shared(self._ahead, drafts)
         if shared < len(drafts):
             self._rewind(shared)

@@ -31,7 +31,7 @@ _LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a conversation is put to a template."""
+    """A conversation in the form that a template takes."""
 
     # Whether the template named `tool_use` renders it, where there is one.
     tool_template: bool = False
@@ -148,7 +148,7 @@ class Probe:
         return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
-        """Where the first text stands that `text` lacks; None if it has all. Python's way to write a list is none."""
+        """The index of the first text that `text` lacks; None if it has all. Python's way to write a list is none."""
         first: dict[str, int] = {}
         for match in _MARKS.finditer(text):
             first.setdefault(match[0], match.start())

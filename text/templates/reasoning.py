@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer: `<think>...</think>` at its beginning."""
+"""A model's thoughts before its answer, told apart from the answer: `<think>...</think>` at its beginning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """How a model thinks. `begun`: its prompt ends with the opener, so that an answer begins behind it."""
+    """A model's marks of thought. `begun`: its prompt ends with the opener, so that an answer begins behind it."""
 
     begun: bool = False
 

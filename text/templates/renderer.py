@@ -133,7 +133,7 @@ class Renderer:
         return reply
 
     def _cause(self, child: subprocess.Popen[bytes]) -> str:
-        """Why it ended without a reply."""
+        """The reason why it ended without a reply."""
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE_SECONDS)
         number = -(child.returncode or 0)

@@ -1,4 +1,4 @@
-"""Where a model's chat templates come from: its file, the user, or the default for a model that has none."""
+"""Sources of a model's chat templates: its file, the user, or the default for a model that has none."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ import numpy as np
 
 from ...arrays import Array
 
-__all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks"]
-
 # A search for a set of characters skips to the next of them, one for alternatives tries every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
@@ -163,7 +161,7 @@ def _truth(found: Sequence[ArithmeticStep]) -> dict[str, float]:
 
 
 def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
-    """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
+    """Origin and use of numbers: strangers, givens that no step uses, results that no later step uses."""
     strangers = _strangers(found, {*given, *worded})
     operands = {operand for step in found for operand in step.operands}
     used = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
@@ -189,7 +187,7 @@ def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
 
 
 def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
-    """How many operands are neither `known` nor in an earlier step. Most are, exactly: a set tells so at once."""
+    """The number of operands that are neither `known` nor in an earlier step. Most are, exactly: a set tells."""
     strangers, rising = 0, sorted(known)
     for step in found:
         for operand in step.operands:
@@ -202,7 +200,7 @@ def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
 
 
 def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
-    """How many results, the last apart, no later step uses."""
+    """The number of results, the last apart, that no later step uses."""
     dead = 0
     later: set[float] = set()
     rising: list[float] = []
@@ -216,7 +214,7 @@ def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
 
 
 def _ending(found: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
-    """How the answer relates to the steps and the question."""
+    """The relation of the answer to the steps and the question."""
     if final is None:
         return dict.fromkeys(_ending((), (), 0.0), 0.0) | {"no_number": 1.0}
     results = [step.right for step in found]

@@ -113,7 +113,7 @@ def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, fl
 
 
 def _kinks(items: Sequence[str]) -> int:
-    """How many steps of a list of numbers go against the way most of its steps go; 0 for other lists."""
+    """The number of steps of a list of numbers against the direction of most of its steps; 0 for other lists."""
     if not all(NUMBER.fullmatch(item) for item in items):
         return 0
     numbers = [float(item) for item in items]
@@ -179,7 +179,7 @@ def _distinct(items: Sequence[object]) -> float:
 
 
 def _longest_repeat(words: Sequence[str]) -> int:
-    """How often one word follows itself at most."""
+    """The longest run of one word that follows itself."""
     repeats = bytes(map(eq, words, words[1:]))
     return max(map(len, repeats.split(b"\0")))
 

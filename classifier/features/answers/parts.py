@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["NUMBER", "AnswerParts", "parts_of", "segments", "words_of"]
-
 # A search for `\d\d*` skips to the next digit, one for `\d+` tries every character.
 NUMBER = re.compile(r"\d\d*(?:\.\d+)?")
 _WORD = re.compile(r"\w+")

@@ -1,4 +1,4 @@
-"""Which device computes: it has to be there, and Triton launches on the current one."""
+"""The device that computes: it has to be there, and Triton launches on the current one."""
 
 from __future__ import annotations
 

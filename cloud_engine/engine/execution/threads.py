@@ -1,4 +1,4 @@
-"""How many threads a step uses on a CPU: fewer while other processes need the processors."""
+"""The threads of a step on a CPU: fewer while other processes need the processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns which KV block: reference counts, and finished blocks kept for reuse until their room is needed."""
+"""The owners of KV blocks: reference counts, and finished blocks kept for reuse until their room is needed."""
 
 from __future__ import annotations
 

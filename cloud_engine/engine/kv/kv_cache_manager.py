@@ -14,7 +14,7 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back a model looks that has a sliding window in every layer."""
+    """The tokens that a model looks back which has a sliding window in every layer."""
 
     # The widest window, the query's own token included.
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Which blocks hold which prefixes, so that later requests need not compute them again; hashed when somebody asks."""
+"""The blocks that hold prefixes, so that later requests need not compute them again; hashed when somebody asks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrefixCache:
         return blocks
 
     def each(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int | None]:
-        """Where each of the first `num_blocks` blocks is cached, if it is."""
+        """The place in the cache of each of the first `num_blocks` blocks, if it has one."""
         prefix.extend(token_ids, num_blocks, self._block_size)
         return [self._pool.lookup(content_hash) for content_hash in prefix.hashes[:num_blocks]]
 
@@ -85,7 +85,7 @@ class PrefixCache:
             prefix.unhashed = None  # out of reach now, and the first to be evicted
 
     def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
-        """Where the first block is cached, if it is."""
+        """The place of the first block in the cache, if it has one."""
         if not prefix.hashes:
             prefix.extend(token_ids, 1, self._block_size)
         block = self._pool.lookup(prefix.hashes[0])

@@ -1,4 +1,4 @@
-"""How long a sequence may be and how many KV blocks there are: what the operator says, else what memory holds."""
+"""The length of a sequence and the number of KV blocks: as the operator says, else as memory allows."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def _stop_reason(state: RequestState, reason: FinishReason | None) -> StopReason
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
-    """How many draft tokens the target confirmed: the length of the common prefix."""
+    """The number of draft tokens that the target confirmed: the length of the common prefix."""
     for index, token in enumerate(draft_ids):
         if token != sampled[index]:
             return index

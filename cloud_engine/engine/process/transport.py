@@ -1,4 +1,4 @@
-"""How commands come to an engine's loop and its reports away: queues of a thread, or sockets of a process."""
+"""The way of commands to an engine's loop and of its reports away: queues of a thread, or sockets of a process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who computes what in the next step. No torch here."""
+"""The scheduler of steps. No torch here."""

@@ -68,7 +68,7 @@ class PlainDecodes:
         return self._others
 
     def take_full(self) -> list[RequestState]:
-        """Who lacks a block for the next token; told once. To each `has_room` is to be said, or it has to `leave`."""
+        """Those that lack a block for the next token, once. To each `has_room` is to be said, or it has to `leave`."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
@@ -164,7 +164,7 @@ class _Columns:
         return sorted(found)
 
     def _place(self, item: ScheduledRequest) -> int:
-        """Where it is, among those of equal order."""
+        """Its index among those of equal order."""
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 

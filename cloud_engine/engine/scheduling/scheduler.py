@@ -1,4 +1,4 @@
-"""Who computes what in the next step.
+"""The scheduler: the requests of the next step, and their tokens.
 
 There is no prefill phase and no decode phase. Each request has known tokens and computed tokens, and every step spends
 a token budget on catching up: a decode is a request that is one token behind, a prefill one that is many behind, a
@@ -284,7 +284,7 @@ class Scheduler:
         return budget
 
     def _num_with_room(self, expected: Sequence[GenerationRequest]) -> int:
-        """How many of the queue have places and blocks, the first of them first, as if nothing of them were cached."""
+        """The number in the queue with places and blocks, the first of them first, as if nothing was cached."""
         places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),

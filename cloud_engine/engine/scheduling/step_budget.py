@@ -1,4 +1,4 @@
-"""How many tokens fit into a step of limited length: between two steps streams move and aborts are obeyed.
+"""The tokens that fit into a step of limited length: between two steps streams move and aborts are obeyed.
 
 No torch here, and no clock: whoever measures reports.
 """

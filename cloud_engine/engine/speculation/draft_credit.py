@@ -1,4 +1,4 @@
-"""How much drafts may still lose: so that, whatever is believed of them, they have never cost more than a small share.
+"""The credit of drafts: whatever is believed of them, they have never cost more than a small share.
 
 A policy that learns from what it tries pays for it. Here it may only spend what it has earned: a share of the time, and
 what drafts have gained. So at any moment, and for batches of any size, all steps so far took little longer than without

@@ -1,4 +1,4 @@
-"""How many tokens to draft for each request: as many as make the batch fastest by what was measured, often none.
+"""The length of each request's draft: the one that makes the batch fastest by measured times, often none.
 
 Drafts that are refuted cost verification and drafting, and what that costs depends on model, machine and load. So the
 policy knows no constants of either: it estimates how likely each request's drafts are accepted, takes the costs from

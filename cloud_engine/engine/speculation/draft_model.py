@@ -118,7 +118,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Who can draft after it, and what to compute: drafting requests first, then prompts, as far as it goes."""
+        """The requests that can draft after it, and their tokens: drafting ones first, then prompts."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens

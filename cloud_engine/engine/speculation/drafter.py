@@ -38,7 +38,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def offer(self, state: RequestState, limit: int) -> int:
-        """How many of the request's next tokens it would guess now, at most `limit`; 0 where it has no idea."""
+        """The number of the request's next tokens that it would guess now, at most `limit`; 0 where it has no idea."""
 
     @abstractmethod
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:

@@ -1,4 +1,4 @@
-"""How likely a drafter's tokens are accepted, by what was seen."""
+"""The chance that a drafter's tokens are accepted, by what was seen."""
 
 from __future__ import annotations
 

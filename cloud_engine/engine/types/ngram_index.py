@@ -1,4 +1,4 @@
-"""Where a text has said the same before: an index that grows with the text."""
+"""Repetitions in a text: an index that grows with the text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NgramIndex:
         self._read = _SIZE  # tokens before this have been entered as followers
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Where the text goes on behind an earlier occurrence of its end. `token_ids`: last time's, and more."""
+        """The continuation of an earlier occurrence of the text's end. `token_ids`: last time's, and more."""
         for position in range(self._read, len(token_ids)):
             self._follows[tuple(token_ids[position - _SIZE : position])] = position
         self._read = max(self._read, len(token_ids))

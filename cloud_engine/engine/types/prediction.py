@@ -1,4 +1,4 @@
-"""Where a request stands in its predicted output: the text another model wrote, verified here as a draft."""
+"""A request's place in its predicted output: the text another model wrote, verified here as a draft."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PredictionCursor:
             self._next = self._realigned(tuple(generated[-ALIGN_ON:]))
 
     def _realigned(self, tail: tuple[int, ...]) -> int | None:
-        """Where to go on after a miss, if anywhere."""
+        """The place to go on from after a miss, if there is one."""
         ends = self._ends.get(tail, [])
         index = bisect_right(ends, self._searched_to)
         if index < len(ends):

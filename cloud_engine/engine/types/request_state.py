@@ -144,7 +144,7 @@ class RequestState:
         return self.num_prompt_tokens + next_check(self.num_generated_tokens) - 1
 
     def until_repetition(self, new: Sequence[int]) -> int:
-        """How many of these tokens follow before the answer ends because it repeats itself; 0 if it does not."""
+        """The number of these tokens before the answer ends because it repeats itself; 0 if it does not."""
         known = self.num_generated_tokens
         if self.detects_repetition:
             for length in range(next_check(known), known + len(new) + 1, INTERVAL):

@@ -1,4 +1,4 @@
-"""How one row of logits is sampled."""
+"""The sampling of one row of logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .request_state import ScheduledRequest
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
-    """How to sample one row of logits."""
+    """The parameters with which one row of logits is sampled."""
 
     seed: int
     # Index in the sequence of the token to be sampled.

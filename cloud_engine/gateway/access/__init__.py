@@ -1,1 +1,1 @@
-"""Who may use the gateway."""
+"""Access to the gateway."""

@@ -23,21 +23,21 @@ from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0
 _BUSY_S = 10.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS keys (
-    id TEXT PRIMARY KEY, name TEXT NOT NULL, principal TEXT NOT NULL,
-    created_at REAL NOT NULL, expires_at REAL, revoked_at REAL);
-CREATE UNIQUE INDEX IF NOT EXISTS live_names ON keys (name) WHERE revoked_at IS NULL;
-CREATE TABLE IF NOT EXISTS digests (
-    digest BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id), expires_at REAL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS audit (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
-    key_id TEXT NOT NULL, name TEXT NOT NULL);
-CREATE TRIGGER IF NOT EXISTS audit_keeps_rows BEFORE DELETE ON audit
-    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS audit_keeps_facts BEFORE UPDATE ON audit
-    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
-"""
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS keys (
+      id TEXT PRIMARY KEY, name TEXT NOT NULL, principal TEXT NOT NULL,
+      created_at REAL NOT NULL, expires_at REAL, revoked_at REAL)""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS live_names ON keys (name) WHERE revoked_at IS NULL",
+    """CREATE TABLE IF NOT EXISTS digests (
+      digest BLOB PRIMARY KEY, key_id TEXT NOT NULL REFERENCES keys (id), expires_at REAL) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS audit (
+      id INTEGER PRIMARY KEY, at REAL NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
+      key_id TEXT NOT NULL, name TEXT NOT NULL)""",
+    """CREATE TRIGGER IF NOT EXISTS audit_keeps_rows BEFORE DELETE ON audit
+      BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
+    """CREATE TRIGGER IF NOT EXISTS audit_keeps_facts BEFORE UPDATE ON audit
+      BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
+)
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a key is replaced."""
+    """The rotation of a key."""
 
     # Seconds for which the old key goes on working, so that apps can change over.
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0

@@ -1,4 +1,4 @@
-"""Whose key a request carries: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
+"""The key of a request: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks, and what that caller may do: what a key stands for."""
+"""The caller of a request, and its rights: what a key stands for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which node takes a request."""
+"""The choice of the node that takes a request."""

@@ -1,4 +1,4 @@
-"""Which node has computed the beginning of a prompt before: hashes of its blocks, and those that each node has seen."""
+"""Nodes that have computed the beginning of a prompt before: hashes of its blocks, and those each node has seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """Where blocks end: behind the first ones each is an eighth of all before it, so that few cover a long prompt."""
+    """The ends of blocks: behind the first ones each is an eighth of all before it, so that few cover a long prompt."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))

@@ -1,4 +1,4 @@
-"""Who takes a request: the node that has seen its beginning, unless it is much busier than others."""
+"""The node for a request: the one that has seen its beginning, unless it is much busier than others."""
 
 from __future__ import annotations
 

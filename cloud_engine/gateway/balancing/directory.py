@@ -14,9 +14,10 @@ from .node import NodeAddress
 LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
 _MAX_NODES = 1024
 _BUSY_S = 2.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS nodes (url TEXT PRIMARY KEY, concurrency INTEGER, expires_at REAL NOT NULL) WITHOUT ROWID
-"""
+_SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS nodes (
+      url TEXT PRIMARY KEY, concurrency INTEGER, expires_at REAL NOT NULL) WITHOUT ROWID""",
+)
 
 
 @dataclass(frozen=True, slots=True)

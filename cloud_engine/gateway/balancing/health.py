@@ -30,7 +30,7 @@ prepare_types(_Models)
 
 
 class ProbeTimeout:
-    """How long a probe may take: as TCP bounds a round trip, by the mean of earlier ones and four deviations."""
+    """The time-out of a probe: as TCP bounds a round trip, by the mean of earlier ones and four deviations."""
 
     def __init__(self) -> None:
         self._mean_s = self._deviation_s = 0.0

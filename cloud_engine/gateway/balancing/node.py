@@ -95,7 +95,7 @@ class Node:
 
     @property
     def reason(self) -> str:
-        """Why it is out."""
+        """The reason why it is out."""
         return self.breaker.reason
 
     @property
@@ -109,7 +109,7 @@ class Node:
         return self.breaker.needs_trial and self.in_flight > 0
 
     def patience(self, usual: Patience) -> Patience:
-        """How long it may be silent in a stream."""
+        """The seconds that it may be silent in a stream."""
         return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:

@@ -86,7 +86,7 @@ class NodeRegistry:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def failure_of(self, node: Node) -> str:
-        """Why a node that is not in yet cannot be used; empty if it can."""
+        """The reason why a node that is not in yet cannot be used; empty if it can."""
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
             return node.reason
@@ -170,7 +170,7 @@ class NodeRegistry:
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """Why there is no node for `model`. It is unknown only once every node has said what it serves."""
+        """The reason why no node serves `model`. It is unknown only once every node has said what it serves."""
         known = {name for node in self.nodes for name in node.models}
         if all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(

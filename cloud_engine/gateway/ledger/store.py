@@ -1,4 +1,4 @@
-"""Where usage rows are kept: what a database must offer, and SQLite, which offers it without a server."""
+"""Stores of usage rows: what a database must offer, and SQLite, which offers it without a server."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ....protocol.errors import ConfigurationError
-from ....protocol.safety.private_files import private_file
-from ....protocol.wal import columns, transaction, use_wal
+from ....protocol.safety.shared_file import SharedFile
+from ....protocol.wal import columns, transaction
 from .metering import COLUMNS, UsageRow
 from .workers import WorkerSlot
 
@@ -78,29 +78,10 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigurationError."""
-        try:
-            private_file(path)
-            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-            use_wal(self._connection)
-            with transaction(self._connection):
-                self._create(path)
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"Cannot use {path} as the usage database: {error}. Choose another --db."
-            ) from error
+        file = SharedFile(path, "as the usage database", "db", _BUSY_S)
+        self._connection = file.open(lambda connection: _create(connection, path))
         self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
         self.worker = self._slot.id
-
-    def _create(self, path: Path) -> None:
-        if columns(self._connection, "usage") not in ((), COLUMNS):
-            raise ConfigurationError(f"{path} is a usage database of another version: choose another --db.")
-        for statement in create_table({type_: type_ for type_ in _TYPES.values()}):
-            self._connection.execute(statement)
-        found = self._connection.execute("SELECT version FROM usage_schema").fetchone()
-        if found is None:
-            self._connection.execute("INSERT INTO usage_schema VALUES (?)", (VERSION,))
-        elif found[0] != VERSION:
-            raise ConfigurationError(f"{path} has schema {found[0]}, this version has {VERSION}: choose another --db.")
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         try:
@@ -133,3 +114,16 @@ class SqliteStore:
             return self._connection.execute(query, values).rowcount
         except sqlite3.Error as error:
             raise LedgerWriteError(str(error)) from error
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    with transaction(connection):
+        if columns(connection, "usage") not in ((), COLUMNS):
+            raise ConfigurationError(f"{path} is a usage database of another version: choose another --db.")
+        for statement in create_table({type_: type_ for type_ in _TYPES.values()}):
+            connection.execute(statement)
+        found = connection.execute("SELECT version FROM usage_schema").fetchone()
+        if found is None:
+            connection.execute("INSERT INTO usage_schema VALUES (?)", (VERSION,))
+        elif found[0] != VERSION:
+            raise ConfigurationError(f"{path} has schema {found[0]}, this version has {VERSION}: choose another --db.")

@@ -1,4 +1,4 @@
-"""Which worker processes of a gateway live: each holds a lock that the kernel takes back when the process ends."""
+"""The worker processes of a gateway that live: each holds a lock that the kernel takes back when the process ends."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .shared_memory import SharedMemoryStore
 
 @dataclass(frozen=True, slots=True)
 class AccountingOptions:
-    """Where accounts are kept, and by which rules."""
+    """The place of accounts, and their rules."""
 
     # A SQLite file, or a PostgreSQL URL.
     database: str = field(repr=False)

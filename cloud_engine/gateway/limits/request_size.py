@@ -1,4 +1,4 @@
-"""How large a request is: what it may cost at most, and the numbers that no request may pass."""
+"""The size of a request: its cost at most, and the numbers that no request may pass."""
 
 from __future__ import annotations
 

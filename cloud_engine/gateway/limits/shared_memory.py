@@ -129,7 +129,7 @@ class SharedMemoryStore:
         _NUMBER.pack_into(self._memory, at, reserved if reserved > 1e-12 else 0.0)
 
     def _find(self, account: str) -> int | None:
-        """Where the record is that has this name."""
+        """The offset of the record that has this name."""
         key, first = _place(account)
         at, end = first, first + _PROBED * _RECORD_BYTES
         while (at := self._memory.find(key, at, end)) >= 0:

@@ -1,4 +1,4 @@
-"""Where the accounts of limits are kept: what a store must offer."""
+"""Stores of the accounts of limits: what each must offer."""
 
 from __future__ import annotations
 

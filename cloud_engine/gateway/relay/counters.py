@@ -1,4 +1,4 @@
-"""What `/metrics` counts and observes of the relayed requests, over all workers."""
+"""The counters of `/metrics` for relayed requests, over all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TTFT, _TPOT = _E2E + _OBSERVED, _E2E + 2 * _OBSERVED
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjective:
-    """What the operator promises of a stream."""
+    """The operator's promise of a stream."""
 
     # Seconds to the first token, at most.
     ttft_s: float = 1.0
@@ -82,7 +82,7 @@ class Counters:
 
 
 class ModelSums:
-    """What was counted and observed of one model and tier."""
+    """The counts of one model and tier."""
 
     def __init__(self, numbers: list[float]) -> None:
         self._numbers = numbers

@@ -84,7 +84,7 @@ class Passage:
             self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
 
     def error_event(self, error: UpdraftError) -> bytes:
-        """What a stream ends with that its node could not end."""
+        """The end of a stream that its node could not end."""
         if self._path == MESSAGES:
             kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
             return b"event: error\n" + sse.event({"type": "error", "error": {"type": kind, "message": error.message}})

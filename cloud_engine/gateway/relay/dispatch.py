@@ -160,7 +160,7 @@ class Dispatch:
 
 @dataclass(slots=True)
 class _Course:
-    """How a call fares."""
+    """The state of a call."""
 
     is_over: bool = False
     # Why the last node did not end its answer.

@@ -110,7 +110,7 @@ class Upstream:
             return response.status, await response.read_whole()
 
     def last_heard(self, target: UpstreamAddress) -> float:
-        """When the node last sent anything, by `time.monotonic()`."""
+        """The time at which the node last sent anything, by `time.monotonic()`."""
         return self._pool(target).heard_at
 
     @asynccontextmanager

@@ -17,7 +17,7 @@ _MAX_UNREAD = 2**18  # bytes; with more the node has to wait until the client ha
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a node may be silent."""
+    """The seconds that a node may be silent."""
 
     # Seconds until the first bytes of the body.
     first_s: float = math.inf

@@ -1,4 +1,4 @@
-"""Why a node gave no answer."""
+"""The failures of a node."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ResponseParser:
         return True
 
     def _frame(self, code: int, *, is_newer: bool) -> None:
-        """How the body ends, as the headers say it."""
+        """The framing of the body, by its headers."""
         lengths = {value for name, value in self.headers if name == b"content-length"}
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if (

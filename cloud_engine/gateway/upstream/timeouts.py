@@ -1,4 +1,4 @@
-"""How long the gateway waits, for what."""
+"""The gateway's time-outs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where weights come from: a Hugging Face style folder, whole or in shards, or a GGUF file, behind one interface."""
+"""Sources of weights: a Hugging Face style folder, whole or in shards, or a GGUF file, behind one interface."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Checkpoint(Protocol):
     fields: Fields
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
-        """Which of the `expected` tensors are missing, and which others there are."""
+        """The `expected` tensors that are missing, and the others that are there."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...

@@ -54,7 +54,7 @@ def load_model(
 
 
 def family_of(fields: Fields) -> Family:
-    """Whose configuration `fields` are. Raises ModelLoadError for an architecture that is not known."""
+    """The family whose configuration `fields` are. Raises ModelLoadError for an architecture that is not known."""
     wanted = architecture(fields)
     for family in FAMILIES:
         if wanted in family.architectures:

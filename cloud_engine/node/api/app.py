@@ -138,7 +138,7 @@ class _Node:
         return send(translated(asked, answer), request)
 
     async def count_input(self, request: Request) -> Response:
-        """What the prompt of a Responses request costs."""
+        """The tokens of a Responses request's prompt."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
         count = await self._count_prompt(asked.chat, _tenant(request))
@@ -151,7 +151,7 @@ class _Node:
         return send(message_of(asked, await self._answer(request, chat, self._chat_job)), request)
 
     async def count_message(self, request: Request) -> Response:
-        """What the prompt of a Messages request costs."""
+        """The tokens of a Messages request's prompt."""
         body = await read_body(request)
         chat = await off_event_loop(body, lambda: read_count(body))
         return send_json({"input_tokens": await self._count_prompt(chat, _tenant(request))})

@@ -19,7 +19,7 @@ from ....protocol.http.wire import WireResponse
 
 
 def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
-    """What is asked, and the body of the chat request that asks the same. Raises InvalidRequestError."""
+    """The request, and the body of the chat request that asks the same. Raises InvalidRequestError."""
     asked = read_messages_request(read_object(body))
     return asked, msgspec.json.encode(chat_body(asked))
 

@@ -31,7 +31,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _BodyFlags(msgspec.Struct):
-    """What a request cannot ask for in a batch: nobody waits for it."""
+    """Options that a request cannot have in a batch: nobody waits for it."""
 
     stream: Any = None
     background: Any = None
@@ -58,7 +58,7 @@ def read_line(line: bytes) -> BatchLine:
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
-    """How many requests there are, and what is wrong with them."""
+    """The number of requests, and their faults."""
     known: set[str] = set()
     errors: list[BatchError] = []
     total = 0
@@ -78,7 +78,7 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
 
 
 def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
-    """What is wrong with a line, whose `custom_id` is `known` from here on."""
+    """The fault of a line, whose `custom_id` is `known` from here on."""
     if len(raw) > MAX_LINE:
         return BatchError("line_too_long", f"A line has up to {MAX_LINE} bytes.")
     try:

@@ -38,7 +38,7 @@ class FormParser:
         self._ended = False
 
     def feed(self, data: bytes) -> list[FormPart | bytes]:
-        """What is complete by now: beginnings of parts, each followed by the pieces of its value."""
+        """The parts that are complete by now: beginnings, each followed by the pieces of its value."""
         self._buffer += data
         found: list[FormPart | bytes] = []
         while not self._ended and self._step(found):

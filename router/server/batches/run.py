@@ -40,7 +40,7 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """How requests are answered that nobody waits for."""
+    """The run of requests that nobody waits for."""
 
     ask: Callable[[WireRequest], Awaitable[WireResponse]]
     interactive: InteractiveRequests

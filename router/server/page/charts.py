@@ -65,7 +65,7 @@ async def _reliability(router: Router, dark: bool) -> bytes:
 
 
 def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
-    """What `plot` draws on axes with `titles`, in the page's colours. Raises MissingDependencyError."""
+    """The picture that `plot` draws on axes with `titles`, in the page's colours. Raises MissingDependencyError."""
     first, second, ink = _COLOURS[dark]
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()

@@ -56,7 +56,7 @@ class PullRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What is to become of the model that runs."""
+    """The next state of the model that runs."""
 
     action: Literal["sleep", "pin", "unpin"]
 

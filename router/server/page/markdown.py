@@ -14,7 +14,7 @@ from ..routes.route import RequestContext, Route
 
 
 class MarkdownText(msgspec.Struct, forbid_unknown_fields=True):
-    """What a model wrote."""
+    """A model's text."""
 
     text: Annotated[str, msgspec.Meta(max_length=200_000)]
 

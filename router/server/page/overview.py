@@ -41,7 +41,7 @@ class Status(msgspec.Struct):
 
 
 class CurvePoint(msgspec.Struct):
-    """What the calibration rows did under one quality."""
+    """The calibration rows under one quality."""
 
     target: float
     cloud_share: float

@@ -39,7 +39,7 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
-    """What is asked, and the same as a chat, which has none of Anthropic's headers."""
+    """The request, and the same as a chat, which has none of Anthropic's headers."""
     asked = read_messages_request(read_object(request.body))
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers)

@@ -88,7 +88,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(card: ModelCard) -> dict[str, Any]:
-    """Where its file is, if there is one, is nobody's business."""
+    """Nothing about the model's file: its place is nobody's business."""
     return {"name": card.id, "model": card.id, **_about(card), "size": 0, "digest": ""}
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint is: a method and a path, a handler, and a description for documents made from the table."""
+"""An endpoint: a method and a path, a handler, and a description for documents made from the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server the setting `local` names, and whether that is on the device."""
+"""The server that the setting `local` names, and whether it is on the device."""
 
 from __future__ import annotations
 

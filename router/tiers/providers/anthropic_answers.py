@@ -107,7 +107,7 @@ def _finish(reason: Any) -> str | None:
 
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    """What was read includes what the prompt cache gave and took, as OpenAI counts it."""
+    """The tokens read, with what the prompt cache gave and took, as OpenAI counts them."""
     cached = whole(counts.get("cache_read_input_tokens"))
     read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
     written = whole(counts.get("output_tokens"))

@@ -18,7 +18,7 @@ def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[s
 
 
 def message(texts: list[str], reasoning: list[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the assistant says, thinks, and calls."""
+    """The assistant's text, thoughts, and calls."""
     found: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
     if reasoning:
         found["reasoning_content"] = "".join(reasoning)

@@ -64,7 +64,7 @@ class ChatEvents(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ErrorMap:
-    """How a provider names its errors. A name is the `type`, `status` or `code` in the body of an error."""
+    """A provider's names of errors. A name is the `type`, `status` or `code` in the body of an error."""
 
     # The HTTP status of each name, for errors inside streams.
     statuses: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -103,11 +103,11 @@ class Provider(ABC):
         return body
 
     def events(self) -> ChatEvents | None:
-        """Who translates a stream. None: its events are chunks already."""
+        """The translator of a stream. None: its events are chunks already."""
         return None
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
-        """What an answer with another status than 200 means."""
+        """The failure behind an answer with another status than 200."""
         try:
             body = table(json_of(raw)) or {}
         except ValueError:
@@ -119,7 +119,7 @@ class Provider(ABC):
         return refused(url, status, headers, msgspec.json.encode({"error": translated}))
 
     def reported(self, url: str, error: Any) -> CloudFailure:
-        """What an error inside a stream, or with status 200, means."""
+        """The failure behind an error inside a stream, or with status 200."""
         found = table(error)
         if found is None:
             return reported(url, error)

@@ -1,4 +1,4 @@
-"""Which provider a name or a URL means. Packages add others as entry points of the group `updraft.providers`."""
+"""The provider that a name or a URL means. Packages add others as entry points of the group `updraft.providers`."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "e.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 30)
-    with pytest.raises(ConfigurationError, match="cannot be used for experience"):
+    with pytest.raises(ConfigurationError, match=r"Cannot use .* for experience"):
         Experience(tmp_path / "e.sqlite3")
 
 
@@ -310,7 +310,7 @@ def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as damaged:
         damaged.execute("UPDATE digest_key SET key = 'short'")
         damaged.commit()
-    with pytest.raises(ConfigurationError, match="key of its digests"):
+    with pytest.raises(ConfigurationError, match="key of the digests"):
         Experience(path)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from updraft.bench.guarantee import SimulatedPopulation, populations
+from updraft.bench.router.guarantee import SimulatedPopulation, populations
 from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from updraft.bench.cascade import Leg, Reply, TaskOutcome
+from updraft.bench.cascade.run import Leg, Reply, TaskOutcome
 from updraft.classifier.grading.questions import Question
 from updraft.cli.shared.tables import examples_of
 from updraft.protocol.responses import UpdraftInfo

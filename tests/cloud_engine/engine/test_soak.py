@@ -16,8 +16,8 @@ from updraft.protocol.errors import ContextLengthError, InvalidRequestError, Ove
 from updraft.protocol.sampling import SamplingParams
 
 VOCABULARY = 97
-MOST_STEPS = 3000  # that any request may take, however busy the engine is
-MOST_GROWTH = 48 * 2**20
+MAX_STEPS = 3000  # that any request may take, however busy the engine is
+MAX_GROWTH = 48 * 2**20
 
 
 class Load:
@@ -44,7 +44,7 @@ class Load:
             else:
                 del self.open[output.request_id]
                 self.finished += 1
-        assert all(self.steps - since < MOST_STEPS for _, since in self.open.values()), "a request is stuck"
+        assert all(self.steps - since < MAX_STEPS for _, since in self.open.values()), "a request is stuck"
 
     def ask(self) -> None:
         self.requested += 1
@@ -98,7 +98,7 @@ def soak(engine: Engine, seconds: float, seed: int = 0) -> Load:
         load.engine.step()
     gc.collect()
     assert before is not None
-    assert process.memory_info().rss - before < MOST_GROWTH, "memory grows"
+    assert process.memory_info().rss - before < MAX_GROWTH, "memory grows"
     stats = engine.stats()
     assert stats.kv_blocks_used == stats.running == stats.waiting == stats.kv_slots_wasted == 0
     assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and load.aborted > 0 and load.finished > 0

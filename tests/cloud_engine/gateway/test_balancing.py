@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.bench.affinity import read_trace, replay
+from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
 from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from updraft.bench.local_shapes import Shape, q4_k_m, q8_0
+from updraft.bench.local.shapes import Shape, q4_k_m, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama import build, kernels, self_check

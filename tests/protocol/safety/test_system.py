@@ -17,7 +17,7 @@ LACKING = {
 }
 MODULES = {"fcntl", "resource", "pwd", "grp", "termios"}
 #: The tests of a GPU end a whole group of processes: they run on Linux.
-EXEMPT = {"protocol/safety/system.py", "bench/gpu.py"}
+EXEMPT = {"protocol/safety/system.py", "bench/gpu/parts.py"}
 #: Python's own event loop and processes need them on this system.
 STAYS = {"AF_UNIX", "SIGKILL"}
 #: Takes away what Windows lacks, before anything of ours is imported. Python's own modules have what they need by then.

@@ -109,5 +109,5 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="name another file"):
         AnswerStore(other, days=1, most=1)
     (tmp_path / "text").write_text("no database" * 100)
-    with pytest.raises(ConfigurationError, match="unusable"):
+    with pytest.raises(ConfigurationError, match="as the store of answers"):
         AnswerStore(tmp_path / "text", days=1, most=1)

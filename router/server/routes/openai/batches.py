@@ -22,7 +22,7 @@ _WINDOW, _WINDOW_S = "24h", DAY_S
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """When the outputs go."""
+    """The time at which the outputs go."""
 
     anchor: str
     seconds: int

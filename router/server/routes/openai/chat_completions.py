@@ -77,7 +77,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 def _wanted(context: RequestContext) -> _Wanted | None:
-    """What is to be stored here. None: nothing. Without a store, `store` is for the cloud, like any field it knows."""
+    """The answer to be stored here, if any. Without a store, `store` is for the cloud, like any field it knows."""
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
     body = read_object(context.request.body)

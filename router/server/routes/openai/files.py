@@ -31,7 +31,7 @@ _PIECE = 2**18
 
 @dataclass(slots=True)
 class _Form:
-    """What an upload says beside the file."""
+    """The fields of an upload beside the file."""
 
     filename: str | None = None
     fields: dict[str, str] = field(default_factory=dict[str, str])

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_credit import DraftCredit
 
-LARGEST_LOSS = 2.0
+MAX_LOSS = 2.0
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(-5.0, LARGEST_LOSS)), max_size=400))
+@given(st.lists(st.tuples(st.booleans(), st.floats(-5.0, MAX_LOSS)), max_size=400))
 def test_who_drafts_only_with_credit_never_loses_more_than_a_small_share(steps: list[tuple[bool, float]]) -> None:
     credit, lost = DraftCredit(), 0.0
     for number, (wants_to, loss) in enumerate(steps, start=1):
         drafts = wants_to and not credit.is_overdrawn(4)
         credit.settle(4, loss if drafts else 0.0)
         lost += loss if drafts else 0.0
-        assert lost <= 6 + LARGEST_LOSS + 0.01 * number + 1e-9
+        assert lost <= 6 + MAX_LOSS + 0.01 * number + 1e-9
 
 
 def test_what_was_overdrawn_has_to_be_made_up_for() -> None:

@@ -1,0 +1,162 @@
+"""`updraft bench escalation`: what the local answer is worth as a draft, from escalation to the cloud's last token."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...classifier.grading.questions import Question
+from ...protocol.errors import EngineError
+from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.http.wire import WireRequest
+from ...router.config import RouterConfig
+from ...router.factory import load_tiers
+from ...router.router import Router
+from ...router.tiers.interfaces import CloudStream, CloudTier, CloudUsage
+
+if TYPE_CHECKING:
+    from ...router.state import Tiers
+
+Say = Callable[[str], None]
+_ARMS = ("draft", "none", "useless")
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedQuestion:
+    """One request to the cloud: seconds until its answer was whole, the answer, and the server's account."""
+
+    seconds: float
+    text: str
+    usage: CloudUsage
+
+
+@dataclass(slots=True)
+class EscalationFigures:
+    """One escalated question, asked in every arm once a round."""
+
+    questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
+
+    def seconds(self, arm: str) -> float:
+        return statistics.median(one.seconds for one in self.questions[arm])
+
+    @property
+    def agree(self) -> bool:
+        return len({one.text for arm in self.questions.values() for one in arm}) == 1
+
+
+class Comparing:
+    """A cloud tier that puts each request with a draft in all arms, and answers with the last reply.
+
+    `useless` is the draft backwards. Every request has a salt of its own, so that none finds another's prefix cached.
+    """
+
+    continues = False  # nothing is streamed here
+
+    def __init__(self, cloud: CloudTier, rounds: int) -> None:
+        self.escalations: list[EscalationFigures] = []
+        self._cloud = cloud
+        self._rounds = rounds
+        self._sent = 0
+
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
+        if "prediction" not in body:
+            return await self._cloud.complete(path, body, timeout_s=timeout_s, forwarded=forwarded)
+        escalation, answer = EscalationFigures(), {}
+        for turn in range(self._rounds):
+            for place in range(len(_ARMS)):
+                arm = _ARMS[(turn + place + len(self.escalations)) % len(_ARMS)]
+                self._sent += 1
+                sent = {**_in_arm(arm, body), "cache_salt": str(self._sent)}
+                began = time.perf_counter()
+                answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
+                took = time.perf_counter() - began
+                text = answer["choices"][0]["message"]["content"] or ""
+                escalation.questions[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
+        self.escalations.append(escalation)
+        return answer
+
+    async def open(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
+    ) -> CloudStream:
+        return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun, forwarded=forwarded)
+
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+        return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
+
+    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:  # noqa: ARG002
+        return True
+
+    def refuse_drafts(self) -> None:
+        """Not while it is measured."""
+
+    async def aclose(self) -> None:
+        await self._cloud.aclose()
+
+
+async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
+    """Figures over the questions that the router escalates with a draft. Answers are greedy, one request at a time.
+
+    Raises EngineError if no question was escalated with a draft.
+    """
+    tiers: Tiers = await load_tiers(config)
+    if tiers.cloud is None:
+        raise EngineError("There is no cloud to escalate to.")
+    comparing = Comparing(tiers.cloud, rounds)
+    router = Router(config, replace(tiers, cloud=comparing))
+    try:
+        for number, question in enumerate(questions, 1):
+            await _ask(router, question)
+            if number % 50 == 0:
+                say(f"{number} questions, {len(comparing.escalations)} escalated with a draft")
+    finally:
+        await router.close()
+    return figures(comparing.escalations[_WARM_UP:])
+
+
+def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
+    """`_over_none`: median seconds of the arm over those without a draft. Raises EngineError without escalations."""
+    if not escalations:
+        raise EngineError("Too few questions were escalated with a draft: ask more.")
+    median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}
+    usages = [question.usage for one in escalations for question in one.questions["draft"]]
+    accepted, rejected = sum(usage.accepted for usage in usages), sum(usage.rejected for usage in usages)
+    return {
+        "escalations": len(escalations),
+        "draft_over_none": median["draft"] / median["none"],
+        "useless_over_none": median["useless"] / median["none"],
+        "accepted_share": accepted / max(1, accepted + rejected),
+        "different_answers": sum(not one.agree for one in escalations),
+        "draft_ms": median["draft"] * 1e3,
+        "none_ms": median["none"] * 1e3,
+        "useless_ms": median["useless"] * 1e3,
+        "answer_tokens": statistics.median(usage.completion_tokens for usage in usages),
+    }
+
+
+def _in_arm(arm: str, body: dict[str, Any]) -> dict[str, Any]:
+    if arm == "none":
+        return {name: value for name, value in body.items() if name != "prediction"}
+    if arm == "useless":
+        return {**body, "prediction": {**body["prediction"], "content": body["prediction"]["content"][::-1]}}
+    return body
+
+
+async def _ask(router: Router, question: Question) -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
+    response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body)))
+    if response.status != 200:
+        raise EngineError(f"A question got no answer: {response.body!r}")

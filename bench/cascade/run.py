@@ -1,0 +1,154 @@
+"""Puts questions to the cascade through the real client, and turns the graded replies into figures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ...classifier.grading.questions import Question
+from ...protocol.errors import UpdraftError
+from ...protocol.responses import UpdraftInfo
+from ..shared.statistics import percentile, wilson
+
+if TYPE_CHECKING:
+    from ...sdk import AsyncOpenAI
+
+Model = Literal["local", "cloud", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One graded answer. `error` instead of a text where none came; that counts as wrong."""
+
+    question: Question
+    text: str = ""
+    right: bool = False
+    latency_ms: float = 0.0
+    info: UpdraftInfo | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One part of a measurement: these questions to this model, at most `concurrency` at a time."""
+
+    name: str
+    model: Model
+    questions: Sequence[Question]
+    concurrency: int = 1
+
+
+@dataclass(slots=True)
+class TaskOutcome:
+    """The results of a leg; `replies` are in the order of its questions."""
+
+    leg: Leg
+    replies: list[Reply] = field(default_factory=list[Reply])
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Reply]:
+        return [reply for reply in self.replies if reply.error is not None]
+
+
+async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], None]) -> TaskOutcome:
+    """Ask everything; `on_reply` sees each reply as it comes. A failed question never stops the others."""
+    slots = asyncio.Semaphore(leg.concurrency)
+
+    async def one(question: Question) -> Reply:
+        async with slots:
+            reply = await ask(client, question, leg.model)
+        on_reply(reply)
+        return reply
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(question)) for question in leg.questions]
+    return TaskOutcome(leg, [task.result() for task in tasks], time.perf_counter() - started)
+
+
+async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
+    """One question through the client; its errors become a reply without an answer."""
+    from openai import OpenAIError
+
+    started = time.perf_counter()
+    try:
+        answer = await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": question.prompt}]
+        )
+    except (OpenAIError, UpdraftError) as error:
+        body = getattr(error, "body", None)  # the server's error object
+        message = body.get("message") if isinstance(body, dict) else None
+        return Reply(question, error=f"{type(error).__name__}: {message or error}")
+    latency_ms = (time.perf_counter() - started) * 1000
+    text = answer.choices[0].message.content or ""
+    info = msgspec.convert((answer.model_extra or {})["updraft"], UpdraftInfo)
+    return Reply(question, text, question.grade(text), latency_ms, info)
+
+
+def figures(outcome: TaskOutcome) -> dict[str, Any]:
+    """Accuracy with its interval, cost, tokens and routes of one leg."""
+    replies = outcome.replies
+    infos = infos_of(replies)
+    right = sum(reply.right for reply in replies)
+    answered = [reply for reply in replies if reply.error is None]
+    return {
+        "n": len(replies),
+        "right": right,
+        "accuracy": right / len(replies) if replies else 0.0,
+        "accuracy_interval": list(wilson(right, len(replies))),
+        "failures": len(replies) - len(answered),
+        "fallbacks": sum(info.route == "fallback" for info in infos),
+        "cloud_share": sum(info.cloud_tokens > 0 or info.tier == "cloud" for info in infos) / max(1, len(infos)),
+        "tokens": {"local": sum(i.local_tokens for i in infos), "cloud": sum(i.cloud_tokens for i in infos)},
+        "cost_usd": _cost(infos),
+        "concurrency": outcome.leg.concurrency,
+        "seconds": outcome.seconds,
+        "latency_ms": latency(answered),
+    }
+
+
+def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
+    """The questions without an answer: their number, the number of each kind, and the first message."""
+    found = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
+    kinds = Counter(each.partition(":")[0] for each in found)
+    return {"count": len(found), "by_kind": dict(kinds.most_common()), "first": found[0] if found else None}
+
+
+def _cost(infos: Iterable[UpdraftInfo]) -> float | None:
+    """None where a model has no price."""
+    costs = [info.cost_usd for info in infos]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def latency(replies: Iterable[Reply]) -> dict[str, float | None]:
+    values = [reply.latency_ms for reply in replies]
+    return {"p50": percentile(values, 50), "p95": percentile(values, 95)}
+
+
+def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
+    """The share of the local drafts that the cloud verified and kept, over the escalated requests."""
+    infos = [info for info in infos_of(outcome.replies) if info.draft_proposed]
+    proposed, accepted = sum(info.draft_proposed for info in infos), sum(info.draft_accepted for info in infos)
+    share = accepted / proposed if proposed else None
+    return {"requests": len(infos), "proposed": proposed, "accepted": accepted, "acceptance_rate": share}
+
+
+def by_kind(outcomes: dict[str, TaskOutcome]) -> dict[str, dict[str, float]]:
+    """Accuracy of each outcome per kind of question: `{"addition": {"n": 25, "local": 0.8, ...}}`."""
+    table: dict[str, dict[str, float]] = {}
+    for name, outcome in outcomes.items():
+        for kind in sorted({reply.question.kind for reply in outcome.replies}):
+            hits = [reply.right for reply in outcome.replies if reply.question.kind == kind]
+            table.setdefault(kind, {"n": len(hits)})[name] = sum(hits) / len(hits)
+    return table
+
+
+def infos_of(replies: Iterable[Reply]) -> list[UpdraftInfo]:
+    return [reply.info for reply in replies if reply.info is not None]

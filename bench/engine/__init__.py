@@ -1,0 +1,1 @@
+"""`updraft bench engine`: the cloud engine and its peers."""

@@ -1,0 +1,91 @@
+"""The limits of the machine: memory bandwidth, matmul speed, and the time of a model's matrix products alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ...cloud_engine.engine.execution.cuda_graphs import CudaRecorder
+from ...cloud_engine.models.decoder import Decoder
+from ...kernels.linear.ops import implementations
+
+
+class MatrixProducts:
+    """The linear layers of a model, in every form there is here, and nothing else of it: the fastest counts.
+
+    `weight_bytes`: what a decoding step has to read. `flops_per_token`: of the layers; the head is not among them, as a
+    prompt needs it once.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        if not model.config.tie_word_embeddings:
+            self.weight_bytes -= model.embed_tokens.weight.nbytes  # one row of it is read
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
+        self._layers = [
+            (module.in_features, implementations(module)) for module in linears if module is not model.lm_head
+        ]
+        self._head = model.config.hidden_size, implementations(model.lm_head)
+        self.flops_per_token = sum(2 * m.in_features * m.out_features for m in linears if m is not model.lm_head)
+
+    @torch.inference_mode()
+    def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
+        """Of all products in `steps`: (rows through the layers, rows through the head) each. Sizes are timed once."""
+        timed: dict[tuple[bool, int], float] = {}
+
+        def time_of(is_head: bool, rows: int) -> float:
+            if (is_head, rows) not in timed:
+                layers = [self._head] if is_head else self._layers
+                timed[is_head, rows] = self._time(layers, rows)
+            return timed[is_head, rows]
+
+        return sum(time_of(False, rows) + (time_of(True, samples) if samples else 0.0) for rows, samples in steps)
+
+    def _time(self, layers: Sequence[tuple[int, list[nn.Module]]], rows: int) -> float:
+        inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}
+
+        def compute(form: int) -> None:
+            for size, found in layers:
+                found[form](inputs[size])
+
+        computes = [partial(compute, form) for form in range(min(len(found) for _, found in layers))]
+        if self._device.type == "cuda":  # as the engine runs them: launched one by one they would wait for the host
+            record = CudaRecorder()
+            computes = [record(each) for each in computes]
+        return min(_seconds(self._device, each) for each in computes * 3)
+
+
+def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
+    """Bytes per second that a sum over `size` bytes of float32 reads, the best of five."""
+    size = size or (2**31 if device.type == "cuda" else 2**29)
+    data = torch.ones(size // 4, device=device)
+    return max(size / _seconds(device, data.sum) for _ in range(5))
+
+
+@torch.inference_mode()
+def matmul_flops(weight: Tensor, size: int | None = None) -> float:
+    """Floating-point operations per second of a product of `size` cubed in `weight`'s dtype, where it is: of the
+    fastest form, the best of five."""
+    size = size or (8192 if weight.is_cuda else 2048)
+    layers = implementations(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
+    rows = torch.randn(size, size).to(weight)
+    return max(2 * size**3 / _seconds(weight.device, partial(layer, rows)) for layer in layers * 5)
+
+
+def _seconds(device: torch.device, compute: Callable[[], object]) -> float:
+    """That `compute` takes; on a GPU by events, so that neither its launch nor waiting for it counts."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        compute()
+        return time.perf_counter() - started
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    compute()
+    ended.record()
+    ended.synchronize()
+    return 1e-3 * began.elapsed_time(ended)

@@ -1,0 +1,63 @@
+"""Requests, driven through an engine of the bench, and timed."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...cloud_engine.engine.config import EngineConfig, usual_block_size
+from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.execution.threads import yields_to_neighbours
+from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.models.decoder import Decoder
+from ...protocol.sampling import SamplingParams
+from ..shared.workload import WorkloadRequest
+
+BUDGET = 512
+GREEDY = SamplingParams(temperature=0.0)
+_TOKENS = 640  # of a sequence at most, where memory is not simply taken as it is free
+
+
+def engine_config(requests: int, running: int) -> EngineConfig:
+    """The engine of the throughput figures: `requests` queued, `running` of them at most, 16 tokens a step for each."""
+    return EngineConfig(max_batch_size=running, token_budget=16 * running, max_waiting=requests)
+
+
+def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
+    """On a CUDA device with as many blocks as its sequences need, and after what was there before is freed: an engine
+    by itself would take most of what is free."""
+    device = model.embed_tokens.weight.device
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        size = usual_block_size("cuda")
+        tokens = config.max_batch_size * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
+        config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
+    return Engine(ServedModel(model), config, **others)
+
+
+def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
+    """Seconds from the first request to the end of the last."""
+    threads = torch.get_num_threads()
+    yield_to_neighbours = yields_to_neighbours(engine.config)  # as the engine's process does
+    started = time.perf_counter()
+    add(engine, requests, params)
+    try:
+        while engine.has_work:
+            yield_to_neighbours()
+            engine.step()
+    finally:
+        torch.set_num_threads(threads)  # what is measured next gets all of them
+    return time.perf_counter() - started
+
+
+def add(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> None:
+    for number, request in enumerate(requests):
+        wanted = replace(params, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, wanted))

@@ -1,0 +1,62 @@
+"""The costs of batch-invariant mode, and how often answers depend on what else is in the batch without it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.models.loading.loader import load_model
+from ...protocol.sampling import SamplingParams
+from ..shared.workload import WorkloadRequest
+
+_RUNNING = 32
+_ROUNDS = 3
+
+
+def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[WorkloadRequest]) -> dict[str, float]:
+    """`batch_invariant_cost`: seconds for all requests with the mode over seconds without, less one; median of three
+    pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
+    `divergence_rate_invariant` with it, which has to be 0.
+    """
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each is packed its own way
+    pairs = [
+        (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
+        for _ in range(_ROUNDS)
+    ]
+    together_invariant, together = (answers for _, answers in pairs[-1])
+    alone = [_served(plain, [request], invariant=False)[1][0] for request in requests]
+    alone_invariant = [_served(invariant, [request], invariant=True)[1][0] for request in requests]
+    return {
+        "batch_invariant_cost": statistics.median(mode_s / plain_s for (mode_s, _), (plain_s, _) in pairs) - 1,
+        "divergence_rate": _differing(alone, together),
+        "divergence_rate_invariant": _differing(alone_invariant, together_invariant),
+    }
+
+
+def _served(
+    served: ServedModel, requests: Sequence[WorkloadRequest], *, invariant: bool
+) -> tuple[float, list[list[int]]]:
+    """Seconds for all of them, and their answers."""
+    config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
+    engine = Engine(served, config)
+    answers: list[list[int]] = [[] for _ in requests]
+    for number, request in enumerate(requests):
+        params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, params))
+    started = time.perf_counter()
+    while engine.has_work:
+        for output in engine.step():
+            answers[int(output.request_id)].extend(output.token_ids)
+    return time.perf_counter() - started, answers
+
+
+def _differing(answers: Sequence[list[int]], others: Sequence[list[int]]) -> float:
+    return sum(one != other for one, other in zip(answers, others, strict=True)) / len(answers)

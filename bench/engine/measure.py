@@ -1,0 +1,263 @@
+"""`updraft bench engine`: our engine and its peers on the same weights and the same requests, in one run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ...cloud_engine.models.decoder import Decoder
+from ...cloud_engine.models.loading.loader import load_model
+from ...kernels.runtime.host_memory import keep_freed_memory
+from ...protocol.errors import ConfigurationError
+from ..shared.workload import Workload, WorkloadRequest, draw
+from . import peers, speculation
+from .ceilings import MatrixProducts
+from .driving import engine_config
+from .invariance import invariance_figures
+from .scheduling import kv_waste, scheduler_microseconds, step_rows
+from .shapes import SHAPES, model_folder, random_model, shape_config
+from .speed import (
+    DTYPES,
+    decode_figures,
+    prefill_figures,
+    prefix_figures,
+    sampled_over_greedy,
+    seconds_to_first_token,
+    throughput,
+)
+from .step_gaps import step_gaps
+from .step_times import measured_step_time, simulation_errors
+
+#: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
+CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
+#: Likewise on a CUDA device, where there are more of both.
+CB_SETTINGS_CUDA = ((1024, 4096), (1024, 8192))
+Say = Callable[[str], None]
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The options of a measurement."""
+
+    # Where a model of `shape` is written for peers to load.
+    model_dir: Path
+    # `pocket`, or the name of a real shape, for random weights.
+    shape: str = "pocket"
+    dtype: str = "bfloat16"
+    workload: Workload = field(default_factory=Workload)
+    # Sequences at most.
+    running: int = 32
+    threads: int | None = None
+    device: str = "cpu"
+    # Of transformers.
+    peers: Literal["all", "static", "continuous", "none"] = "all"
+    # Groups of figures (`GROUPS`); empty for all that the device has.
+    only: Sequence[str] = ()
+    # Of the oracle's model; None is pocket-sized.
+    draft_shape: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for groups that there are not, or not on this device, and for unknown shapes."""
+        for group in self.only:
+            if group not in GROUPS:
+                raise ConfigurationError(f"There is no group {group!r}; there are: {', '.join(GROUPS)}.", param="only")
+            if group in _NOT_ON.get(self.device, ()):
+                raise ConfigurationError(f"{group!r} cannot be measured on {self.device}.", param="only")
+        for shape in filter(None, (self.shape, self.draft_shape)):
+            if shape != "pocket" and shape not in SHAPES:
+                known = ", ".join(("pocket", *SHAPES))
+                raise ConfigurationError(f"There is no shape {shape!r}; there are: {known}.", param="shape")
+
+    @property
+    def groups(self) -> list[str]:
+        """In the order in which they are measured."""
+        unwanted = {*_NOT_ON.get(self.device, ()), *(("peers",) if self.peers == "none" else ())}
+        return [group for group in GROUPS if (group in self.only if self.only else group not in unwanted)]
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether others than we have to find the weights."""
+        return not {"start", "invariance", "peers"}.isdisjoint(self.groups)
+
+
+def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
+    """Flat figures by name; `vs_*` are our tokens per second over theirs. `keep` gets all that there are so far, after
+    every group."""
+    keep_freed_memory()  # as the engine's process does; the peers profit, too
+    if setting.threads is not None:
+        torch.set_num_threads(setting.threads)
+    measured, figures = _Measured(setting, say), Figures()
+    for group in setting.groups:
+        found = GROUPS[group](measured)
+        say(f"{group}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+        figures |= found
+        keep(figures)
+    return figures
+
+
+class _Measured:
+    """The measurement, with parts made when they are first needed; a method for every group of figures."""
+
+    def __init__(self, setting: Setting, say: Say) -> None:
+        self._setting, self._say = setting, say
+
+    @cached_property
+    def _folder(self) -> Path:
+        return model_folder(self._setting.shape, self._setting.model_dir)
+
+    @cached_property
+    def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
+        """The products are taken before an engine rearranges the weights."""
+        setting = self._setting
+        if setting.needs_folder or setting.shape == "pocket":
+            model = load_model(self._folder, dtype=DTYPES[setting.dtype], device=setting.device)
+        else:
+            model = random_model(shape_config(setting.shape), DTYPES[setting.dtype], torch.device(setting.device))
+        return model, MatrixProducts(model)
+
+    @property
+    def _model(self) -> Decoder:
+        return self._model_and_products[0]
+
+    @property
+    def _products(self) -> MatrixProducts:
+        return self._model_and_products[1]
+
+    @cached_property
+    def _requests(self) -> list[WorkloadRequest]:
+        requests = draw(self._setting.workload, self._model.config.vocab_size)
+        tokens = sum(request.output for request in requests)
+        self._say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
+        return requests
+
+    def start(self) -> Figures:
+        setting = self._setting
+        return {"seconds_to_first_token": seconds_to_first_token(self._folder, setting.dtype, setting.device)}
+
+    def throughput(self) -> Figures:
+        requests = self._requests
+        tokens = sum(request.output for request in requests)
+        ours_s = self._throughput()
+        ceiling_s = self._products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
+        return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
+
+    def sampled(self) -> Figures:
+        running = self._setting.running
+        return {"sampled_over_greedy": sampled_over_greedy(self._model, self._requests[:running], running)}
+
+    def decode(self) -> Figures:
+        return decode_figures(self._model, self._products.weight_bytes)
+
+    def prefill(self) -> Figures:
+        return prefill_figures(self._model, self._products)
+
+    def prefix(self) -> Figures:
+        return prefix_figures(self._model)
+
+    def scheduler(self) -> Figures:
+        return {
+            "scheduler_us_256": scheduler_microseconds(),
+            "kv_waste": kv_waste(self._setting.workload),
+        }
+
+    def steps(self) -> Figures:
+        return measured_step_time(self._model, self._setting.running, self._setting.workload).figures()
+
+    def simulation(self) -> Figures:
+        return simulation_errors(self._model, self._setting.running, self._setting.workload, self._say)
+
+    def invariance(self) -> Figures:
+        count = self._setting.running if self._setting.shape == "pocket" else 8
+        return invariance_figures(self._folder, DTYPES[self._setting.dtype], self._requests[:count])
+
+    def pocket_drafts(self) -> Figures:
+        return speculation.pocket_figures(speculation.LOADS)
+
+    def oracle_drafts(self) -> Figures:
+        setting = self._setting
+        target = self._model if setting.shape != "pocket" else speculation.oracle_target(self._model)
+        draft = speculation.draft_of(target, setting.draft_shape or "pocket")
+        figures = speculation.oracle_figures(target, draft, speculation.ACCEPTANCES)
+        if setting.device == "cuda":
+            figures |= speculation.oracle_under_load(target, draft)
+        return figures
+
+    def gaps(self) -> Figures:
+        return step_gaps(self._model, self._setting.running)
+
+    def peer_ratios(self) -> Figures:
+        setting = self._setting
+        model = peers.load(self._folder, DTYPES[setting.dtype], setting.device)
+        against = _PeerRatios(self._throughput, self._say)
+        figures = Figures()
+        if setting.peers in ("all", "static"):
+            name = f"static batches of {setting.running}"
+            ratio = against.ratio(lambda: peers.static_batches(model, self._requests, setting.running), name)
+            figures["vs_transformers_static"] = ratio
+        if setting.peers in ("all", "continuous"):
+            figures |= self._continuous_batching_ratios(model, against)
+        return figures
+
+    def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
+        """With the best of its settings; one that fails, as where memory is short for it, is told of and left out."""
+        ratios: list[float] = []
+        for blocks, tokens in cb_settings(self._setting.device):
+            name = f"continuous batching, {blocks} blocks, {tokens} tokens"
+            run = partial(peers.continuous_batching, model, self._requests, blocks, tokens)
+            try:
+                ratios.append(against.ratio(run, name))
+            except RuntimeError as error:
+                self._say(f"transformers, {name}: failed: {error}")
+        if not ratios:
+            raise RuntimeError("transformers' continuous batching failed with every setting")
+        return {"vs_transformers_cb": min(ratios)}
+
+    def _throughput(self) -> float:
+        return throughput(self._model, self._requests, self._setting.running)
+
+
+class _PeerRatios:
+    """Their seconds over ours, which are taken before and after each of them: the machine may change meanwhile."""
+
+    def __init__(self, ours: Callable[[], float], say: Say) -> None:
+        self._ours, self._say = ours, say
+        self._last_s = ours()
+
+    def ratio(self, theirs: Callable[[], float], name: str) -> float:
+        before_s, theirs_s = self._last_s, theirs()
+        self._last_s = self._ours()
+        ratio = theirs_s / statistics.mean((before_s, self._last_s))
+        self._say(f"transformers, {name}: {ratio:.2f}x our time")
+        return ratio
+
+
+def cb_settings(device: str) -> Sequence[tuple[int, int]]:
+    return CB_SETTINGS_CUDA if device == "cuda" else CB_SETTINGS
+
+
+#: In the order in which they are measured.
+GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
+    "start": _Measured.start,
+    "throughput": _Measured.throughput,
+    "sampled": _Measured.sampled,
+    "decode": _Measured.decode,
+    "prefill": _Measured.prefill,
+    "prefix": _Measured.prefix,
+    "scheduler": _Measured.scheduler,
+    "steps": _Measured.steps,
+    "simulation": _Measured.simulation,
+    "invariance": _Measured.invariance,
+    "pocket-drafts": _Measured.pocket_drafts,
+    "oracle": _Measured.oracle_drafts,
+    "gaps": _Measured.gaps,
+    "peers": _Measured.peer_ratios,
+}
+#: What a device does not have: batch-invariant mode and the pocket pair's drafts are measured on CPUs.
+_NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}

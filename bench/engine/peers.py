@@ -1,0 +1,74 @@
+"""Peers that a Python user would otherwise run: transformers, with static batches and with its continuous batching."""
+
+# transformers is only partly typed
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..shared.workload import WorkloadRequest
+
+
+def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """The model that every peer here runs."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval().to(device)
+
+
+def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: int) -> float:
+    """Seconds for all requests, in batches in order of arrival; a batch ends with its longest answer."""
+    import transformers
+
+    started = time.perf_counter()
+    for start in range(0, len(requests), batch_size):
+        batch = requests[start : start + batch_size]
+        width = max(len(request.prompt) for request in batch)
+        ids = torch.tensor([[0] * (width - len(request.prompt)) + request.prompt for request in batch]).to(model.device)
+        mask = torch.tensor([[0] * (width - len(request.prompt)) + [1] * len(request.prompt) for request in batch])
+        longest = max(request.output for request in batch)
+        config = transformers.GenerationConfig(
+            max_new_tokens=longest, min_new_tokens=longest, do_sample=False, pad_token_id=0
+        )
+        with torch.inference_mode():
+            model.generate(ids, attention_mask=mask.to(model.device), generation_config=config)
+    return time.perf_counter() - started
+
+
+def continuous_batching(
+    model: Any, requests: Sequence[WorkloadRequest], num_blocks: int, max_batch_tokens: int
+) -> float:
+    """Seconds for all requests with transformers' own continuous batching, its manager warm."""
+    import transformers
+    from transformers import ContinuousBatchingConfig
+
+    config = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
+    generation = transformers.GenerationConfig(max_new_tokens=1, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config, block=True, timeout=60
+    ) as manager:
+        _run(manager, requests[:4])
+        started = time.perf_counter()
+        _run(manager, requests)
+        return time.perf_counter() - started
+
+
+def _run(manager: Any, requests: Sequence[WorkloadRequest]) -> None:
+    for request in requests:
+        manager.add_request(request.prompt, max_new_tokens=request.output, eos_token_id=-1)
+    finished = 0
+    while finished < len(requests):
+        result = manager.get_result(timeout=60)
+        if result is None:
+            raise RuntimeError("transformers' continuous batching stopped answering")
+        if result.error is not None:
+            raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
+        finished += bool(result.is_finished())

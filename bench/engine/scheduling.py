@@ -1,0 +1,149 @@
+"""Figures that need no model: what scheduling costs, what it schedules, and what its blocks waste."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.execution.launched_step import LaunchedStep
+from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
+from ...cloud_engine.engine.scheduling.scheduler import Scheduler
+from ...cloud_engine.engine.speculation.speculator import Speculator
+from ...cloud_engine.engine.types.prediction import PredictionCursor
+from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
+from ...cloud_engine.models.config import ModelConfig
+from ...cloud_engine.models.decoder import Decoder
+from ...cloud_engine.models.rope import RotaryConfig
+from ...protocol.sampling import ResolvedParams, SamplingParams
+from ..shared.workload import Workload, WorkloadRequest, draw
+
+_VOCABULARY = 32
+
+
+def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
+    """Per step of a real engine in which every sequence decodes: all but what tensors are needed for. The median of
+    `rounds` engines: one round is over in 30 milliseconds, in which a neighbour may have the processor."""
+    return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
+
+
+def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
+    config = EngineConfig(max_batch_size=sequences, token_budget=8192, max_waiting=sequences, num_blocks=sequences * 20)
+    engine = _Unmodelled(ServedModel(_smallest_model()), config)
+    for number in range(sequences):
+        params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), [number % _VOCABULARY] * 32, params))
+    for _ in range(8):
+        engine.step()
+    gc.collect()
+    gc.freeze()  # as the engine's process does
+    engine.computed_s, started = 0.0, time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    seconds = time.perf_counter() - started - engine.computed_s
+    gc.unfreeze()
+    return 1e6 * seconds / steps
+
+
+class _Unmodelled(Engine):
+    """An engine whose model says nothing but the last token of its vocabulary, at once."""
+
+    computed_s = 0.0
+
+    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+        started = time.perf_counter()
+        samples = sum(item.num_samples for item in batch)
+        launched = LaunchedStep(batch, torch.full((samples,), _VOCABULARY - 1), [], torch.zeros(samples, _VOCABULARY))
+        self.computed_s += time.perf_counter() - started
+        return launched
+
+
+def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:
+    """For every step that the requests take: tokens computed and tokens sampled."""
+    steps: list[tuple[int, int]] = []
+
+    def note(_scheduler: Scheduler, _cache: KVCacheManager, rows: tuple[int, int]) -> None:
+        steps.append(rows)
+
+    _play(requests, config, note)
+    return steps
+
+
+def kv_waste(workload: Workload, running: int = 64) -> float:
+    """Share of the token slots in used blocks that hold nothing, over all steps, at the workload's real lengths."""
+    requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
+    wasted = used = 0
+
+    def note(scheduler: Scheduler, cache: KVCacheManager, _rows: tuple[int, int]) -> None:
+        nonlocal wasted, used
+        wasted += cache.num_wasted_slots(scheduler.running)
+        used += cache.pool.num_used * cache.block_size
+
+    config = EngineConfig(max_batch_size=running, token_budget=2048, max_waiting=len(requests), num_blocks=2**16)
+    _play(requests, config, note)
+    return wasted / used
+
+
+def _play(
+    requests: Sequence[WorkloadRequest],
+    config: EngineConfig,
+    note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None],
+) -> None:
+    """Schedule the requests to their end; `note(scheduler, cache, rows)` sees every step when it is done: how many
+    tokens it computed, and how many it sampled."""
+    blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
+    cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
+    scheduler = Scheduler(config, cache, Speculator([], config))
+    for number, work in enumerate(requests):
+        request = GenerationRequest(str(number), work.prompt, SamplingParams(max_tokens=work.output))
+        scheduler.add(
+            RequestState(
+                request,
+                work.output,
+                ResolvedParams(temperature=0.0),
+                0,
+                frozenset(),
+                list(work.prompt),
+                PredictionCursor([]),
+            )
+        )
+    while scheduler.running or scheduler.waiting:
+        batch = scheduler.schedule()
+        rows = sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)
+        for item in batch:
+            item.state.num_computed_tokens += item.num_tokens
+        note(scheduler, cache, rows)
+        for item in batch:
+            if item.state.num_computed_tokens == len(item.state.token_ids):
+                item.state.token_ids.append(0)
+                if item.state.num_remaining_tokens == 0:
+                    scheduler.remove(item.state)
+
+
+def _smallest_model() -> Decoder:
+    rotary = RotaryConfig.from_parameters({}, rotary_dim=4, context_length=4096)
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=_VOCABULARY,
+        hidden_size=4,
+        intermediate_size=4,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=4,
+        context_length=4096,
+        rms_norm_eps=1e-5,
+        rotary=rotary,
+        tie_word_embeddings=True,
+    )
+    model = Decoder(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.zero_()
+    return model

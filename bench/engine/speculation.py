@@ -1,0 +1,223 @@
+"""Gains and costs of speculation: the pocket pair under load, and an oracle draft on a model of real shape."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.kv.sizing import Sizes
+from ...cloud_engine.engine.speculation.draft_model import DraftModel
+from ...cloud_engine.engine.speculation.drafter import DraftWork
+from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.engine.types.request_state import RequestState
+from ...cloud_engine.models.decoder import Decoder
+from ...embedded import pocket
+from ...embedded.tasks import make_tasks
+from ...protocol.requests import Message
+from ...protocol.sampling import SamplingParams
+from .driving import make_engine
+from .shapes import random_model, shape_config
+
+if TYPE_CHECKING:
+    from ...cloud_engine.engine.types.request_state import ScheduledRequest
+    from ...cloud_engine.engine.types.sampling_row import RowOf
+
+LOADS = (1, 4, 16, 64)
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_ORACLE_SHAPE = "qwen2.5-0.5b"
+_BLOCK_S, _BLOCKS = 0.3, 28
+_PROMPT, _OUTPUT = 32, 64
+_LOAD = 64
+_CELLS = 128  # of the cache for each: prompt, answer and drafts, in whole blocks of 16 as of 64
+
+
+def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
+    """The pocket pair on its tasks, greedy, as many requests at a time as `loads` say, with and without its draft.
+
+    Both run in turns, in short blocks, and what counts is the median of their ratios, so that whatever else the machine
+    does cancels out. `spec_on_over_off_*`: tokens per second with the draft over without. `spec_step_share`: of the
+    steps, those that verified drafts. The first block of each, in which it learns, is not counted.
+    """
+    figures: dict[str, float] = {}
+    stats: list[tuple[int, int, int, int]] = []
+    for load in loads:
+        off, on = (_Stream(_pocket_engine(load, with_draft=with_draft), load) for with_draft in (False, True))
+        ratios, speeds = _in_turns(off, on)
+        figures[f"spec_on_over_off_{load}"] = statistics.median(ratios)
+        figures[f"spec_on_tokens_per_s_{load}"] = speeds
+        found = on.engine.stats()
+        stats.append((found.speculative_steps, found.steps, found.draft_accepted, found.draft_proposed))
+        figures[f"spec_step_share_{load}"] = found.speculative_steps / found.steps
+    steps, all_steps, accepted, proposed = (sum(column) for column in zip(*stats, strict=True))
+    return {
+        **figures,
+        "spec_on_over_off_min": min(figures[f"spec_on_over_off_{load}"] for load in loads),
+        "spec_step_share": steps / all_steps,
+        "spec_acceptance": accepted / max(1, proposed),
+    }
+
+
+def oracle_target(like: Decoder) -> Decoder:
+    """Random weights of a real shape, for where there is no model that is large enough: 1 GB of the type of `like`."""
+    weight = like.embed_tokens.weight
+    return random_model(shape_config(_ORACLE_SHAPE), weight.dtype, weight.device)
+
+
+def draft_of(target: Decoder, shape: str) -> Decoder:
+    """Random weights in a draft's `shape`, with the target's vocabulary and context."""
+    like, weight = target.config, target.embed_tokens.weight
+    config = replace(shape_config(shape), vocab_size=like.vocab_size, context_length=like.context_length)
+    return random_model(config, weight.dtype, weight.device)
+
+
+def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
+    """Speed with an oracle draft over without, one request at a time, by the oracle's acceptance."""
+    figures: dict[str, float] = {}
+    for acceptance in acceptances:
+        name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
+        figures[name] = _oracle_speedup(target, draft, acceptance)
+    return figures
+
+
+def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
+    """`spec_oracle08_speedup_64`: the same with 64 requests at a time, where drafts can hardly pay."""
+    return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, 0.8, _LOAD)}
+
+
+@contextmanager
+def uniform_logits(target: Decoder) -> Generator[None]:
+    """While this lasts all its logits are zero, and the greedy answer is the first token again and again.
+
+    Random weights decide by so little that rounding would tip them from batch to batch; a bias for one token would make
+    of plain requests such as are drafted for in another way.
+    """
+    weight = target.norm.weight
+    kept = weight.clone()
+    weight.zero_()
+    try:
+        yield
+    finally:
+        weight.copy_(kept)
+
+
+def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
+    config = EngineConfig(max_batch_size=load, prefix_caching=False, max_waiting=load)
+    config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
+    vocabulary = target.config.vocab_size
+    prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
+    with uniform_logits(target):
+        plain = make_engine(target, config)
+        answer = _timed(plain, prompts)[0]
+        oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
+        engine = make_engine(target, config, drafters=[oracle])
+        _timed(engine, prompts)  # finds its lengths
+        speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
+    assert engine.stats().preemptions == 0, "else fewer than so many run at a time"
+    return speedup
+
+
+class OracleDrafter(DraftModel):
+    """Knows the answer, which is the same for every request, and says each of its tokens right with probability
+    `acceptance`.
+
+    It takes the time of a real draft model: `draft` runs, and what it says is replaced.
+    """
+
+    def __init__(
+        self, target: Decoder, draft: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float
+    ) -> None:
+        super().__init__(draft, target.config, Sizes.of([target], config), config)
+        self._answer = list(answer)
+        self._acceptance = acceptance
+        self._random = random.Random(0)
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return min(limit, len(self._answer) - state.num_generated_tokens)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        work = super().propose(batch, row_of)
+        for item in batch:
+            if item.drafter == self.name:
+                start = item.state.num_generated_tokens
+                right = self._answer[start : start + len(item.draft_ids)]
+                item.draft_ids = [self._corrupted(token) for token in right]
+        return work
+
+    def _corrupted(self, token: int) -> int:
+        return token if self._random.random() < self._acceptance else (token + 1) % self._rows
+
+
+class _Stream:
+    """An engine that always has `load` requests, tasks of the pocket suite, in the same order for every engine."""
+
+    def __init__(self, engine: Engine, load: int) -> None:
+        self.engine = engine
+        self._load = load
+        self._numbers = itertools.count()
+        tasks = make_tasks("test", 400)
+        self._prompts = [engine.tokenizer.encode_chat([Message(role="user", content=t.prompt)]) for t in tasks]
+        self._in_flight = 0
+
+    def run(self, seconds: float) -> float:
+        """Tokens per second over about so many seconds; what is unfinished then goes on in the next block."""
+        tokens, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            while self._in_flight < self._load:
+                self._add(next(self._numbers))
+            for output in self.engine.step():
+                tokens += len(output.token_ids)
+                self._in_flight -= output.finish_reason is not None
+        return tokens / (time.perf_counter() - started)
+
+    def _add(self, number: int) -> None:
+        prompt = self._prompts[number % len(self._prompts)]
+        params = SamplingParams(temperature=0.0, max_tokens=128)
+        self.engine.add_request(GenerationRequest(str(number), prompt, params))
+        self._in_flight += 1
+
+
+def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
+    """The ratio of each pair of blocks, and the median speed of `on`."""
+    off.run(_BLOCK_S)
+    on.run(2 * _BLOCK_S)
+    pairs: list[tuple[float, float]] = []
+    for block in range(_BLOCKS):
+        first, second = (off, on) if block % 2 else (on, off)
+        speeds = {id(stream): stream.run(_BLOCK_S) for stream in (first, second)}
+        pairs.append((speeds[id(off)], speeds[id(on)]))
+    return [with_drafts / without for without, with_drafts in pairs], statistics.median(speed for _, speed in pairs)
+
+
+def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
+    config = EngineConfig(max_batch_size=load, token_budget=2048, prefix_caching=False, max_waiting=2 * load)
+    draft = pocket.pocket_small_folder() if with_draft else None
+    return Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=config)
+
+
+def _timed(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[int], float]:
+    """The greedy answer to the first prompt, and the seconds from when all have been read to the last token."""
+    params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(GenerationRequest(str(number), prompt, params))
+    tokens: list[int] = []
+
+    def step() -> None:
+        for output in engine.step():
+            if output.request_id == "0":
+                tokens.extend(output.token_ids)
+
+    step()
+    while engine.reads_prompts:
+        step()
+    started = time.perf_counter()
+    while engine.has_work:
+        step()
+    return tokens, time.perf_counter() - started

@@ -1,0 +1,135 @@
+"""The speed of the cloud engine by itself: throughput, decoding, prompts, the prefix cache, its start."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.models.decoder import Decoder
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.sampling import SamplingParams
+from ..shared.workload import WorkloadRequest
+from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
+from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
+_PREFIX_TOKENS = 4096
+_PREFIX_S = 20  # at least, for what a cache costs that finds nothing
+_SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
+
+
+def throughput(
+    model: Decoder, requests: Sequence[WorkloadRequest], running: int, params: SamplingParams = GREEDY
+) -> float:
+    """Seconds for all requests, at most `running` of them at a time."""
+    return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
+
+
+def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
+    """Tokens per second of `SAMPLED` answers over those of greedy ones: a median of pairs of runs."""
+    return statistics.median(
+        throughput(model, requests, running, GREEDY) / throughput(model, requests, running, SAMPLED)
+        for _ in range(rounds)
+    )
+
+
+def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
+    """Decoding alone and by eight, after short prompts; and the share of memory bandwidth that decoding alone uses.
+
+    Medians of `rounds`, with the bandwidth measured before and after each of them.
+    """
+    device = model.embed_tokens.weight.device
+    alone: list[float] = []
+    eight: list[float] = []
+    shares: list[float] = []
+    for _ in range(rounds):
+        before = memory_bandwidth(device)
+        alone.append(_decode_speed(model, 1, tokens))
+        shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth(device))))
+        eight.append(_decode_speed(model, 8, tokens) / alone[-1])
+    return {
+        "decode_tokens_per_s": statistics.median(alone),
+        "batch8_over_batch1": statistics.median(eight),
+        "decode_bandwidth_share": statistics.median(shares),
+        "memory_gb_per_s": memory_bandwidth(device) / 1e9,
+    }
+
+
+def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
+    """Prompts of `length` tokens one after the other, and the share of the measured matmul peak that they reach."""
+    speeds = [
+        length / serve(make_engine(model, _SMALL), [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)
+    ]
+    speed = statistics.median(speeds)
+    return {
+        "prefill_tokens_per_s": speed,
+        "prefill_matmul_share": speed * products.flops_per_token / matmul_flops(model.embed_tokens.weight),
+    }
+
+
+def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
+    """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
+    looking for a prefix costs where there is none: seconds with the cache over seconds without, less one.
+
+    Prompts are as long as the context allows, if that is less.
+    """
+    length = min(_PREFIX_TOKENS, model.config.context_length - 32)
+    ratios: list[float] = []
+    started = time.perf_counter()
+    while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
+        base = len(ratios) * 1000
+        requests = [
+            WorkloadRequest([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4)
+            for number in range(4)
+        ]
+        order = (False, True) if len(ratios) % 2 else (True, False)
+        took = {caching: _with_prefix_cache(model, caching, requests) for caching in order}
+        ratios.append(took[True] / took[False])
+    return {
+        "prefix_tokens": length,
+        "prefix_warm_over_cold_ttft": _warm_over_cold(model, length),
+        "prefix_cost_zero_hits": statistics.median(ratios) - 1,
+    }
+
+
+def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
+    """From the start of a fresh process to its first token."""
+    command = python_command("-m", "updraft.bench.engine.first_token", str(folder), dtype, device)
+    started = time.perf_counter()
+    with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if line.strip() != "first token":
+        raise RuntimeError(f"{' '.join(command)} ended without a token")
+    return seconds
+
+
+def _with_prefix_cache(model: Decoder, caching: bool, requests: Sequence[WorkloadRequest]) -> float:
+    config = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=caching)
+    return serve(make_engine(model, config), requests)
+
+
+def _warm_over_cold(model: Decoder, length: int) -> float:
+    shared = [token % model.config.vocab_size for token in range(length)]
+    config = EngineConfig(max_batch_size=8, token_budget=BUDGET, num_blocks=2 * length // 16 + 8)
+    engine = make_engine(model, config)
+    cold_s, *warm_s = [serve(engine, [WorkloadRequest([*shared, 7], 1)]) for _ in range(4)]
+    return statistics.median(warm_s) / cold_s
+
+
+def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
+    engine = make_engine(model, _SMALL)
+    add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
+    engine.step()  # the prompts
+    started = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return batch * (tokens - 1) / (time.perf_counter() - started)

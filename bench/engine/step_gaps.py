@@ -1,0 +1,96 @@
+"""The time that a GPU has nothing to do between the steps of an engine: the host's cost, seen from the device.
+
+Inside a step, kernels follow each other in a captured graph, with gaps that no host could close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+
+from ...cloud_engine.models.decoder import Decoder
+from ..shared.workload import WorkloadRequest
+from .driving import add, engine_config, make_engine
+
+_STEPS, _WARM_STEPS, _PROMPT = 50, 20, 64
+_TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # as the profiler calls them
+
+
+class Activity(NamedTuple):
+    """An activity on the device: microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
+    """`step_gap_share`: of the time in which `sequences` decode, that in which nothing runs between two steps.
+
+    `step_idle_share`: with the gaps between the kernels of a step. `step_us`: of such a step. All under the profiler,
+    which makes the host slower: they are upper bounds.
+    """
+    engine = make_engine(model, engine_config(sequences, sequences))
+    length = _WARM_STEPS + _STEPS + 40
+    vocabulary = model.config.vocab_size
+    add(
+        engine,
+        [WorkloadRequest([(number + at) % vocabulary for at in range(_PROMPT)], length) for number in range(sequences)],
+    )
+    while engine.reads_prompts:
+        engine.step()
+    for _ in range(_WARM_STEPS):
+        engine.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_STEPS):
+            engine.step()
+        torch.cuda.synchronize()
+    ran = [
+        Activity(event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events() or ()
+        if _is_on_device(event)
+    ]
+    idle, wall = idle_time(ran)
+    return {"step_gap_share": between_steps(ran) / wall, "step_idle_share": idle / wall, "step_us": wall / _STEPS}
+
+
+def between_steps(ran: Iterable[Activity]) -> float:
+    """How long nothing ran around the copies to the host with which steps end: from the last kernel before such a copy
+    to the first behind it, other copies not counted as nothing."""
+    ordered = sorted(ran)
+    kernels = [activity for activity in ordered if not activity.name.startswith(_COPIES)]
+    gaps: set[tuple[float, float]] = set()
+    for copy in ordered:
+        if copy.name.startswith(_TO_HOST):
+            before = max((kernel.end for kernel in kernels if kernel.start < copy.start), default=None)
+            behind = min((kernel.start for kernel in kernels if kernel.start >= copy.start), default=None)
+            if before is not None and behind is not None and before < behind:
+                gaps.add((before, behind))
+    return sum(_idle_within(ordered, *gap) for gap in gaps)
+
+
+def _idle_within(ran: Sequence[Activity], start: float, end: float) -> float:
+    within = [Activity(max(start, each.start), min(end, each.end), "") for each in ran]
+    edges = [Activity(start, start, ""), Activity(end, end, "")]
+    return idle_time([*edges, *(each for each in within if each.start < each.end)])[0]
+
+
+def idle_time(ran: Iterable[Activity]) -> tuple[float, float]:
+    """Of all that ran, in any order and overlapping: how long nothing did, between the first start and the last end;
+    and how long that is. Raises ValueError where nothing ran."""
+    ordered = sorted(ran)
+    if not ordered:
+        raise ValueError("nothing ran on the device")
+    first, reached, _ = ordered[0]
+    idle = 0.0
+    for start, end, _ in ordered:
+        idle += max(0.0, start - reached)
+        reached = max(reached, end)
+    return idle, reached - first
+
+
+def _is_on_device(event: FunctionEvent) -> bool:
+    return event.device_type.name == "CUDA"

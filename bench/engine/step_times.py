@@ -1,0 +1,165 @@
+"""The times of steps, for `updraft plan`, and the distance of its simulation from a real engine under the same load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+import numpy as np
+
+from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.execution.launched_step import LaunchedStep
+from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.engine.types.request_state import ScheduledRequest
+from ...cloud_engine.models.decoder import Decoder
+from ...cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
+from ...cloud_engine.planning.step_fit import fit
+from ...cloud_engine.planning.step_time import StepContent, StepTimeModel
+from ...cloud_engine.planning.trace import PlannedRequest
+from ..shared.workload import Workload, WorkloadRequest, draw
+from .driving import GREEDY, engine_config
+
+#: Shares of the highest throughput at which requests come.
+LOADS = (0.3, 0.6, 0.9)
+Clock = Callable[[], float]
+_ROUNDS = 2
+_STEPS = 6_000  # enough for batches of every size
+_TURN = 40  # steps
+_QUANTILES = {"p50": 50, "p99": 99}
+
+
+class _Recording(Engine):
+    """An engine that keeps what its steps computed, and what they took by the `clock`, from the end of the one before:
+    taking requests in counts, too.
+    """
+
+    def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
+        super().__init__(ServedModel(model), config)
+        self.clock = clock
+        self.steps: list[tuple[StepContent, float]] = []
+        self._content: StepContent | None = None
+        self._ended = clock()
+
+    def take(self, number: int, work: WorkloadRequest) -> None:
+        wanted = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
+        self.add_request(GenerationRequest(str(number), work.prompt, wanted))
+
+    def resume(self) -> None:
+        """Nothing was done here since the last step."""
+        self._ended = self.clock()
+
+    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+        self._content = StepContent.of(batch)
+        return super()._launch(batch)
+
+    def timed_step(self) -> list[str]:
+        """The requests that got a token."""
+        came = [output.request_id for output in self.step()]
+        started, self._ended = self._ended, self.clock()
+        if self._content is not None:
+            self.steps.append((self._content, self._ended - started))
+        return came
+
+
+def measured_steps(
+    model: Decoder, running: int, workload: Workload, clock: Clock
+) -> Iterator[tuple[StepContent, float]]:
+    """Of batches of every size, with prompts and answers of the workload: where one ends, another comes. Endless."""
+    sizes = sorted({running, *(2**power for power in range(running.bit_length()))})
+    for number, size in enumerate(cycle(sizes)):
+        drawn = draw(replace(workload, count=3 * size, seed=workload.seed + 1 + number), model.config.vocab_size)
+        engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
+        coming, left = enumerate(drawn), [work.output for work in drawn]
+        places = size
+        while True:
+            for each, work in islice(coming, places):
+                engine.take(each, work)
+            if not engine.has_work:
+                break
+            came = [int(name) for name in engine.timed_step()]
+            for each in came:
+                left[each] -= 1
+            places = sum(not left[each] for each in came)
+            yield engine.steps[-1]
+            engine.resume()
+
+
+def measured_step_time(model: Decoder, running: int, workload: Workload) -> StepTimeModel:
+    return fit(list(islice(measured_steps(model, running, workload, time.perf_counter), _STEPS)))
+
+
+def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
+    """By load: simulated over real, less one, of the throughput, of the time to the first token, and of that per token.
+
+    Requests come at random moments. The costs of steps are measured with other requests than these, in turns with the
+    real run, because neighbours slow a machine down now and then. On a CPU all is in seconds of the processor.
+    """
+    clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
+    others = measured_steps(model, running, workload, clock)
+    requests = draw(workload, model.config.vocab_size)
+    config = engine_config(len(requests), running)
+    # As a node has them: memory that is used again and again, and not a new piece for each request.
+    num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
+    config = replace(config, num_blocks=num_blocks)
+    first = list(islice(others, _STEPS))
+    shape = NodeShape(config, fit(first), num_blocks)
+    at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
+    fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
+    random = np.random.default_rng(workload.seed)
+    real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
+    for load in LOADS * _ROUNDS:
+        arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
+        trace = [
+            PlannedRequest(float(at_s), len(work.prompt), work.output)
+            for at_s, work in zip(arrived - arrived[0], requests, strict=True)
+        ]
+        steps: list[tuple[StepContent, float]] = []
+        engine = _Recording(model, config, clock)
+        real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
+        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps or first)), 1)[0])
+    found: dict[str, float] = {}
+    for load in LOADS:
+        ours, theirs = _figures(simulated[load]), _figures(real[load])
+        say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
+        found |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
+    return found
+
+
+def _really(
+    engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
+) -> list[SimulatedAnswer]:
+    """The same requests through a real engine, at the same times by its clock, which idle times are added to, and
+    which stands still while `turn` is called now and then.
+    """
+    served = [SimulatedAnswer(request) for request in trace]
+    started, added = engine.clock(), 0
+    while added < len(trace) or engine.has_work:
+        if not engine.has_work:
+            started = min(started, engine.clock() - trace[added].arrived_s)
+        now = engine.clock() - started
+        while added < len(trace) and (trace[added].arrived_s <= now or not engine.has_work):
+            engine.take(added, requests[added])
+            added += 1
+        for name in engine.timed_step():
+            each, now = served[int(name)], engine.clock() - started
+            each.first_s = now if each.first_s is None else each.first_s
+            each.last_s = now
+        if len(engine.steps) % (2 * _TURN) == 0:
+            paused = engine.clock()
+            turn()
+            started += engine.clock() - paused
+    return served
+
+
+def _figures(rounds: Sequence[Sequence[SimulatedAnswer]]) -> dict[str, float]:
+    served = [each for answers in rounds for each in answers]
+    spent_s = sum(max(each.last_s or 0.0 for each in answers) for answers in rounds)
+    figures = {"throughput": sum(each.request.output for each in served) / spent_s}
+    for name, values in (("ttft", [each.ttft_s for each in served]), ("tpot", [each.tpot_s for each in served])):
+        figures |= {f"{name}_{quantile}": float(np.percentile(values, at)) for quantile, at in _QUANTILES.items()}
+    return figures

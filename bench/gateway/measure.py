@@ -1,0 +1,156 @@
+"""The gateway on one core, beside nginx and LiteLLM's proxy in the same run: requests, streams, latency, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+
+from .load import LoadResult, drive, offer, percentile_ms
+from .servers import Server, litellm, nginx, stub, updraft
+
+Figures = dict[str, Any]
+
+_OVERLOAD = 5
+_NODE_ROOM = 16  # requests that the overloaded node takes at a time
+_NODE_S = 0.05  # of each
+_MAX_OPEN = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The size of the measurement."""
+
+    # Requests in flight, one after the other.
+    concurrencies: tuple[int, ...]
+    # Streams in flight.
+    streams: int
+    # Of each measurement.
+    seconds: float
+    # Of requests in flight all the time, during which memory is watched.
+    memory_seconds: float
+    # A Python with `litellm[proxy]`.
+    litellm_python: Path | None = None
+
+
+def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
+    """The first core is the gateway's; load generator and stub share the last one."""
+    cores = sorted(os.sched_getaffinity(0))
+    gateway_core, load_core = cores[0], cores[-1]
+    figures: Figures = {}
+    psutil.Process().cpu_affinity([load_core])
+    try:
+        with stub(load_core) as node, TemporaryDirectory() as name:
+            folder = Path(name)
+            servers: list[AbstractContextManager[Server]] = [updraft(node.url, gateway_core, folder)]
+            servers.append(nginx(node.url, gateway_core, folder))
+            if setting.litellm_python is not None:
+                servers.append(litellm(setting.litellm_python, node.url, gateway_core, folder))
+            figures["direct"] = _requests(node, setting, say)
+            for each in servers:
+                try:
+                    with each as server:
+                        figures[server.name] = _all(server, setting, say)
+                except FileNotFoundError as missing:
+                    say(f"{missing} is not installed: left out")
+        figures["overload"] = _overload(gateway_core, load_core, setting.seconds)
+    finally:
+        psutil.Process().cpu_affinity(cores)
+    say(f"overload: {figures['overload']}")
+    return {**figures, **_compared(figures, setting)}
+
+
+def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
+    figures = _requests(server, setting, say)
+    load, cpu_s = _driven(server, setting.streams, setting.seconds, stream=True)
+    figures["stream"] = {
+        "frames_per_s": load.frames / load.seconds,
+        "cpu_us_per_frame": cpu_s / max(load.frames, 1) * 1e6,
+        "failures": load.failures,
+    }
+    if setting.memory_seconds:
+        figures["memory"] = asyncio.run(_memory(server, setting))
+    say(f"{server.name}: {figures['stream']}, {figures.get('memory')}")
+    return figures
+
+
+def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
+    figures: Figures = {}
+    _driven(server, 4, min(setting.seconds, 1.0))  # warm
+    for concurrency in setting.concurrencies:
+        load, cpu_s = _driven(server, concurrency, setting.seconds)
+        figures[f"c{concurrency}"] = {
+            "requests_per_s": load.per_second,
+            "p50_ms": load.percentile_ms(0.5),
+            "p99_ms": load.percentile_ms(0.99),
+            "cpu_us": cpu_s / max(len(load.latencies), 1) * 1e6,
+            "failures": load.failures,
+        }
+        say(f"{server.name}, {concurrency} in flight: {figures[f'c{concurrency}']}")
+    return figures
+
+
+def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = False) -> tuple[LoadResult, float]:
+    before = server.cpu_s()
+    load = asyncio.run(drive(server.url, server.key, concurrency, seconds, stream=stream))
+    return load, server.cpu_s() - before
+
+
+async def _memory(server: Server, setting: Setting) -> Figures:
+    """The least-squares slope of the resident memory over the requests, the first fifth left out."""
+    load = LoadResult()
+    driving = asyncio.create_task(drive(server.url, server.key, 16, setting.memory_seconds, load=load))
+    rows: list[tuple[int, float]] = []
+    while not driving.done():
+        rows.append((len(load.latencies), server.memory_mb()))
+        await asyncio.sleep(setting.memory_seconds / 50)
+    await driving
+    requests, megabytes = np.array(rows[len(rows) // 5 :], float).T
+    slope = float(np.polyfit(requests, megabytes, 1)[0]) * 1e5 if len(set(requests)) > 1 else float("nan")
+    return {"requests": len(load.latencies), "mb": float(megabytes[-1]), "mb_per_100k_requests": slope}
+
+
+def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
+    """More requests than a node can take: the most that it answers, and what is left of that at five times as many."""
+    room = ("--node-concurrency", str(_NODE_ROOM))
+    with (
+        stub(load_core, "--delay-s", str(_NODE_S)) as node,
+        TemporaryDirectory() as name,
+        updraft(node.url, gateway_core, Path(name), *room) as server,
+    ):
+        peak, _ = _driven(server, 2 * _NODE_ROOM, seconds)
+        before = server.cpu_s()
+        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * peak.per_second, seconds, _MAX_OPEN))
+        cpu_s = server.cpu_s() - before
+    return {
+        "peak_per_s": peak.per_second,
+        "answered_or_refused_per_s": (len(load.latencies) + len(load.refused)) / load.seconds,
+        "goodput_share": load.per_second / peak.per_second,
+        "refused_p50_ms": percentile_ms(load.refused, 0.5),
+        "refused_p99_ms": percentile_ms(load.refused, 0.99),
+        "answered_p99_ms": load.percentile_ms(0.99),
+        "cpu_share": cpu_s / load.seconds,
+        "failures": load.failures,
+    }
+
+
+def _compared(figures: Figures, setting: Setting) -> Figures:
+    lowest = f"c{min(setting.concurrencies)}"
+    ours, direct = figures["updraft"], figures["direct"]
+    added = {f"added_{p}_ms": ours[lowest][f"{p}_ms"] - direct[lowest][f"{p}_ms"] for p in ("p50", "p99")}
+    best = {
+        name: max(figures[name][f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
+        for name in ("updraft", "nginx", "litellm")
+        if name in figures
+    }
+    over = {f"over_{name}": best["updraft"] / rate for name, rate in best.items() if name != "updraft" and rate}
+    cpu = {name: min(figures[name][f"c{each}"]["cpu_us"] for each in setting.concurrencies) for name in best}
+    return {**added, "most_requests_per_s": best, **over, "requests_per_cpu_s": {n: 1e6 / us for n, us in cpu.items()}}

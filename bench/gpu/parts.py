@@ -1,0 +1,141 @@
+"""`make gpu`: the tests that need a CUDA device, then all that is to be measured on one, part by part.
+
+Each part has its share of ten minutes, for no GPU is borrowed longer, and runs whatever becomes of the others. What it
+measured is in its file, `<gpu>-<date>-<part>.json`, as soon as it is known. The table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.safety.python_process import child_environment, python_command
+
+#: What the parts import; torch apart, which is looked for first.
+NEEDED = (
+    *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
+    *("rich", "safetensors", "tokenizers", "transformers", "triton", "typer"),
+)
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+_TOTAL_S = 570
+_GRACE_S = 5  # for a part to end by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`python -m` of these words, for at most `seconds`; `{json}` among them is where its figures go."""
+
+    name: str
+    seconds: int
+    words: tuple[str, ...]
+
+
+def _engine(*words: str) -> tuple[str, ...]:
+    return ("updraft", "bench", "engine", "--device", "cuda", *words, "--json", "{json}")
+
+
+def _groups(*names: str) -> tuple[str, ...]:
+    return tuple(word for name in names for word in ("--only", name))
+
+
+PARTS = (
+    Part("tests", 120, ("updraft.bench.gpu.device_tests", "tests/kernels/gpu", "tests/cloud_engine/gpu")),
+    Part("kernels", 140, ("updraft", "bench", "kernels", "--short", "--json", "{json}")),
+    Part(
+        "qwen3-0.6b",
+        150,
+        _engine("--shape", "qwen3-0.6b", "--running", "256", "--peers", "continuous")
+        + _groups("decode", "throughput", "gaps", "peers"),
+    ),
+    Part("llama-3.1-8b", 50, _engine("--shape", "llama-3.1-8b", "--peers", "none") + _groups("decode", "prefill")),
+    Part("drafts", 70, _engine("--shape", "llama-3.1-8b", "--draft-shape", "qwen3-0.6b") + _groups("oracle")),
+    Part("qwen2.5-0.5b", 40, _engine("--shape", "qwen2.5-0.5b", "--peers", "none") + _groups("decode", "throughput")),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if all parts succeeded and no limit is missed, 2 if there is no device or not all that they need."""
+    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="All that needs a GPU, in ten minutes.")
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="may be said again")
+    chosen = parser.parse_args(arguments).only
+    gpu = _gpu_name()
+    if gpu is None:
+        sys.stderr.write("make gpu needs a CUDA device, and torch sees none on this machine.\n")
+        return 2
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
+        return 2
+    from .summary import show_summary
+
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    stem = f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{date}"
+    codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)
+    holds = show_summary(RESULTS, stem, codes)
+    return int(any(codes.values()) or not holds)
+
+
+def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]:
+    """Exit statuses by name; 124 for a part that was stopped, or had no time left. Figures go to
+    `results/<stem>-<part>.json`, and what an earlier run of the day left there is removed."""
+    results.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + _TOTAL_S
+    codes: dict[str, int] = {}
+    for part in parts:
+        started = time.monotonic()
+        json_path = results / f"{stem}-{part.name}.json"
+        json_path.unlink(missing_ok=True)
+        seconds = min(part.seconds, max(0.0, ends - started))
+        codes[part.name] = run(tuple(word.format(json=json_path) for word in part.words), seconds)
+        sys.stderr.write(f"{part.name}: exit status {codes[part.name]} after {time.monotonic() - started:.0f} s\n")
+    return codes
+
+
+def run(words: Sequence[str], seconds: float) -> int:
+    """`python -m` of `words`, in the root of the checkout, where `updraft` is a link in `.typing`; its exit status.
+
+    Whatever it started ends with it, at the latest after `seconds`: then the status is 124.
+    """
+    paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
+    environment = child_environment(PYTHONPATH=os.pathsep.join(paths))
+    process = subprocess.Popen(python_command("-m", *words), cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"{words[0]} is stopped after {seconds:.0f} s\n")
+        return 124
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all its children, which would keep the device."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

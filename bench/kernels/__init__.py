@@ -1,0 +1,1 @@
+"""`updraft bench kernels`: each kernel beside what the device allows."""

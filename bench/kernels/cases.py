@@ -1,0 +1,111 @@
+"""The cases of `updraft bench kernels`: one small function for each kernel, and the shapes it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...kernels.linear.ops import quantized_linear
+from ...kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from ...kernels.linear.types import QuantizedWeight
+from ...kernels.lora.ops import add_lora
+from ...kernels.lora.types import LoraPlan, LoraWeights
+from .attention_cases import attention_cases
+from .measure import Case, Run
+from .row_cases import row_cases
+
+_DTYPE = torch.bfloat16
+_SETS = 4
+_RANK = 16
+_FORMATS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {
+    "fp8": quantize_fp8,
+    "int8": quantize_int8,
+    "int4": quantize_int4,
+}
+
+
+def cases(*, short: bool) -> list[Callable[[], Case]]:
+    """Makers of all cases, or of those that say most. Shapes are those of Llama 3.1 8B."""
+    tokens = (1, 4096) if short else (1, 16, 64, 512, 4096)
+    found = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
+    found += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
+    found += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
+    return [*attention_cases(short=short), *row_cases(short=short), *found]
+
+
+def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:
+    """A product with weights in one of the formats, beside the plain one and torch's own for integers."""
+    hidden = [torch.randn(tokens, inputs, device=device, dtype=_DTYPE) for _ in range(_SETS)]
+    weights = [_FORMATS[name](torch.randn(features, inputs, device=device, dtype=_DTYPE)) for _ in range(_SETS)]
+
+    def plain() -> Run:
+        dense = [weight.dequantized().to(_DTYPE) for weight in weights]
+        return lambda i: hidden[i] @ dense[i].T
+
+    own = {"int8": partial(_torch_int8, hidden, features), "int4": partial(_torch_int4, hidden, features)}
+    peers = {"torch bf16": plain, **({f"torch {name}": own[name]} if name in own else {})}
+    return Case(
+        f"linear {name} {tokens}x{inputs}x{features}",
+        lambda i: quantized_linear(hidden[i], weights[i]),
+        bytes_moved=_stored(weights[0]) + hidden[0].nbytes + tokens * features * _DTYPE.itemsize,
+        flops=2 * tokens * features * inputs,
+        peers=peers,
+        sets=_SETS,
+    )
+
+
+def lora_case(rows: int, adapters: int, tile_rows: int, size: int = 4096, device: str = "cuda") -> Case:
+    """Adapters of a square layer, dealt out evenly to the rows; beside one product after the other."""
+    plan = LoraPlan(rows, adapters, torch.device(device), tile_rows=tile_rows)
+    plan.assign(np.arange(rows) % adapters)
+    down = [torch.randn(adapters, _RANK, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
+    up = [torch.randn(adapters, size, _RANK, device=device, dtype=_DTYPE) / size for _ in range(_SETS)]
+    hidden = [torch.randn(rows, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
+    out = [torch.zeros(rows, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
+
+    def one_by_one() -> Run:
+        of_adapter = [torch.arange(adapter, rows, adapters, device=device) for adapter in range(adapters)]
+
+        def run(i: int) -> Tensor:
+            for adapter, chosen in enumerate(of_adapter):
+                low = hidden[i].index_select(0, chosen) @ down[i][adapter].T
+                out[i].index_add_(0, chosen, low @ up[i][adapter].T)
+            return out[i]
+
+        return run
+
+    return Case(
+        f"lora {rows} rows, {adapters} adapters",
+        lambda i: add_lora(out[i], hidden[i], LoraWeights(down[i], up[i]), plan),
+        bytes_moved=down[0].nbytes + up[0].nbytes + hidden[0].nbytes + 2 * out[0].nbytes,
+        flops=4 * rows * _RANK * size,
+        peers={"torch": one_by_one},
+        sets=_SETS,
+    )
+
+
+def _torch_int8(hidden: list[Tensor], features: int) -> Run:
+    device, inputs = hidden[0].device, hidden[0].shape[1]
+    weights = [torch.randint(-127, 128, (features, inputs), dtype=torch.int8, device=device) for _ in hidden]
+    scale = torch.ones(features, dtype=_DTYPE, device=device)
+    return lambda i: torch.ops.aten._weight_int8pack_mm(hidden[i], weights[i], scale)
+
+
+def _torch_int4(hidden: list[Tensor], features: int, group: int = 128) -> Run:
+    device, inputs = hidden[0].device, hidden[0].shape[1]
+    shape = (features, inputs // 2)
+    raw = [torch.randint(0, 256, shape, dtype=torch.uint8, device=device) for _ in hidden]
+    weights = [torch.ops.aten._convert_weight_to_int4pack(words, 8) for words in raw]
+    scales = torch.ones(inputs // group, features, 2, dtype=_DTYPE, device=device)
+    return lambda i: torch.ops.aten._weight_int4pack_mm(hidden[i], weights[i], group, scales)
+
+
+def _stored(weight: QuantizedWeight) -> int:
+    """Bytes of its tensors."""
+    values = (getattr(weight, field.name) for field in fields(weight))
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))

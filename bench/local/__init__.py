@@ -1,0 +1,1 @@
+"""`updraft bench local`: the on-device engine and its peers."""

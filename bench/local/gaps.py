@@ -1,0 +1,79 @@
+"""The effect of a long prompt on running streams: the gaps between their tokens before and while it is computed."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from itertools import pairwise
+
+from ...local_engine.engine import LocalEngine
+from ...protocol.errors import EngineError
+from ...protocol.sampling import SamplingParams
+from ..shared.statistics import percentile
+
+_READERS = 3
+_IDLE_TOKENS = 64  # of each reader before the long prompt comes
+
+
+def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dict[str, float]:
+    """The median gap of three streams among themselves, the 99th percentile of their gaps while `prompt` is computed,
+    and the one over the other. The streams may be as long as the prompt, which is given up after `seconds`.
+
+    Raises EngineError if no stream got as far as two tokens.
+    """
+    readers = [_Reader(engine, str(number) * 16, len(prompt) - 16) for number in range(_READERS)]
+    while any(reader.is_reading and len(reader.times) < _IDLE_TOKENS for reader in readers):
+        time.sleep(0.01)
+    run = engine.start_text(prompt, SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
+    patience = threading.Timer(seconds, run.cancel)
+    began = time.perf_counter()
+    patience.start()
+    for _ in run:
+        pass
+    ended = time.perf_counter()
+    patience.cancel()
+    for reader in readers:
+        reader.finish(ended)
+    idle = [gap for reader in readers for gap in reader.gaps(0, began)]
+    p99 = percentile([gap for reader in readers for gap in reader.gaps(began, ended)], 99)
+    if not idle or p99 is None:
+        raise EngineError("Nobody was reading while the long prompt was computed: there are no gaps to compare.")
+    return {
+        "idle_gap_s": statistics.median(idle),
+        "prefill_watched_s": ended - began,
+        "p99_gap_during_prefill_over_idle": p99 / statistics.median(idle),
+    }
+
+
+class _Reader:
+    """A thread that reads one answer and writes down when each token came."""
+
+    def __init__(self, engine: LocalEngine, prompt: str, tokens: int) -> None:
+        self.times: list[float] = []
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        self._run = engine.start_text(prompt, params)
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_reading(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self, moment: float) -> None:
+        """Read on until a token after `moment`; an answer that ended before counts as silence until then."""
+        self._enough.set()
+        self._thread.join()
+        if self.times and self.times[-1] < moment:
+            self.times.append(moment)
+
+    def gaps(self, since: float, until: float) -> list[float]:
+        """Seconds between tokens, of all gaps of which some part is in that span."""
+        return [later - earlier for earlier, later in pairwise(self.times) if later > since and earlier < until]
+
+    def _read(self) -> None:
+        for _ in self._run:
+            self.times.append(time.perf_counter())
+            if self._enough.is_set():
+                self._run.cancel()

@@ -1,0 +1,299 @@
+"""`updraft bench local`: the on-device engine beside everything else that runs its files, in one run.
+
+An `_over_` is ours divided by theirs, in tokens per second, seconds or bytes: the median of rounds in which both took
+their turn.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from ...local_engine.engine import LocalEngine, LocalOptions
+from ...local_engine.machine.machine import default_threads, this_machine
+from ...model_files.gguf_reader import read_header
+from ...protocol.errors import EngineError
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.sampling import SamplingParams
+from .gaps import gaps_during_prefill
+from .peers import (
+    LlamaCppPython,
+    Peer,
+    RawLlama,
+    Setup,
+    has_llama_cpp_server,
+    llama_cpp_server,
+    llama_server,
+)
+from .shapes import q4_k_m, q8_0
+
+ModelName = Literal["pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"]
+MODELS: tuple[ModelName, ...] = ("pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m")
+_CONTEXT = 4096
+_STREAMS = 8
+_LOGPROBS = 5
+_PREFIX = 512
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The options of a measurement."""
+
+    models: tuple[ModelName, ...] = MODELS
+    # Of an answer, and of the prompt before it; with log-probabilities a quarter of both and one round, for peers
+    # write four tokens a second there.
+    tokens: int = 64
+    rounds: int = 3
+    # How long at most a long prompt is watched while others read.
+    prefill_seconds: float = 30.0
+    threads: int | None = None
+    llama_server: Path | None = None
+    # Where models are built, None for a temporary folder.
+    model_dir: Path | None = None
+
+
+def measure(setting: Setting, say: Say) -> dict[str, float]:
+    """Figures by model and name, and before them by name alone the worst of the 0.5B files (of pocket-small, if there
+    is no other). Raises ModelLoadError, EngineError, MissingDependencyError."""
+    by_model: dict[str, dict[str, float]] = {}
+    with _folder(setting.model_dir) as folder:
+        for name in setting.models:
+            path = _model(name, folder)
+            threads = setting.threads or default_threads(read_header(path).parameters)
+            say(f"{name}: {path.stat().st_size / 1e6:,.1f} MB, threads: {threads}")
+            context = min(_CONTEXT, int(read_header(path).hyperparameter("context_length") or _CONTEXT))
+            by_model[name] = _Bench(Setup(path, context, threads), setting, say).run()
+    large = [figures for name, figures in by_model.items() if name != "pocket-small"]
+    headline = worst(large or list(by_model.values()))
+    return headline | {f"{name}.{key}": value for name, figures in by_model.items() for key, value in figures.items()}
+
+
+class Ours:
+    """The on-device engine as a `Peer`."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    def answer(self, prompt: str, max_tokens: int, logprobs: int | None = None) -> int:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=logprobs)
+        run = self._engine.start_text(prompt, params)
+        for _ in run:
+            pass
+        return len(run.token_ids)
+
+
+class _Bench:
+    """One model file."""
+
+    def __init__(self, setup: Setup, setting: Setting, say: Say) -> None:
+        self._setup = setup
+        self._setting = setting
+        self._say = say
+        self._random = random.Random(0)
+
+    def run(self) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        with self._engine() as engine:
+            for part in (self._single, self._streams, self._logprobs, self._prefix):
+                figures |= self._described(part(engine))
+        for part in (self._gaps, self._start):
+            figures |= self._described(part())
+        return figures
+
+    def _single(self, engine: LocalEngine) -> dict[str, float]:
+        """Raw decoding from the first token to the last; `llama_cpp.Llama` by the whole request."""
+        count = self._setting.tokens
+        over_raw: list[float] = []
+        over_llama: list[float] = []
+        speeds: list[float] = []
+        threads: list[int] = []
+        with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
+            for _ in range(2 * self._setting.rounds + 1):  # more, for they are short and must tell 3 %
+                prompt = self._digits(count)
+                theirs = self._raw(engine, raw, [prompt], count)
+                params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+                run = partial(engine.start_text, prompt, params)
+                ours = _arrivals(lambda run=run: _noting(threads, engine, run()))
+                over_raw.append(_decoding_speed(ours) / _decoding_speed(theirs))
+                speeds.append(_decoding_speed(ours))
+                over_llama.append(count / ours[-1] / _speed(llama_cpp, [prompt], count))
+        return {
+            "single_tokens_per_s": statistics.median(speeds),
+            "single_threads": statistics.mean(threads),
+            "single_over_raw": statistics.median(over_raw),
+            "single_over_llama_cpp": statistics.median(over_llama),
+        }
+
+    def _streams(self, engine: LocalEngine) -> dict[str, float]:
+        return self._together(engine, "streams8", logprobs=None)
+
+    def _logprobs(self, engine: LocalEngine) -> dict[str, float]:
+        return self._together(engine, "streams8_logprobs", logprobs=_LOGPROBS)
+
+    def _together(self, engine: LocalEngine, name: str, logprobs: int | None) -> dict[str, float]:
+        """Eight prompts at once to everybody, in turns."""
+        count = self._setting.tokens if logprobs is None else max(2, self._setting.tokens // 4)
+        rounds = self._setting.rounds if logprobs is None else 1
+        ours: list[float] = []
+        over: dict[str, list[float]] = {}
+        with ExitStack() as stack:
+            speeds: dict[str, Callable[[list[str]], float]] = {
+                who: partial(_speed, peer, max_tokens=count, logprobs=logprobs)
+                for who, peer in self._servers(stack, logprobs=logprobs is not None).items()
+            }
+            if logprobs is None:
+                raw = stack.enter_context(closing(RawLlama(self._setup, _STREAMS)))
+                speeds["raw"] = lambda prompts: len(prompts) * count / self._raw(engine, raw, prompts, count)[-1]
+            for _ in range(rounds):
+                prompts = [self._digits(count) for _ in range(_STREAMS)]
+                ours.append(_speed(Ours(engine), prompts, count, logprobs))
+                for who, speed in speeds.items():
+                    over.setdefault(who, []).append(ours[-1] / speed(prompts))
+        return {f"{name}_tokens_per_s": statistics.median(ours)} | {
+            f"{name}_over_{who}": statistics.median(ratios) for who, ratios in over.items()
+        }
+
+    def _raw(self, engine: LocalEngine, raw: RawLlama, prompts: Sequence[str], count: int) -> list[float]:
+        return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
+
+    def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
+        """Those that there are. Without the server of llama-cpp-python, what it does: one `Llama` behind a lock."""
+        found: dict[str, Peer] = {}
+        if has_llama_cpp_server():
+            found["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
+        else:
+            self._say("no llama_cpp.server here (pip install '.[bench]' in a clone): one Llama behind a lock")
+            locked = stack.enter_context(closing(LlamaCppPython(self._setup, logprobs=logprobs)))
+            found["locked_llama_cpp"] = locked
+        if self._setting.llama_server is not None:
+            server = llama_server(self._setting.llama_server, self._setup, _STREAMS)
+            found["llama_server"] = stack.enter_context(server)
+        return found
+
+    def _prefix(self, engine: LocalEngine) -> dict[str, float]:
+        """Time to the first token after a prefix that was seen just now, over the time when it was new."""
+        length = min(_PREFIX, self._setup.context_length - 64)
+        params = SamplingParams(max_tokens=1, temperature=0)
+        cold: list[float] = []
+        warm: list[float] = []
+        for _ in range(self._setting.rounds):
+            prefix = self._digits(length)
+            for times in (cold, warm):
+                prompt = prefix + self._digits(16)
+                times.append(_arrivals(lambda prompt=prompt: engine.start_text(prompt, params))[0])
+        return {
+            "cold_ttft_s": statistics.median(cold),
+            "warm_over_cold_ttft": statistics.median(b / a for a, b in zip(cold, warm, strict=True)),
+        }
+
+    def _gaps(self) -> dict[str, float]:
+        """Three streams and a prompt as long as the context was so far, in one of four times the length."""
+        trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
+        room = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
+        with self._engine(room) as engine:
+            return gaps_during_prefill(engine, self._digits(room.context_length // 4), self._setting.prefill_seconds)
+
+    def _start(self) -> dict[str, float]:
+        """Fresh processes, the file in the page cache."""
+        starts = [first for first, _ in (self._child(weigh=False) for _ in range(3))]
+        _, held = self._child(weigh=True)
+        return {
+            "first_token_s": statistics.median(starts),
+            "memory_over_file": held / self._setup.path.stat().st_size,
+        }
+
+    def _child(self, *, weigh: bool) -> tuple[float, int]:
+        """Seconds to the first token of a process, and the bytes it holds with its context full, if that is waited
+        for."""
+        setup = self._setup
+        command = python_command("-m", f"{__package__}.start", str(setup.path))
+        command += [str(setup.context_length), str(setup.threads)]
+        started = time.perf_counter()
+        with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None, "Popen made a pipe"
+            first = process.stdout.readline().strip()
+            seconds = time.perf_counter() - started
+            held = process.stdout.readline().strip() if weigh else "0"
+            process.kill()
+        if first != "first token" or not held:
+            raise EngineError(f"{' '.join(command)} ended without a token")
+        return seconds, int(held)
+
+    def _engine(self, setup: Setup | None = None) -> LocalEngine:
+        setup = setup or self._setup
+        options = LocalOptions(context_length=setup.context_length, threads=setup.threads, kv_cache_type="f16")
+        return LocalEngine.load(setup.path, options)
+
+    def _digits(self, count: int) -> str:
+        """A prompt of `count` tokens that nobody has seen: in the vocabularies here each digit is one."""
+        return "".join(self._random.choices("0123456789", k=count))
+
+    def _described(self, figures: dict[str, float]) -> dict[str, float]:
+        self._say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        return figures
+
+
+def _arrivals(start: Callable[[], Iterable[object]]) -> list[float]:
+    """Seconds from the call of `start` to each token."""
+    began = time.perf_counter()
+    return [time.perf_counter() - began for _ in start()]
+
+
+def _noting(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
+    """The same tokens; `threads` gets how many computed each."""
+    for token in run:
+        threads.append(engine.threads)
+        yield token
+
+
+def _decoding_speed(arrivals: Sequence[float]) -> float:
+    """Tokens per second after the first."""
+    return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
+
+
+def _speed(peer: Peer, prompts: Sequence[str], max_tokens: int, logprobs: int | None = None) -> float:
+    """Tokens per second of all answers together, asked for at once, from the first request to the last answer."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        began = time.perf_counter()
+        written = sum(pool.map(lambda prompt: peer.answer(prompt, max_tokens, logprobs), prompts))
+        return written / (time.perf_counter() - began)
+
+
+def worst(by_model: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each figure the least favourable: of speeds the lowest, of times and sizes the highest."""
+    return {
+        name: (min if name.startswith(("single_", "streams8_")) else max)(figures[name] for figures in by_model)
+        for name in by_model[0]
+    }
+
+
+@contextmanager
+def _folder(model_dir: Path | None) -> Iterator[Path]:
+    if model_dir is None:
+        with tempfile.TemporaryDirectory(prefix="updraft-bench-") as temporary:
+            yield Path(temporary)
+    else:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        yield model_dir
+
+
+def _model(name: ModelName, folder: Path) -> Path:
+    if name == "pocket-small":
+        from ...embedded.pocket import pocket_small_gguf
+
+        return pocket_small_gguf()
+    source = q8_0(folder / "qwen2.5-0.5b-q8_0.gguf")
+    if name == "qwen2.5-0.5b-q8_0":
+        return source
+    return q4_k_m(folder / f"{name}.gguf", source, this_machine().threads)

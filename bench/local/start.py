@@ -1,0 +1,36 @@
+"""`python -m updraft.bench.local.start FILE CONTEXT THREADS`: a fresh process with one model, to be timed and weighed.
+
+Prints "first token" as soon as there is one, then the bytes of memory it holds once the context is full.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...local_engine.engine import LocalEngine, LocalOptions
+from ...protocol.sampling import SamplingParams
+
+
+def main(path: str, context_length: int, threads: int) -> None:
+    options = LocalOptions(context_length=context_length, threads=threads, kv_cache_type="f16")
+    with LocalEngine.load(path, options) as engine:
+        next(engine.start_text("0123456789", SamplingParams(max_tokens=1, temperature=0)))
+        _say("first token")
+        fill = "3141592653" * (context_length // 10)
+        next(engine.start_text(fill[: context_length - 1], SamplingParams(max_tokens=1, temperature=0)))
+        _say(str(_resident_bytes()))
+
+
+def _resident_bytes() -> int:
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

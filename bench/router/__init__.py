@@ -1,0 +1,1 @@
+"""Measurements of learned routers and gates: `updraft bench router`, `gates` and `guarantee`."""

@@ -1,0 +1,159 @@
+"""Is it kept what a calibration promises? On populations of known risk, and on graded rows by halves.
+
+What is checked is `operating_point`, by which routers get their thresholds, on rows where the cloud is always right: of
+them a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
+cloud was right. The promise with confidence is broken when the *true* risk exceeds alpha, the one on average (decision
+034) when the mean of the true risks does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, lgamma
+
+import numpy as np
+
+from ...classifier.arrays import Bools, Floats
+from ...classifier.calibration.operating_point import DELTA, operating_point
+from ...classifier.calibration.rows import CalibrationRows
+from ...classifier.calibration.threshold_path import Path, Thresholds, escalated
+from ...classifier.target import Promise, Target
+
+Rule = Callable[[CalibrationRows], Thresholds]
+
+ALPHAS = (0.02, 0.05, 0.1)
+_ROWS = 500
+_SPLITS = 400
+_GRID = 20_001
+
+
+def promised(alpha: float, promise: Promise = "confidence") -> Rule:
+    """The thresholds that a router takes to lose at most `alpha`."""
+    target = Target("quality", 1.0 - alpha, promise=promise)
+    return lambda rows: operating_point(rows, target, DELTA).thresholds
+
+
+def hindsight(alpha: float) -> Rule:
+    """The boldest thresholds whose observed risk on these very rows is at most `alpha`."""
+
+    def rule(rows: CalibrationRows) -> Thresholds:
+        path = Path.of(rows)
+        return path.walk(path.sums(rows.gain) <= alpha * len(rows.gain) + 1e-9)
+
+    return rule
+
+
+def graded(gain: Bools, before: Floats, during: Floats | None = None, after: Floats | None = None) -> CalibrationRows:
+    """Rows, (n,), of a cloud that is always right; the device is where there is no gain."""
+    ones = np.ones(len(gain))
+    return CalibrationRows(before, after, np.where(gain, 0.0, ones), ones, ones, ones, during)
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Rows without end whose risk is known: any of those here, a gain with its chance of `rates`, (k,) each."""
+
+    name: str
+    rates: Floats
+    before: Floats
+    during: Floats | None = None
+    after: Floats | None = None
+
+    def draw(self, rng: np.random.Generator, n: int) -> CalibrationRows:
+        rows = rng.integers(0, len(self.rates), n)
+        gates = (None if gate is None else gate[rows] for gate in (self.during, self.after))
+        return graded(rng.random(n) < self.rates[rows], self.before[rows], *gates)
+
+    def risk(self, thresholds: Thresholds) -> float:
+        """The true risk of keeping local what these do."""
+        return float(np.where(escalated(self, thresholds), 0.0, self.rates).mean())
+
+
+def populations(seed: int = 0) -> list[Population]:
+    """Shapes a score may have: honest, overconfident, useless, coarse, two heaps, and one that is surely wrong; each
+    as the score of a single gate, and of gate 3 behind two that know less.
+    """
+    rng = np.random.default_rng(seed)
+    even = rng.random(_GRID)
+    skewed = rng.beta(0.6, 2.0, _GRID)
+    heaps = np.where(rng.random(_GRID) < 0.7, rng.beta(2, 20, _GRID), rng.beta(8, 3, _GRID))
+    coarse = np.round(even * 8) / 8
+    shapes = {
+        "calibrated": (even, even),
+        "skewed": (skewed, skewed),
+        "overconfident": (skewed, 0.1 + 0.6 * np.sqrt(skewed)),
+        "useless": (even, np.full(_GRID, 0.25)),
+        "coarse": (coarse, 0.6 * coarse),
+        "heaps": (heaps, heaps),
+        "confidently wrong": (skewed, np.where(skewed < 0.02, 0.15, 0.5 * skewed)),
+    }
+    found: list[Population] = []
+    for name, (score, rates) in shapes.items():
+        before, during = (known * score + (1 - known) * rng.permutation(score) for known in (0.5, 0.75))
+        found.append(Population(name, rates, score))
+        found.append(Population(f"{name} by three gates", rates, before, during, score))
+    return found
+
+
+def true_risks(population: Population, rule: Rule, *, draws: int, seed: int = 0) -> Floats:
+    """(draws,) the *true* risk of the thresholds that `rule` takes from each of `draws` calibrations of 500 rows."""
+    rng = np.random.default_rng(seed)
+    return np.array([population.risk(rule(population.draw(rng, _ROWS))) for _ in range(draws)])
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSplits:
+    """Thresholds fitted on one half of the rows and judged on the other, averaged over many halvings."""
+
+    alpha: float
+    risk: float
+    # How often the test half's own risk was above alpha.
+    exceedance: float
+    # How often the luck of both halves would bring that about, given the losses of the first.
+    exceedance_by_noise: float
+    # Of rows that go to the cloud.
+    share: float
+    hindsight_share: float
+
+    @property
+    def share_over_hindsight(self) -> float:
+        return self.share / self.hindsight_share if self.hindsight_share else float("nan")
+
+    @property
+    def always_over_hindsight(self) -> float:
+        """The same for a router that sends everything up: what no useful one comes near."""
+        return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
+
+
+def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits: int = _SPLITS) -> HalfSplits:
+    """Halve (p_gain, gain), both (n,), `splits` times; `rule` sees the one half only."""
+    rng = np.random.default_rng(0)
+    n, half = len(gain), len(gain) // 2
+    found: list[tuple[float, float, float, float, float]] = []
+    for _ in range(splits):
+        order = rng.permutation(n)
+        fit, test = (graded(gain[rows], p_gain[rows]) for rows in (order[:half], order[half:]))
+        thresholds = rule(fit)
+        up = escalated(test, thresholds)
+        risk = float((test.gain & ~up).mean())
+        lost = int((fit.gain & ~escalated(fit, thresholds)).sum())
+        best = escalated(test, hindsight(alpha)(test))
+        noise = _chance_above(lost, half, n - half, alpha)
+        found.append((risk, float(risk > alpha), noise, float(up.mean()), float(best.mean())))
+    return HalfSplits(alpha, *(float(mean) for mean in np.mean(found, axis=0)))
+
+
+def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:
+    """The chance that more than alpha of `drawn` further rows are lost after `lost` of `n` were (beta-binomial)."""
+    a, b = lost + 0.5, n - lost + 0.5
+    few = range(int(alpha * drawn + 1e-9) + 1)
+    return 1.0 - sum(exp(_choose(drawn, k) + _log_beta(k + a, drawn - k + b) - _log_beta(a, b)) for k in few)
+
+
+def _choose(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def _log_beta(a: float, b: float) -> float:
+    return lgamma(a) + lgamma(b) - lgamma(a + b)

@@ -1,0 +1,102 @@
+"""The packaged gates on held-out tasks: ranking, honesty, promises, stability under noise, and their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...classifier.evaluation.metrics import auroc, ece, ece_by_chance
+from ...classifier.evaluation.single_signals import SINGLE_SIGNALS, single_signal
+from ...classifier.features.blocks import view_of
+from ...classifier.features.gate_inputs import PromptView
+from ...classifier.graded_row import GradedRow
+from ...classifier.policy.policy import Policy
+from ...classifier.target import PROMISES, Target
+from ...embedded import pocket
+from ...embedded.collect import collect
+from ...embedded.held_out import is_wrong, policy_probabilities
+from ...embedded.tasks import make_tasks
+from .coverage import ALPHAS, half_splits
+from .coverage import promised as rule_of
+from .in_use import NOISES, busy_processes, long_prompts, timed
+from .measure import split_figures
+
+_QUALITIES = (0.9, 0.95, 0.98)
+_NOISY = 500
+_SPLIT = 2_000  # rows to halve
+_LINE = 4  # characters in which an answer's text comes
+
+
+def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of `draws` times `tasks` fresh tasks that no training has seen. `beside`: busy processes while decisions
+    are timed.
+    """
+    policy = Policy.load(pocket.policy_folder())
+    found: list[GradedRow] = []
+    for seed in range(draws):
+        say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
+        questions = make_tasks("test", tasks, seed=seed)
+        found += collect(questions, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
+    with busy_processes(beside):
+        decisions = {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))}
+    return {
+        **_judged(policy, found),
+        "unchanged": _unchanged(policy, [outcome.prompt for outcome in found[:_NOISY]]),
+        "decision_ms": decisions,
+    }
+
+
+def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
+    wrong, judged = is_wrong(outcomes), policy_probabilities(policy, outcomes)
+    gain, p_gains = judged.gain, {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
+    figures: dict[str, Any] = {
+        gate: {
+            "auroc_wrong": auroc(p_gain, wrong),
+            "ece": ece(p_gain, gain),
+            "ece_by_chance": ece_by_chance(p_gain),
+        }
+        for gate, p_gain in p_gains.items()
+        if p_gain is not None
+    }
+    views = [view_of(outcome) for outcome in outcomes]
+    promised: dict[str, float] = {}
+    for promise in PROMISES:
+        for alpha in ALPHAS:
+            of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
+            halves = half_splits(judged.judged[:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
+            promised |= split_figures(halves, of)
+    best = max(auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS)
+    return {"tasks": len(outcomes), **figures, "best_single_signal": best, **promised}
+
+
+def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
+    """The share of gate 1's decisions that one change of the prompt leaves as they are, over several targets."""
+    thresholds = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
+    before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
+    rng = np.random.default_rng(0)
+    found: dict[str, float] = {}
+    for name, noise in NOISES.items():
+        after = np.array([policy.before(PromptView(noise(prompt, rng))) for prompt in prompts])
+        found[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in thresholds]))
+    return found
+
+
+def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
+    prompts = long_prompts([outcome.prompt for outcome in outcomes[:400]])
+    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # none is remembered
+
+
+def _gate3(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
+    """From the end of an answer on, as in a request: question and complete lines have been read, and gate 2 asked."""
+
+    def prepared(i: int) -> Callable[[], object]:
+        view = view_of(outcomes[i % len(outcomes)])
+        policy.read_ahead(view.prompt)
+        policy.during(view)
+        for end in range(_LINE, len(view.answer), _LINE):
+            policy.read_lines(view.answer[:end])
+        return lambda: policy.after(view)
+
+    return prepared

@@ -1,0 +1,189 @@
+"""A learned router in use: how long a decision takes, and whether noise in the question flips it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...classifier.arrays import Floats
+from ...classifier.features.blocks import Mode, view_of
+from ...classifier.features.feature_rows import featurise
+from ...classifier.features.gate_inputs import PromptView
+from ...classifier.graded_row import GradedRow
+from ...classifier.optional import load_onnxruntime
+from ...classifier.policy.exported_gates import ExportedGates, Graphs
+from ...classifier.training.export import gate_to_onnx, topics_to_onnx
+from ...classifier.training.router_model import RouterModel
+from ...protocol.requests import Message
+from ...protocol.safety.python_process import python_command
+from ..shared.statistics import percentile
+from .paraphrases import paraphrases
+
+_CHARS = 2_000
+_TOKEN = 4  # characters
+_DECISIONS = 1_000
+_NOISY_ROWS = 200
+_SHARES = (0.2, 0.5, 0.8)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+    """Decision time of the exported router, its distance from Python, and the share of decisions noise leaves alone."""
+    some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
+    gates = _exported(router, rows, mode)
+    ours = router.probability(featurise(some, mode))
+    theirs = np.array([_decide(gates, row, mode) for row in some])
+    return {
+        "decision_ms": _decision_ms(gates, rows, mode),
+        "export_gap": float(np.abs(ours - theirs).max()),
+        "unchanged": unchanged(router, rows, mode),
+        "paraphrase_flips": paraphrase_flips(router, rows[0]) if mode == "prompt" else {},
+    }
+
+
+def paraphrase_flips(router: RouterModel, like: GradedRow) -> dict[str, float]:
+    """The share of decisions that change where a question is put in other words, at thresholds that escalate 20, 50 and
+    80 % of such questions. `like`: a row of the kind that `router` was fitted on.
+    """
+    pairs = paraphrases()
+    one, other = (
+        router.probability(featurise([_asking(like, pair[form]) for pair in pairs], "prompt")) for form in (0, 1)
+    )
+    thresholds = {share: _above(one, share) for share in _SHARES}
+    return {f"at_{share:g}": float(np.mean((one > t) != (other > t))) for share, t in thresholds.items()}
+
+
+def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
+    """The share of decisions that each noise leaves as they are, over thresholds that escalate 20, 50 and 80 %."""
+    some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
+    usual = router.probability(featurise(rows, mode))
+    before = router.probability(featurise(some, mode))
+    thresholds = [_above(usual, share) for share in _SHARES]
+    rng = np.random.default_rng(0)
+    found: dict[str, float] = {}
+    for name, noise in NOISES.items():
+        noisy = [_asking(row, noise(row.prompt, rng)) for row in some]
+        after = router.probability(featurise(noisy, mode))
+        found[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
+    return found | {"least": min(found.values())}
+
+
+def _above(p_gain: Floats, share: float) -> float:
+    """The threshold that this share of them is above."""
+    return float(np.quantile(p_gain, 1 - share))
+
+
+def _asking(row: GradedRow, prompt: str) -> GradedRow:
+    """The same with another last question."""
+    if row.messages is None:
+        return replace(row, prompt=prompt)
+    return replace(row, prompt=prompt, messages=(*row.messages[:-1], Message(role="user", content=prompt)))
+
+
+def _typo(text: str, rng: np.random.Generator) -> str:
+    """One slip inside a word: two letters swapped, one left out, doubled or mistaken."""
+    places = [i for i in range(len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
+    if not places:
+        return text
+    at = int(rng.choice(places))
+    letter = _LETTERS[int(rng.integers(len(_LETTERS)))]
+    slips = (text[at + 1] + text[at], text[at + 1], text[at] + text[at : at + 2], letter + text[at + 1])
+    return text[:at] + slips[int(rng.integers(len(slips)))] + text[at + 2 :]
+
+
+def _casing(text: str, rng: np.random.Generator) -> str:
+    return (text.lower(), text.upper(), text.title(), text.swapcase())[int(rng.integers(4))]
+
+
+def _blanks(text: str, rng: np.random.Generator) -> str:
+    """Doubled or no-break spaces, a tab, blanks at both ends, or a line break after the end."""
+    doubled, unbroken = text.replace(" ", "  "), text.replace(" ", "\u00a0")
+    forms = (doubled, unbroken, text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
+    return forms[int(rng.integers(len(forms)))]
+
+
+def _widths(text: str, _: np.random.Generator) -> str:
+    """Full-width forms of ASCII."""
+    return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)
+
+
+NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {
+    "typo": _typo,
+    "casing": _casing,
+    "blanks": _blanks,
+    "widths": _widths,
+}
+
+
+def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
+    """The router's gate as it runs in a policy."""
+    onnxruntime = load_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    widths = featurise(rows[:1], mode).widths
+    graphs = topics_to_onnx(router.topics), gate_to_onnx(router, sum(widths.values()))
+    topics, gate = (
+        onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"]) for graph in graphs
+    )
+    return ExportedGates(Graphs(topics, {mode: gate}), {mode: widths})
+
+
+def _decide(gates: ExportedGates, row: GradedRow, mode: Mode) -> float:
+    return gates.after(view_of(row)) if mode == "cascade" else gates.before(PromptView(row.prompt))
+
+
+def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
+    """Features and model together, for prompts of 2,000 characters joined from those of the file.
+
+    In a cascade it is gate 3 that is timed, from the end of the answer on: the question has been read before, and so
+    have the answer's lines but for the last, as they came. `cpu_`: the processor's time, which leaves out what other
+    processes on the machine took in between.
+    """
+    prompts = long_prompts([row.prompt for row in rows[:200]])
+
+    def prepared(i: int) -> Callable[[], object]:
+        row = replace(rows[i % len(rows)], prompt=prompts[i % len(prompts)])
+        gates.read_ahead(PromptView(row.prompt))
+        text = row.answer or ""
+        for end in range(_TOKEN, len(text), _TOKEN):
+            gates.read_lines(text[:end])
+        return lambda: _decide(gates, row, mode)
+
+    return timed(prepared)
+
+
+def long_prompts(prompts: Sequence[str]) -> list[str]:
+    """Prompts of 2,000 characters, cut from these laid end to end."""
+    text = "\n".join(prompts)
+    starts = range(0, max(1, len(text) - _CHARS), 97)
+    return [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
+
+
+def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
+    """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
+    done that need not wait for it. What is not the processor's time (`cpu_`) went by while others had the processor.
+    """
+    taken: Floats = np.zeros((2, _DECISIONS))
+    for i in range(_DECISIONS):
+        decide = prepared(i)
+        started = time.perf_counter_ns(), time.thread_time_ns()
+        decide()
+        taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
+    parts = zip(("", "cpu_"), (1e-6 * taken[:, _DECISIONS // 10 :]).tolist(), strict=True)
+    return {f"{part}{name}": percentile(ms, q) for part, ms in parts for name, q in (("p50", 50), ("p99", 99))}
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many others that want a core each, while the block runs."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen(python_command("-c", "while True: pass")))
+            stack.callback(process.kill)
+        yield

@@ -1,0 +1,1 @@
+"""Parts that several measurements use: reports, statistics and workloads."""

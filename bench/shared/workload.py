@@ -1,0 +1,58 @@
+"""The same set of requests for every engine: lengths of real conversations, tokens without meaning."""
+
+from __future__ import annotations
+
+import csv
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.unicode_forms import text_lines
+
+#: (prompt, output) tokens: a mix with the quartiles of public conversation traces, for machines without one.
+_BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172), (257, 94), (1131, 8), (612, 212))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request: prompt token ids, and exactly how many tokens are to be generated."""
+
+    prompt: list[int]
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`count` requests to sample, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
+
+    count: int = 256
+    max_prompt: int = 512
+    max_output: int = 128
+    seed: int = 0
+    trace: Path | None = None
+
+
+def draw(workload: Workload, vocab_size: int) -> list[WorkloadRequest]:
+    """The requests of a workload. Raises ConfigurationError for a trace that is none."""
+    rng = random.Random(workload.seed)
+    lengths = _lengths(workload.trace) if workload.trace else list(_BUILT_IN)
+    return [
+        WorkloadRequest(
+            [rng.randrange(vocab_size) for _ in range(max(1, min(prompt, workload.max_prompt)))],
+            max(1, min(output, workload.max_output)),
+        )
+        for prompt, output in (rng.choice(lengths) for _ in range(workload.count))
+    ]
+
+
+def _lengths(trace: Path) -> list[tuple[int, int]]:
+    try:
+        with trace.open("rb") as file:
+            table = csv.DictReader(text_lines(file, trace, ConfigurationError))
+            rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(f"{trace} is no trace with ContextTokens and GeneratedTokens: {error}") from error
+    if not rows:
+        raise ConfigurationError(f"{trace} holds no requests.")
+    return rows

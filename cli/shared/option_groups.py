@@ -1,0 +1,54 @@
+"""Options that commands share: a parameter whose type is a dataclass stands for an option per field."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+class Without:
+    """Metadata of a parameter: the fields that its command has no option for."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` as typer reads it, with the fields of its option groups as parameters."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind, left_out = _group(hints[parameter.name])
+        if not is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        own = get_type_hints(kind, include_extras=True)
+        taken = [each for each in fields(kind) if each.name not in left_out]
+        groups[parameter.name] = kind, [each.name for each in taken]
+        parameters += [
+            inspect.Parameter(each.name, parameter.kind, default=each.default, annotation=own[each.name])
+            for each in taken
+        ]
+    if not groups:
+        return command
+
+    @wraps(command)
+    def called(**values: Any) -> Any:
+        for name, (kind, names) in groups.items():
+            values[name] = kind(**{each: values.pop(each) for each in names if each in values})
+        return command(**values)
+
+    vars(called)["__signature__"] = inspect.Signature(parameters)
+    return called
+
+
+def _group(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """The type of a parameter, and the fields that it goes without."""
+    if get_origin(hint) is not Annotated:
+        return hint, ()
+    kind, *metadata = get_args(hint)
+    return kind, next((each.names for each in metadata if isinstance(each, Without)), ())

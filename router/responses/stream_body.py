@@ -1,0 +1,74 @@
+"""The body of a streamed answer: the events of a cascade's reply, and exactly one end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+
+from ...protocol.errors import EngineError
+from ...protocol.http import sse
+from ..cascade.cascade import Cascade, CloudStreamReply, LiveReply, LocalReply, Reply
+from . import completion as answer
+from . import streaming as streams
+
+log = logging.getLogger("updraft.router")
+
+
+class StreamBody:
+    """A streamed body with exactly one end: exhausted, failed, or closed by the carrier before or while it ran."""
+
+    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
+        self._events = events
+        self._end = end
+        self._ended = False
+        self._delivered = False  # clients close a stream at its end mark, without looking for more
+
+    def __aiter__(self) -> StreamBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = await anext(self._events)
+        except StopAsyncIteration:
+            await self._finish(200)
+            raise
+        except streams.StreamError as error:
+            await self._finish(error.status)
+            return error.payload
+        except BaseException as error:
+            await self._finish(500 if isinstance(error, Exception) else 499)
+            if not isinstance(error, Exception):
+                raise
+            log.exception("a stream failed")
+            return sse.event(answer.internal_error().to_body())
+        self._delivered = event.endswith(sse.DONE)
+        return event
+
+    async def aclose(self) -> None:
+        """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
+        await self._finish(200 if self._delivered else 499)
+
+    async def _finish(self, status: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
+                await self._events.aclose()
+        finally:
+            await self._end(status)
+
+
+def events_of(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
+    if isinstance(reply, LocalReply):
+        return streams.replay(cascade, reply.answer)
+    if isinstance(reply, CloudStreamReply):
+        reasoning = streams.cloud_reasoning(cascade)
+        include_usage = cascade.job.include_usage
+        return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
+    if isinstance(reply, LiveReply):
+        return streams.live(cascade, reply.run)
+    raise EngineError("The cascade gave a whole answer where a stream was asked for.")
