@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,6 +107,13 @@ class RegistrationFlags:
 class EngineFlags(options.BatchLimits):
     """The fields of `EngineConfig` that can be said."""
 
+    step_costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON",
+            help="Times of steps, from which --mode sets its limits: updraft bench engine --only steps --json PATH.",
+        ),
+    ] = None
     context_length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
@@ -155,11 +162,12 @@ class EngineFlags(options.BatchLimits):
     ] = True
 
     def config(self, threads: int | None) -> EngineConfig:
-        from ..cloud_engine.engine.config import EngineConfig, limits_of, usual_block_size
+        from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
+        from ..cloud_engine.planning.mode_limits import limits_from
 
         given = asdict(self)
-        of_mode = ("num_draft_tokens", *(each.name for each in fields(options.BatchLimits)))
-        limits = limits_of(**{name: given.pop(name) for name in of_mode})
+        of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
+        limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
         given["block_size"] = given["block_size"] or usual_block_size(self.device)
         return EngineConfig(**limits, **given, num_threads=threads)
 

@@ -17,7 +17,8 @@ from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import ScheduledRequest
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
-from ...cloud_engine.planning.step_time import StepContent, StepTimeModel, fit
+from ...cloud_engine.planning.step_fit import fit
+from ...cloud_engine.planning.step_time import StepContent, StepTimeModel
 from ...cloud_engine.planning.trace import PlannedRequest
 from ..shared.workload import Workload, WorkloadRequest, draw
 from .driving import GREEDY, engine_config
@@ -101,8 +102,9 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     others = measured_steps(model, running, workload, clock)
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
-    num_blocks = sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
-    config = replace(config, prefix_caching=False, num_blocks=num_blocks)
+    # As a node has them: memory that is used again and again, and not a new piece for each request.
+    num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
+    config = replace(config, num_blocks=num_blocks)
     first = list(islice(others, _STEPS))
     shape = NodeShape(config, fit(first), num_blocks)
     at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)

@@ -56,7 +56,7 @@ def up(
         )
     with signals_as_interrupts():
         if local:
-            run_local(config, _ready)
+            run_local(file, lambda: _with_pocket(read_config(file)), _ready)
         else:
             run_on_ray(config, address, _ready)
 

@@ -19,7 +19,7 @@ from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
-from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ...protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
@@ -241,25 +241,19 @@ def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | No
 
 def check_local_server() -> Iterator[Check]:
     """Whether the server that `local` names answers, and tells how sure it is."""
-    from ...router.factory import local_server
+    from ...router.factory import served_model
     from ...router.settings_sources import load_config
-    from ...router.tiers.local_server.address import ServerAddress
-    from ...router.tiers.local_server.tier import LocalServerModel, find_model, open_client
-
-    async def ask(address: ServerAddress) -> LocalServerModel:
-        async with open_client() as client:
-            return await find_model(client, address)
 
     with suppress(ConfigurationError):  # the settings' own check says so
-        address = local_server(load_config())
-        if address is None:
-            return
+        config = load_config()
         try:
-            found = asyncio.run(ask(address))
-        except UpdraftError as error:
+            found = served_model(config)
+        except ModelLoadError as error:
             yield Check("local server", "fail", error.message, "start the server, or correct local and local_model")
             return
-        told = f"{address.url}: {found.name}, {found.context_length} tokens of context"
+        if found is None:
+            return
+        told = f"{found.address.url}: {found.name}, {found.context_length} tokens of context"
         if found.has_signals:
             yield Check("local server", "ok", f"{told}, with log-probabilities")
         else:

@@ -51,7 +51,8 @@ def plan(
       updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
       updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
     """
-    from ...cloud_engine.engine.config import EngineConfig, limits_of
+    from ...cloud_engine.engine.config import EngineConfig, settings_of
+    from ...cloud_engine.planning.mode_limits import limits_from
     from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
     from ...cloud_engine.planning.simulation import NodeShape
     from ...cloud_engine.planning.step_time import read_costs
@@ -61,18 +62,16 @@ def plan(
 
     if plot is not None:
         check_plotting()
-    config = EngineConfig(
-        context_length=context_length,
-        block_size=block_size,
-        **limits_of(**asdict(limits)),
-    )
+    given = asdict(limits)
+    used = settings_of(limits_from(costs, given.pop("mode"), limits.max_step_ms), **given)
+    config = EngineConfig(context_length=context_length, block_size=block_size, **used)
     shape = NodeShape(config, read_costs(costs), num_blocks)
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    found: dict[str, Any] = {"nodes": enough.nodes, "tried": [facts(each) for each in tried]}
+    found: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
     if cloud_share is not None:
         found["with_device"] = facts(planner.with_device(cloud_share))
     if compare:
@@ -110,6 +109,12 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
         )
     Console(highlight=False).print(table)
     output.echo(f"{enough.nodes} nodes keep the objective for {enough.share:.1%} of the requests.")
+    limits = found["limits"]
+    output.echo(
+        f"Each with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
+        f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, affinity to cached "
+        "prefixes and the network are not simulated."
+    )
     if enough.refused:
         output.echo(f"{enough.refused} requests fit no node: they are longer than its context, or its queue was full.")
     if device := found.get("with_device"):

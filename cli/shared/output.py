@@ -10,7 +10,7 @@ import typer
 
 from ...protocol.safety.terminal_text import printable
 
-_UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:

@@ -13,13 +13,18 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
-from ..engine.config import EngineConfig, Mode, limits_of, usual_block_size
+from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
+from ..planning.mode_limits import limits_from
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
+_OWN = (
+    *("draft", "mode", "step_costs", "tool_parser", "chat_template"),
+    *("max_surge_percent", "drain_seconds", "cpus", "labels"),
+)
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,8 +81,9 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     model: Annotated[str, msgspec.Meta(min_length=1)]
     draft: str | None = None
     kind: EngineKind = "updraft"
-    # As the option of `updraft node`.
+    # Both as the options of `updraft node`.
     mode: Mode = "balanced"
+    step_costs: str | None = None
     # Settings of `EngineConfig`; of another kind of engine, its own keyword arguments.
     engine: dict[str, Any] = {}
     # Both as the options of `updraft node`.
@@ -101,11 +107,23 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if unknown:
             raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
-        usual = {**limits_of(self.mode), "device": device, "block_size": usual_block_size(str(device))}
+        given = self.engine.get("max_step_ms")
+        limits = limits_from(absolute(self.step_costs), self.mode, given if isinstance(given, int) else None)
+        usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
+
+    def check_foreign(self) -> None:
+        """Raises ConfigurationError for what another kind of engine would not be told."""
+        usual = ModelDeployment(name=self.name, model=self.model)
+        if found := [name for name in _OWN if getattr(self, name) != getattr(usual, name)]:
+            raise ConfigurationError(
+                f"models.{self.name}: {found[0]} is for Updraft's engine. Say it to {self.kind} in `engine`, by its "
+                "own words, or leave it out.",
+                param=found[0],
+            )
 
 
 class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,10 +133,12 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gateway: GatewayConfig = GatewayConfig()
     # Plain HTTP beyond this machine, to callers and between machines, as in a private network.
     insecure: bool = False
+    # Any text. A new one replaces all replicas, as after an upgrade of Updraft, or of a model in its folder.
+    revision: str = ""
 
     @property
     def keys(self) -> Path:
-        return _absolute(self.gateway.keys or state_folder() / "keys.sqlite3")
+        return Path(self.gateway.keys or state_folder() / "keys.sqlite3").expanduser().absolute()
 
     @property
     def url(self) -> str:
@@ -137,6 +157,8 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ConfigurationError(f"models.{model.name}.replicas: min is above max.", param="replicas")
             if model.kind == "updraft":
                 model.engine_config()
+            else:
+                model.check_foreign()
 
 
 prepare_types(CloudConfig, EngineConfig)
@@ -145,16 +167,31 @@ prepare_types(CloudConfig, EngineConfig)
 def read_config(path: Path) -> CloudConfig:
     """Raises ConfigurationError, which says where in the file; MissingDependencyError without PyYAML."""
     try:
-        config = msgspec.yaml.decode(read_text(path, ConfigurationError), type=CloudConfig)
+        import yaml
     except ImportError as error:
         raise MissingDependencyError("A cloud's file needs PyYAML: pip install '.[scale]' in a clone.") from error
+    try:
+        config = msgspec.convert(yaml.load(read_text(path, ConfigurationError), _loader(yaml)), CloudConfig)
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
-    except msgspec.DecodeError as error:
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     config.check()
     return config
 
 
-def _absolute(path: str | Path) -> Path:
-    return Path(path).expanduser().absolute()
+def _loader(yaml: Any) -> Any:
+    """Of plain values only. A key that is there twice is an error: the first would be dropped in silence."""
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := sorted({key for key in keys if keys.count(key) > 1}):
+                raise yaml.MarkedYAMLError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def absolute(path: str | None) -> Path | None:
+    return None if path is None else Path(path).expanduser().absolute()

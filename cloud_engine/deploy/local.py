@@ -1,14 +1,18 @@
-"""A cloud as plain processes of one machine: what dies is started anew."""
+"""A cloud as plain processes of one machine: what dies is started anew, and nodes follow the file."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from itertools import chain, repeat
+from pathlib import Path
 
-from ...protocol.errors import ConfigurationError
-from .config import CloudConfig, ModelDeployment
+import msgspec
+
+from ...protocol.errors import ConfigurationError, UpdraftError
+from ..gateway.process import GatewayOptions
+from ..node.process import NodeOptions
+from .config import CloudConfig
 from .credentials import Credentials
 from .servers import ServerProcess, gateway_options, node_options
 
@@ -18,50 +22,91 @@ _MAX_QUICK = 5
 _log = logging.getLogger("updraft.cloud")
 
 
-def run_local(config: CloudConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until KeyboardInterrupt. `on_ready` is told the gateway's address when every model has its nodes.
+def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[str], None]) -> None:
+    """Serve what `read` finds in the file until KeyboardInterrupt. Nodes follow when the file changes.
 
-    Raises ConfigurationError, or ServerStartError for what does not start.
+    `on_ready` is told the gateway's address when every model has its nodes. Raises ConfigurationError, or
+    ServerStartError for what does not start at first.
     """
+    seen, config = _changed_at(file), read()
     Credentials(config.keys).prepare()
-    gateway = _Server(lambda: ServerProcess(gateway_options(config), config.gateway.drain_seconds))
+    gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
     nodes: list[_Server] = []
+    leaving: list[_Server] = []
     try:
         url = gateway.process.wait_ready()
-        wanted = chain.from_iterable(
-            repeat(model, model.replicas.min) for model in config.models if model.kind == "updraft"
-        )
-        nodes += [_Server(_starter(config, model)) for model in wanted]
-        for node in nodes:
-            node.process.wait_ready()
+        _update(nodes, config)
         on_ready(url)
         while True:
             time.sleep(_POLL_S)
             for server in (gateway, *nodes):
                 server.restart_if_dead()
+            leaving = [node for node in leaving if node.process.is_alive]
+            if seen != (seen := _changed_at(file)):
+                leaving += _followed(nodes, config, read)
     finally:
         gateway.process.stop()  # first: what it has in flight needs the nodes
-        for node in nodes:
+        for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
-        for node in nodes:
+        for node in every:
             node.process.stop()
 
 
-def _starter(config: CloudConfig, model: ModelDeployment) -> Callable[[], ServerProcess]:
-    return lambda: ServerProcess(node_options(config, model, restart=True), model.drain_seconds)
+def _changed_at(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:  # an editor is replacing it
+        return 0
+
+
+def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
+    """`_update` to the file's models. A file that cannot be used is told of, and changes nothing."""
+    try:
+        found = read()
+        if msgspec.structs.replace(found, models=config.models) != config:
+            _log.warning("Only `models` are followed: the gateway takes its settings at the next start.")
+        return _update(nodes, msgspec.structs.replace(config, models=found.models))
+    except UpdraftError as error:
+        _log.error("The nodes stay as they are: %s", error.message)
+        return []
+
+
+def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
+    """Start those that are missing, then stop the others. Returns these, which finish what they have in flight."""
+    kept: list[_Server] = []
+    started: list[_Server] = []
+    try:
+        for model in config.models:
+            for _ in range(model.replicas.min if model.kind == "updraft" else 0):
+                options = node_options(config, model, restart=True)
+                same = next((node for node in nodes if node.options == options and node not in kept), None)
+                kept += [same] if same else []
+                started += [] if same else [_Server(options, model.drain_seconds)]
+        for node in started:
+            node.process.wait_ready()
+    except BaseException:
+        for node in started:
+            node.process.stop()
+        raise
+    left = [node for node in nodes if node not in kept]
+    for node in left:
+        node.process.ask_to_stop()
+    nodes[:] = [*kept, *started]
+    return left
 
 
 class _Server:
     """A process, and the way to start another in its place."""
 
-    def __init__(self, start: Callable[[], ServerProcess]) -> None:
-        self._start = start
+    def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:
+        self.options = options
+        self._drain_s = drain_s
         self._quick_deaths = 0
         self._restart_at = 0.0
         self._begin()
 
     def _begin(self) -> None:
-        self.process = self._start()
+        self.process = ServerProcess(self.options, self._drain_s)
         self._started = time.monotonic()
 
     def restart_if_dead(self) -> None:

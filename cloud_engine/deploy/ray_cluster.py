@@ -3,14 +3,21 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ... import __version__
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.server import bind_socket
 from ...protocol.safety.system import END_SIGNALS
+from . import servers
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 
@@ -36,11 +43,39 @@ def application(config: CloudConfig) -> Any:
 
     config.check()
     Credentials(config.keys).prepare()
-    node: Any = serve.deployment(EngineNode)
+
+    def deployment(kind: Any, **options: Any) -> Any:
+        """`_internal`: Ray gives each deployment a version at random, and so replaces replicas that are as wanted."""
+        found: Any = serve.deployment(kind)
+        return found.options(**options, _internal=True)
+
     ours = [model for model in config.models if model.kind == "updraft"]
-    nodes = [node.options(**node_options(model)).bind(config, model) for model in ours]
-    gateway: Any = serve.deployment(Gateway)
-    return gateway.options(**_gateway_options(config)).bind(config, *nodes)
+    nodes = [
+        deployment(EngineNode, **node_options(model), version=node_version(config, model)).bind(config, model)
+        for model in ours
+    ]
+    gateway = deployment(Gateway, **_gateway_options(config), version=gateway_version(config))
+    return gateway.bind(config, *nodes)
+
+
+def gateway_version(config: CloudConfig) -> str:
+    """Another one where replicas would run something else. How many there are does not matter."""
+    runs = replace(servers.gateway_options(config), workers=1)
+    return _version(config, runs, runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
+
+
+def node_version(config: CloudConfig, model: ModelDeployment) -> str:
+    runs = servers.node_options(config, model)
+    return _version(config, runs, runs.chat_template)
+
+
+def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
+    """Of options and of files that are read at the start. The keys in them are random: nothing can be guessed."""
+    found = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
+    for file in files:
+        if file is not None and Path(file).is_file():
+            found.update(Path(file).read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _gateway_options(config: CloudConfig) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from ..gateway.limits.accounting import AccountingOptions
 from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from ..node.registration import RegistrationOptions
-from .config import CloudConfig, ModelDeployment
+from .config import CloudConfig, ModelDeployment, absolute
 from .credentials import Credentials
 
 _LEAVE_S = 5.0  # from the end of the drain to that of the process
@@ -88,9 +87,11 @@ def gateway_options(config: CloudConfig) -> GatewayOptions:
     gateway = config.gateway
     return GatewayOptions(
         nodes=(),
-        nodes_file=_path(gateway.nodes_file),
+        nodes_file=absolute(gateway.nodes_file),
         accounting=AccountingOptions(
-            gateway.db or str(state_folder() / "gateway.sqlite3"), prices=gateway.prices, limits=_path(gateway.limits)
+            gateway.db or str(state_folder() / "gateway.sqlite3"),
+            prices=gateway.prices,
+            limits=absolute(gateway.limits),
         ),
         keys=config.keys,
         host=gateway.host,
@@ -122,7 +123,3 @@ def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0
         registration=RegistrationOptions(config.url, credentials.register_key()),
         **more,
     )
-
-
-def _path(given: str | None) -> Path | None:
-    return None if given is None else Path(given).expanduser().absolute()

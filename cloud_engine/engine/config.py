@@ -103,7 +103,7 @@ class ModeLimits:
     num_draft_tokens: int
 
 
-#: For the first token and an even stream, for tokens per second of all, and between.
+#: For the first token and an even stream, for tokens per second of all, and between: where nothing was measured.
 MODES: dict[Mode, ModeLimits] = {
     "latency": ModeLimits(8, 256, 50, 8),
     "balanced": ModeLimits(16, 512, 200, 8),
@@ -111,9 +111,9 @@ MODES: dict[Mode, ModeLimits] = {
 }
 
 
-def limits_of(mode: Mode, **given: int | None) -> dict[str, Any]:
-    """Those of a mode, but for what is `given` itself."""
-    return asdict(MODES[mode]) | {name: value for name, value in given.items() if value is not None}
+def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
+    """Those limits, but for what is `given` itself."""
+    return asdict(limits) | {name: value for name, value in given.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ...protocol.errors import ConfigurationError
-from ..engine.config import MODES, limits_of
+from ..engine.config import MODES, settings_of
+from .mode_limits import measured_limits
 from .simulation import NodeShape, SimulatedAnswer, simulate
 from .step_time import StepContent
 from .trace import PlannedRequest, faster, sample
@@ -129,8 +130,10 @@ class Planner:
         return replace(self, trace=sample(list(self.trace), cloud_share)).enough()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
-        """As many nodes in each mode."""
-        shapes = {mode: replace(self.shape, config=replace(self.shape.config, **limits_of(mode))) for mode in MODES}
+        """As many nodes in each mode, with the limits that follow from the costs of their steps."""
+        config = self.shape.config
+        limits = {mode: settings_of(measured_limits(self.shape.costs, mode)) for mode in MODES}
+        shapes = {mode: replace(self.shape, config=replace(config, **found)) for mode, found in limits.items()}
         return {mode: replace(self, shape=shape).figures(nodes) for mode, shape in shapes.items()}
 
     def preallocated(self, nodes: int) -> FleetFigures:

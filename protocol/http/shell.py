@@ -44,6 +44,7 @@ ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
 _MAX_HEADERS = 256
+_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -385,10 +386,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
     route = f"{request.method} {request.url.path}"
+    kept = request.url.path.startswith(_KEPT)
+    elsewhere = " Files, batches and stored answers are the router's: use `updraft serve`." if kept else ""
     if error.status_code == 404:
-        return NotFoundError(f"{route} is not a route of this server.")
+        return NotFoundError(f"{route} is not a route of this server.{elsewhere}")
     if error.status_code == 405:
-        return MethodNotAllowedError(f"{route} is not allowed; allowed: {(error.headers or {}).get('Allow', 'none')}.")
+        allowed = (error.headers or {}).get("Allow", "none")
+        return MethodNotAllowedError(f"{route} is not allowed; allowed: {allowed}.{elsewhere}")
     return InvalidRequestError(str(error.detail))
 
 

@@ -18,7 +18,7 @@ import updraft as package
 from typer.testing import CliRunner
 from updraft.cli.main import app, main
 from updraft.cli.shared import json_output
-from updraft.cli.shared.command_line import CommandLine
+from updraft.cli.shared.command_line import Command, CommandLine, Group
 from updraft.protocol.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -89,6 +89,11 @@ def all_commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 TREE = dict(all_commands(typer.main.get_command(app)))
 BRACKETED = re.compile(r"\[[^\[\]]*\]")
+
+
+def test_every_command_is_read_in_one_way() -> None:
+    """`-h`, brackets in help texts, printable errors, and `--json` without a path."""
+    assert {type(command) for command in TREE.values()} == {Command, Group}
 
 
 def letters(text: str) -> str:

@@ -11,7 +11,7 @@ from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError
 
 COSTS = {"steps": 0.02, "sequences": 1e-3, "prompt_tokens": 1e-4, "context_tokens": 1e-8, "prompt_pairs": 0}
-COSTS |= {"cached_tokens": 300, "uncached_tokens": 1e-8}
+COSTS |= {"cached_tokens": 300, "uncached_tokens": 1e-8, "largest_batch": 32}
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path:
     assert f"{found['nodes']} nodes keep the objective" in shown.stdout
     assert "times the tokens of static batches" in shown.stdout
     assert "--mode latency:" in shown.stdout
+    assert f"--max-batch-size {found['limits']['max_batch_size']} " in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     tried = {each["nodes"]: each for each in found["tried"]}
     assert tried[found["nodes"]]["share"] >= 0.9

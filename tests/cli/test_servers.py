@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from updraft.cloud_engine.engine.config import MODES, EngineConfig
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
+from updraft.cloud_engine.planning.mode_limits import measured_limits
+from updraft.cloud_engine.planning.step_time import StepTimeModel
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
@@ -141,6 +144,12 @@ def test_blocks_suit_the_device(
     assert started[0].engine.block_size == used
 
 
-def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions]) -> None:
+def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], tmp_path: Path) -> None:
     start_node(model="m", mode="throughput", max_step_ms=30)
     assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})
+    costs, file = StepTimeModel(0.01, 0.005, 1e-3), tmp_path / "costs.json"
+    file.write_text(json.dumps({"metrics": costs.figures()}))
+    start_node(model="m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
+    measured = replace(measured_limits(costs, "latency", 30), num_draft_tokens=3)
+    assert started[1].engine == EngineConfig(**asdict(measured))
+    assert started[1].engine.max_batch_size == 4, "steps of 10 ms and 5 for each request"

@@ -53,7 +53,7 @@ ROOMS = {
         "graded_row target",
         "arrays optional",
     ],
-    "cloud_engine": ["deploy planning", "gateway", "node", "engine", "models"],
+    "cloud_engine": ["deploy", "planning", "gateway", "node", "engine", "models"],
     "cloud_engine.deploy": [
         "launch",
         "local ray_cluster",
@@ -85,7 +85,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
-    "cloud_engine.planning": ["plan", "simulation", "step_time trace"],
+    "cloud_engine.planning": ["plan", "simulation", "mode_limits step_fit", "step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [

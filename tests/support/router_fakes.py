@@ -321,6 +321,8 @@ class FakeCloud:
                 if mode == "garbled" and index == 2:
                     yield b"data: {not json}\n\n"
                     return
+                if mode == "hang" and index == 2:
+                    await asyncio.Event().wait()
                 if mode == "drip":
                     await asyncio.sleep(0.05)
                 yield _chunk({"content": word if index == 0 else f" {word}"})

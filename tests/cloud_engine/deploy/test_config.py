@@ -13,9 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.deploy.autoscaling import LoadPolicy
-from updraft.cloud_engine.deploy.config import CloudConfig, GatewayConfig, ModelDeployment, Replicas, read_config
+from updraft.cloud_engine.deploy.config import (
+    Autoscaling,
+    CloudConfig,
+    GatewayConfig,
+    ModelDeployment,
+    Replicas,
+    read_config,
+)
 from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.foreign import serve_config
+from updraft.cloud_engine.deploy.ray_cluster import gateway_version, node_version
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
 from updraft.cloud_engine.engine.config import MODES
@@ -42,6 +50,32 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", engine: {max_batch_size: 0}}]", "max_batch_size must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
         ("models: [", "while parsing"),
+        (MODELS + "}]\n" + MODELS + "}]", "'models' is there twice"),
+        (MODELS + ", draft: a, draft: b}]", "'draft' is there twice"),
+        (MODELS + ", replicas: {min: 1, max: 1000000}}]", "replicas.max"),
+        ("models: [{model: folder}]", "missing required field `name`"),
+        ("models: [{name: small}]", "missing required field `model`"),
+        ("models: [{name: small, model: ''}]", "models[0].model"),
+        ("models: [{name: Small Model, model: b}]", "models[0].name"),
+        ("models: {name: small, model: b}", "Expected `array`, got `object`"),
+        ("[]", "Expected `object`, got `array`"),
+        ("models: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        (MODELS + "}]\nclouds: 3", "unknown field `clouds`"),
+        (MODELS + ", devices: -1}]", "models[0].devices"),
+        (MODELS + ", cpus: .inf}]", "models[0].cpus"),
+        (MODELS + ", labels: {zone: 1}}]", "models[0].labels"),
+        (MODELS + ", kind: tgi}]", "Invalid enum value 'tgi'"),
+        (MODELS + ", mode: fast}]", "Invalid enum value 'fast'"),
+        (MODELS + ", autoscaling: {requests: -1}}]", "autoscaling.requests"),
+        (MODELS + ", autoscaling: {kv_usage: 2}}]", "autoscaling.kv_usage"),
+        (MODELS + ", replicas: {min: 1, max: many}}]", "replicas.max"),
+        (MODELS + ", engine: {num_blocks: -3}}]", "num_blocks must be"),
+        (MODELS + ", engine: [8]}]", "models[0].engine"),
+        (MODELS + ", step_costs: missing.json}]", "bench engine --only steps"),
+        (MODELS + "}]\ngateway: {replicas: -2}", "gateway.replicas"),
+        (MODELS + "}]\ngateway: {port: 70000}", "gateway.port"),
+        (MODELS + ", kind: vllm, draft: tiny}]", "draft is for Updraft's engine"),
+        (MODELS + ", kind: sglang, mode: latency}]", "mode is for Updraft's engine"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -83,6 +117,31 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
     engine = node_options(config, model).engine
     assert (engine.max_batch_size, engine.device, engine.block_size) == (4, "cuda", 64)
     assert engine.max_step_ms == MODES["latency"].max_step_ms
+
+
+def test_only_what_would_run_otherwise_gets_another_version(tmp_path: Path) -> None:
+    rules = tmp_path / "limits.toml"
+    rules.write_text("")
+    gateway = GatewayConfig(keys=str(tmp_path / "keys"), limits=str(rules))
+    model = ModelDeployment(name="small", model="folder")
+    config = CloudConfig(models=(model,), gateway=gateway)
+    Credentials(config.keys).prepare()
+    changed = msgspec.structs.replace
+
+    def versions(config: CloudConfig) -> tuple[str, str]:
+        return gateway_version(config), node_version(config, config.models[0])
+
+    before = versions(config)
+    more = changed(model, replicas=Replicas(min=2, max=3), autoscaling=Autoscaling(requests=2), max_surge_percent=0)
+    other = ModelDeployment(name="other", model="b")
+    assert versions(changed(config, models=(more, other), gateway=changed(gateway, replicas=3))) == before
+    revised, batch = changed(config, revision="2"), changed(model, engine={"max_batch_size": 2})
+    assert not set(before) & set(versions(revised))
+    assert versions(changed(config, models=(batch,)))[0] == before[0]
+    assert versions(changed(config, models=(batch,)))[1] != before[1]
+    rules.write_text("[tenants]")
+    assert versions(config)[0] != before[0], "a file that is read at the start counts by its contents"
+    assert versions(config)[1] == before[1]
 
 
 def test_ray_reserves_devices_of_one_machine_and_labels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -22,12 +23,21 @@ def test_what_is_killed_comes_back_and_all_ends_with_it(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     config = tmp_path / "cloud.yaml"
     model = "{name: pocket, model: pocket, engine: {num_threads: 1}, replicas: {min: 2, max: 2}}"
-    config.write_text(f"gateway: {{port: {port}, replicas: 1}}\nmodels: [{model}]\n")
+    written = f"gateway: {{port: {port}, replicas: 1}}\nmodels: [{model}]\n"
+    config.write_text(written)
     with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:
         with Clients(cloud, count=4) as clients:
             clients.wait_for_answers(8)
             cloud.processes("deploy.launch node")[0].kill()
             clients.wait_for_answers(8)
+            cloud.wait_for_nodes(lambda nodes: nodes == 2)
+            before = {process.pid for process in cloud.processes("deploy.launch")}
+            for text in ("models: []", written.replace("min: 2, max: 2", "min: 3, max: 3")):
+                config.write_text(text)
+                time.sleep(0.3)
+            cloud.wait_for_nodes(lambda nodes: nodes == 3)
+            assert before < {process.pid for process in cloud.processes("deploy.launch")}, "what is as wanted goes on"
+            config.write_text(written)
             cloud.wait_for_nodes(lambda nodes: nodes == 2)
         assert clients.failures() == []
         (gateway,) = cloud.processes("deploy.launch gateway")

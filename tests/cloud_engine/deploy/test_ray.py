@@ -80,15 +80,24 @@ def test_a_kill_costs_no_request_and_is_made_good(cloud: CloudUp, killed: str) -
 
 @pytest.mark.soak
 def test_an_update_costs_no_request_and_nodes_follow_the_load(cloud: CloudUp, config: Path) -> None:
-    before = {process.pid for process in cloud.processes("deploy.launch node")}
-    write(config, int(cloud.url.rpartition(":")[2]), least=1, most=3, batch=4)
+    def pids(words: str) -> set[int]:
+        return {process.pid for process in cloud.processes(words)}
+
+    def update(least: int, most: int, batch: int) -> None:
+        write(config, int(cloud.url.rpartition(":")[2]), least=least, most=most, batch=batch)
+        with command(["up", str(config), "--ray", "--address", "auto"], cloud.environment) as process:
+            ready_url(process)
+
+    nodes, gateways = pids("deploy.launch node"), pids("ray::ServeReplica:updraft:gateway")
     with Clients(cloud) as clients:
         clients.wait_for_answers(20)
-        with command(["up", str(config), "--ray", "--address", "auto"], cloud.environment) as update:
-            ready_url(update)
+        update(least=2, most=3, batch=8)
+        assert nodes <= pids("deploy.launch node"), "other bounds restart nothing"
+        update(least=1, most=3, batch=4)
         cloud.wait_for_nodes(lambda nodes: nodes == 3)
         clients.wait_for_answers(40)
-        assert not before & {process.pid for process in cloud.processes("deploy.launch node")}
+        assert not nodes & pids("deploy.launch node")
+    assert pids("ray::ServeReplica:updraft:gateway") == gateways
     with Clients(cloud, count=1) as last:
         cloud.wait_for_nodes(lambda nodes: nodes == 1)
     assert clients.failures() == []

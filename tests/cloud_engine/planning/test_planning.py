@@ -23,7 +23,8 @@ from updraft.cloud_engine.gateway.ledger.store import SqliteStore
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.planning.plan import Planner, PlanObjective
 from updraft.cloud_engine.planning.simulation import NodeShape, SimulatedNode, simulate
-from updraft.cloud_engine.planning.step_time import StepContent, StepTimeModel, fit, read_costs
+from updraft.cloud_engine.planning.step_fit import fit
+from updraft.cloud_engine.planning.step_time import StepContent, StepTimeModel, read_costs
 from updraft.cloud_engine.planning.trace import PlannedRequest, faster, read_trace, sample
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError

@@ -1,0 +1,87 @@
+"""The limits of a mode, from what the steps of a node were measured to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from pathlib import Path
+
+from ..engine.config import MODES, Mode, ModeLimits
+from .step_time import StepContent, StepTimeModel, read_costs
+
+_GAIN = 1.05  # in tokens per second, by a doubling that is worth it
+_CONTEXT = 512  # tokens that a request looks back on
+_CHUNKS = [2**power for power in range(6, 14)]  # tokens of prompts in a step
+_MAX_DRAFT = 8  # tokens
+_ACCEPTANCE = 0.8  # of drafts that are worth verifying
+_SLACK = 2.0  # times what a full step takes: what is slower was held up
+_MAX_STEP_MS = 60_000
+
+
+def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
+    """By the times in a file of `updraft bench engine --only steps`; without one, those of `MODES`.
+
+    Raises ConfigurationError.
+    """
+    return MODES[mode] if file is None else measured_limits(read_costs(file), mode, max_step_ms)
+
+
+def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
+    """`latency`: the largest batch and chunk whose steps stay within `max_step_ms`.
+
+    `throughput`: those whose last doubling still brought more tokens per second. `balanced`: the geometric means.
+    """
+    fastest = _throughput(costs)
+    if mode == "throughput":
+        return fastest
+    quickest = _latency(costs, fastest, max_step_ms or MODES["latency"].max_step_ms)
+    if mode == "latency":
+        return quickest
+    return ModeLimits(*(round(math.sqrt(a * b)) for a, b in zip(astuple(quickest), astuple(fastest), strict=True)))
+
+
+def _throughput(costs: StepTimeModel) -> ModeLimits:
+    sizes = [2**power for power in range(costs.largest_batch.bit_length())]
+    batch = _knee(sizes, lambda size: _step_s(costs, size))
+    chunk = _knee(_CHUNKS, lambda tokens: _step_s(costs, 1, tokens))
+    full_ms = math.ceil(1e3 * _SLACK * _step_s(costs, batch, chunk))
+    return ModeLimits(batch, batch + chunk, min(full_ms, _MAX_STEP_MS), _drafts(costs, batch))
+
+
+def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
+    """No larger than in `throughput`: that would only slow each stream down."""
+    limit_s = max_step_ms / 1e3
+    batch = _largest(range(1, fastest.max_batch_size + 1), lambda size: _step_s(costs, size) <= limit_s)
+    most = fastest.token_budget - fastest.max_batch_size
+    chunks = (tokens for tokens in _CHUNKS if tokens <= most)
+    chunk = _largest(chunks, lambda tokens: _step_s(costs, batch, tokens) <= limit_s)
+    return ModeLimits(batch, batch + chunk, min(max_step_ms, fastest.max_step_ms), _drafts(costs, 1))
+
+
+def _step_s(costs: StepTimeModel, sequences: int, prompt_tokens: int = 0) -> float:
+    """Of requests with a token each, and of a chunk of another's prompt."""
+    pairs = prompt_tokens * (_CONTEXT + prompt_tokens // 2)
+    return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs))
+
+
+def _drafts(costs: StepTimeModel, sequences: int) -> int:
+    """Tokens of a draft that bring the most tokens per second, where verifying one costs as much as reading one."""
+    plain_s = _step_s(costs, sequences)
+
+    def tokens_per_s(drafted: int) -> float:
+        expected = sum(_ACCEPTANCE**number for number in range(drafted + 1))
+        return expected / (plain_s + sequences * drafted * costs.prompt_tokens)
+
+    return max(range(1, _MAX_DRAFT + 1), key=tokens_per_s)
+
+
+def _knee(sizes: Iterable[int], seconds: Callable[[int], float]) -> int:
+    """The largest of these powers of two that brings more per second than half of it does."""
+    return _largest(sizes, lambda size: seconds(size) * _GAIN <= 2 * seconds(size // 2))
+
+
+def _largest(sizes: Iterable[int], fits: Callable[[int], bool]) -> int:
+    """The first if none fits."""
+    first, *others = sizes
+    return max((size for size in others if fits(size)), default=first)

@@ -1,0 +1,54 @@
+"""The costs of a step, fitted to steps that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+
+import numpy as np
+
+from .step_time import StepContent, StepTimeModel
+
+_CONTEXT = 3  # the column of `context_tokens`
+_SMALLEST_CACHE = 9  # as a power of two tokens
+_HELD_UP = 8.0  # times what a step should take
+_ROUNDS = 5
+
+
+def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
+    """Least squares of relative errors, none of the costs negative, without the steps that something held up.
+
+    Errors are relative to the estimate: relative to what was measured, short steps would count for more than long ones.
+    """
+    contents = np.array([astuple(content) for content, _ in steps], float)
+    seconds = np.array([taken for _, taken in steps])
+    near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
+    contents, seconds = contents[near], seconds[near]
+    looked_back = contents[:, _CONTEXT]
+    sizes = [0.0, *(2.0**power for power in range(_SMALLEST_CACHE, int(looked_back.max()).bit_length()))]
+    return min((_fit(contents, seconds, size) for size in sizes), key=lambda found: found[0])[1]
+
+
+def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[float, StepTimeModel]:
+    """With so many tokens in the caches: the squared error, and the costs."""
+    beyond = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
+    columns, scale = np.column_stack([contents, beyond]), seconds
+    costs = np.zeros(columns.shape[1])
+    for _ in range(_ROUNDS):
+        costs = _non_negative(columns, seconds, scale)
+        scale = columns @ costs
+    found = StepTimeModel(*map(float, costs[:-1]), cached_tokens=cached, uncached_tokens=float(costs[-1]))
+    found = replace(found, largest_batch=int(contents[:, 1].max()))
+    return float(np.square(seconds / scale - 1).sum()), found
+
+
+def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    kept = [column for column in range(contents.shape[1]) if contents[:, column].any()]
+    costs = np.zeros(contents.shape[1])
+    while kept:
+        solved, *_ = np.linalg.lstsq(contents[:, kept] / scale[:, None], seconds / scale, rcond=None)
+        if (solved >= 0).all():
+            costs[kept] = solved
+            break
+        kept.pop(int(solved.argmin()))
+    return costs
