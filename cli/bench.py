@@ -38,8 +38,8 @@ def escalation(
     from ..bench.cascade.questions import pocket_questions
 
     config = options.Pair(local="pocket", quality=quality).config()
-    with options.with_cloud(config, _say, nodes=1) as running:
-        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, _say))
+    with options.with_cloud(config, output.note, nodes=1) as running:
+        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, output.note))
     settings = {"tasks": tasks, "rounds": rounds, "seed": seed, "quality": config.quality}
     _show(_report("escalation", settings, figures), json_path)
 
@@ -124,7 +124,7 @@ def engine(
         setting = Setting(
             Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, _say, keep)
+        figures = measure(setting, output.note, keep)
     _show(_report("engine", config, figures), json_path)
 
 
@@ -143,7 +143,7 @@ def gates(
     """
     from ..bench.router.gates import measure
 
-    figures = measure(tasks, draws, beside, _say)
+    figures = measure(tasks, draws, beside, output.note)
     _show(_report("gates", {"tasks": tasks, "draws": draws, "beside": beside}, figures), json_path)
 
 
@@ -176,7 +176,7 @@ def router(
     from .shared.console import Console
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, _say)
+    measured = measure(setting, output.note)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
     console = Console(stderr=json_output.is_stdout(json_path))
@@ -205,7 +205,7 @@ def guarantee(
     from ..classifier.training.router_model import MEMBERS
 
     procedure = Procedure(members=MEMBERS) if blend else Procedure()
-    figures = measure(runs, _say, procedure)
+    figures = measure(runs, output.note, procedure)
     _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
 
 
@@ -236,7 +236,7 @@ def live(
 
     asked = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", _say)
+        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 
@@ -274,7 +274,7 @@ def local(
 
     models = MODELS if model == "all" else (model,)
     setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
-    figures = measure(setting, _say)
+    figures = measure(setting, output.note)
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
     _show(_report("local", config, figures), json_path)
@@ -309,7 +309,7 @@ def gateway(
         raise typer.BadParameter("must be numbers with commas between them", param_hint="--concurrencies") from error
     setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
     config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
-    _show(_report("gateway", config, measure(setting, _say)), json_path)
+    _show(_report("gateway", config, measure(setting, output.note)), json_path)
 
 
 @app.command()
@@ -342,7 +342,7 @@ def kernels(
         if not json_output.is_stdout(json_path):
             json_output.write(json_path, figures(measured))
 
-    measured = measure(cases(short=short), clock, _say, keep)
+    measured = measure(cases(short=short), clock, output.note, keep)
     Console(stderr=json_output.is_stdout(json_path)).print(kernels_table(measured.rows, device))
     if json_output.is_stdout(json_path):
         json_output.show(figures(measured))
@@ -367,10 +367,6 @@ def affinity(
     figures = replay(read_trace(trace, requests), nodes, seed)
     settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed}
     _show(_report("affinity", settings, figures), json_path)
-
-
-def _say(line: str) -> None:
-    output.secho(line, dim=True, err=True)
 
 
 def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Report:

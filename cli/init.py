@@ -27,7 +27,7 @@ class Answers:
     local: str | None
     # The base URL of the cloud; None: no cloud.
     cloud_url: str | None
-    cloud_model: str | None
+    cloud_model: str
     # As the setting; None: by the URL.
     cloud_provider: str | None
     # The cloud's key, and the file that holds it already.
@@ -78,14 +78,15 @@ def init(
     _keep_old(path, asks, force)
     local = _named(local, asks, "Local model", "smollm2")
     cloud = _named(cloud_url, asks, "Cloud, an OpenAI-compatible URL", "none")
-    if cloud is not None and cloud_model is None:
+    model = (cloud_model or "").strip()
+    while cloud is not None and not model:
         if not asks:
             raise ConfigurationError("--cloud-url needs --cloud-model, the name of a model there.")
-        cloud_model = typer.prompt("Model there", err=True)
-    if cloud is None and (key_file is not None or key_env is not None):
-        raise ConfigurationError("A key needs a cloud: name it with --cloud-url.")
+        model = typer.prompt("Model there", err=True).strip()
+    if cloud is None and (key_file or key_env or model or cloud_provider):
+        raise ConfigurationError("A model, a provider and a key need a cloud: name it with --cloud-url.")
     key = None if cloud is None else _key(key_file, key_env, asks)
-    answers = Answers(_installed(local, yes=yes), cloud, cloud_model, cloud_provider, key, key_file)
+    answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, key_file)
     _try_models(answers)
     _write(answers, path)
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
@@ -96,7 +97,7 @@ def init(
             "  updraft calibrate --live 100 --prompts FILE"
         )
     if as_json:
-        facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
+        facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or None}
         json_output.show({"settings": str(path), **facts})
 
 
@@ -152,7 +153,7 @@ def _try_models(answers: Answers) -> None:
         config = RouterConfig(
             local=None,
             cloud_url=answers.cloud_url,
-            cloud_model=answers.cloud_model or "",
+            cloud_model=answers.cloud_model,
             cloud_provider=answers.cloud_provider or "auto",
             cloud_api_key=answers.key,
         )
@@ -190,7 +191,7 @@ def _write(answers: Answers, path: Path) -> None:
         write_private(key_file, f"{answers.key}\n")
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
-        values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or ""}
+        values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
         values |= {} if answers.cloud_provider is None else {"cloud_provider": answers.cloud_provider}
         values |= {} if key_file is None else {"cloud_api_key_file": str(key_file)}
     # A JSON string is a TOML string as well.

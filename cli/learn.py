@@ -43,10 +43,10 @@ def learn(
     from ..classifier.policy.policy import Policy
     from ..classifier.policy.summary import figures, sentences
     from ..classifier.training.train import FitRecipe
-    from ..router.factory import hashed_identity, model_file
+    from ..router.factory import hashed_identity, local_name
     from ..router.feedback.collector import pair_name
 
-    models = {"local": model_file(config).stem, "cloud": options.cloud_model_of(config)}
+    models = {"local": local_name(config), "cloud": options.cloud_model_of(config)}
     experience = Experience(path)
     try:
         rows = experience.rows(pair_name(models))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError, UpdraftError
+from ..protocol.safety.terminal_text import printable
 from .doctor.findings import Check
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
@@ -107,7 +108,7 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError("Nobody is here to ask: confirm with --yes.")
-        typer.confirm(f"Delete {', '.join(names)}?", abort=True, err=True)
+        typer.confirm(printable(f"Delete {', '.join(names)}?"), abort=True, err=True)
     for name in dict.fromkeys(names):
         folder = known[name]
         if folder.is_symlink():

@@ -219,8 +219,8 @@ def serve(
     daemon = DaemonOptions(config, host, port, ready_file, key, access.tls(), access.insecure)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
-        _note(line)
-    with options.with_cloud(config, _note) as running:
+        output.note(line)
+    with options.with_cloud(config, output.note) as running:
         # The packaged cloud's address is in no settings file.
         reload = Reload(config_file(), load) if running == config else None
         run_daemon(replace(daemon, config=running, reload=reload))
@@ -403,7 +403,3 @@ def gateway(
             exit_with_parent=exit_with_parent,
         )
     )
-
-
-def _note(line: str) -> None:
-    output.secho(line, dim=True, err=True)

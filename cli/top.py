@@ -134,6 +134,8 @@ def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
 
 
 def _table(found: dict[str, Any]) -> Table:
+    from rich.markup import escape
+
     from .shared.tables import columns
 
     title = (
@@ -145,8 +147,8 @@ def _table(found: dict[str, Any]) -> Table:
     table = columns("node", "state", "models", "in flight", "trips", right=("in flight", "trips"), title=title)
     for node in found["nodes"]:
         state = "up" if node["healthy"] else f"out: {node['reason']}"
-        figures = str(node["in_flight"]), str(node["breaker_trips"])
-        table.add_row(node["url"], state, ", ".join(node["models"]), *figures)
+        texts = map(escape, (node["url"], state, ", ".join(node["models"])))
+        table.add_row(*texts, str(node["in_flight"]), str(node["breaker_trips"]))
     return table
 
 

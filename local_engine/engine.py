@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..model_files.gguf_header import GgufHeader
 from ..model_files.gguf_reader import read_model_header
@@ -21,7 +21,7 @@ from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoad
 from ..protocol.prompts import Prompt
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from ..protocol.structured import Constraint, Tool, ToolUse
+from ..protocol.structured import AnswerOptions, Constraint, Tool
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.marks import typed_marks
 from ..text.templates import tool_messages as tool_turns
@@ -70,7 +70,7 @@ class LocalEngine:
         # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
-        sources = template_sources(header, self.model_id, options)
+        sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
         marks = typed_marks(model.user_defined, sources.default, sources.tool_use)
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)
@@ -139,15 +139,7 @@ class LocalEngine:
 
         return vocabulary(self._model)
 
-    def start(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        continue_final_message: bool = False,
-        tools: ToolUse | None = None,
-        constraint: Constraint | None = None,
-    ) -> LocalRun:
+    def start(self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]) -> LocalRun:
         """Begin an answer to a chat: iterate it. With `continue_final_message` the last message goes on.
 
         `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. Without one, an answer
@@ -157,11 +149,14 @@ class LocalEngine:
         InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
         too many requests wait already.
         """
+        tools, constraint = options.get("tools"), options.get("constraint")
+        continues = options.get("continue_final_message", False)
         prompt = self.encode_chat(
             messages,
             tools=() if tools is None else tools.tools,
-            add_generation_prompt=not continue_final_message,
-            continue_final_message=continue_final_message,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            template_options=options.get("template_options"),
         )
         form = None if tools is None else self.tool_format
         reasoning = None if constraint is not None else self.reasoning
@@ -202,6 +197,7 @@ class LocalEngine:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only, but for a BOS token that the file
         wants and the template does not write.
@@ -215,6 +211,7 @@ class LocalEngine:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            template_options=template_options,
         )
         runs = encoding_runs(segments, self._special)
         tokens = [token for run in runs for token in self.encode(run.text, allow_special=run.is_control)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,9 @@ def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
     """Without its SHA-256. Reads the header and a little of each tensor. Raises as `LocalEngine.load` does."""
     header = read_model_header(path)
     if options.chat_template is None and _own_templates(header) is None:
-        sources = TemplateSources(CHATML)  # the engine says so when it loads
+        sources = TemplateSources(CHATML)  # stands for the default, which follows from the file
     else:
-        sources = template_sources(header, path.stem, options)
+        sources = template_sources(header, path.stem, options, ())
     try:
         weights = weights_of(path, header)
     except OSError as error:
@@ -38,9 +39,11 @@ def engine_version() -> str:
         return ""
 
 
-def template_sources(header: GgufHeader, model_id: str, options: LocalOptions) -> TemplateSources:
-    """Those of the file, unless the options give another one."""
-    sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template)
+def template_sources(
+    header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
+) -> TemplateSources:
+    """Those of the file, unless the options give another one. `tokens`: the special ones, for a file with none."""
+    sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
     return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
 
 

@@ -67,7 +67,7 @@ class LocalOptions:
     default_max_tokens: int = 1024
     # How the model writes tool calls: the name of a format. `auto` asks its chat template.
     tool_parser: str = "auto"
-    # `chatml`, or the path of a Jinja file. None: the template of the model file, or ChatML if it has none.
+    # `chatml`, or the path of a Jinja file. None: the template of the model file, else ChatML or lines.
     chat_template: str | None = None
 
     def check(self) -> None:

@@ -19,8 +19,8 @@ from .errors import (
 
 #: Fields of OpenAI's that no server of ours implements. Errors name them; what else is unknown is a stranger's text.
 UNSUPPORTED = frozenset(
-    ("audio", "function_call", "functions", "moderation", "prompt_cache_options", "prompt_cache_retention",
-     "verbosity", "web_search_options")
+    ("audio", "context_management", "conversation", "function_call", "functions", "moderation", "personality",
+     "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
 MAX_ENTRIES = 200_000  # objects, lists and fields of one request: each takes longer to read than text does

@@ -7,6 +7,7 @@ an `UnsupportedFeatureError` naming the field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,19 +31,23 @@ from .structured import (
     allowed_tools,
     check_tools,
     format_constraint,
+    gbnf_constraint,
     outputs_constraint,
 )
 
 MAX_PROMPTS = 128  # of one completion request
 MAX_MESSAGES = 10_000  # of one conversation
 MAX_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+_OUTPUTS = ("json_schema", "grammar", "structured_outputs")
+_MAX_OPTIONS = 16  # of a chat template
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_ID_DIGITS = 10  # of a token id
 #: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "service_tier": ("auto", "default"),
     "store": (False,),
+    "verbosity": ("medium",),
 }
 
 
@@ -164,20 +169,21 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Only requests with the same salt share cached prefixes.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    # llama.cpp's: a JSON schema, as `structured_outputs.json`.
+    # llama.cpp's: a JSON schema, as `structured_outputs.json`, or a grammar in its notation.
     json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     updraft: UpdraftOptions | None = None
 
     @property
-    def outputs(self) -> StructuredOutputs | None:
-        """The constraint of the answer, in whichever of its fields it is. Raises InvalidRequestError for both."""
-        if self.json_schema is None:
-            return self.structured_outputs
-        if self.structured_outputs is not None:
-            raise InvalidRequestError(
-                "json_schema and structured_outputs exclude each other: leave one out.", param="json_schema"
-            )
-        return StructuredOutputs(json=self.json_schema)
+    def outputs(self) -> Constraint | None:
+        """The constraint of the answer, in whichever of its fields it is. Raises InvalidRequestError for several."""
+        given = [name for name in _OUTPUTS if getattr(self, name) not in (None, "")]
+        if len(given) > 1:
+            raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])
+        if self.grammar:
+            return gbnf_constraint(self.grammar)
+        wanted = self.structured_outputs if self.json_schema is None else StructuredOutputs(json=self.json_schema)
+        return None if wanted is None else outputs_constraint(wanted)
 
     @property
     def running_usage(self) -> bool:
@@ -205,17 +211,23 @@ class ChatRequest(_Shared, kw_only=True):
     prediction: Prediction | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # Variables of the model's chat template, such as `enable_thinking`.
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    # The rest changes no answer, and has no effect on an engine of ours.
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
 
     def sampling(self) -> SamplingParams:
         if self.logprobs is not True and self.top_logprobs is not None:
@@ -223,6 +235,12 @@ class ChatRequest(_Shared, kw_only=True):
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
+
+    @property
+    def begins_without_thoughts(self) -> bool:
+        """Whether the prompt cannot end inside of thoughts, although the model's template shows that it does."""
+        options = self.chat_template_kwargs or {}
+        return self.continue_final_message or False in (options.get("enable_thinking"), options.get("thinking"))
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -239,9 +257,9 @@ class ChatRequest(_Shared, kw_only=True):
             return wanted
         if wanted is not None:
             raise InvalidRequestError(
-                "response_format and structured_outputs exclude each other: leave one out.", param="structured_outputs"
+                f"response_format and {outputs.param} exclude each other: leave one out.", param=outputs.param
             )
-        return outputs_constraint(outputs)
+        return outputs
 
 
 class CompletionRequest(_Shared, kw_only=True):
@@ -271,7 +289,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     def constraint(self) -> Constraint | None:
         """The constraint on the answer. Raises InvalidRequestError."""
-        return None if self.outputs is None else outputs_constraint(self.outputs)
+        return self.outputs
 
 
 prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
@@ -291,6 +309,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
         continue_final_message=request.continue_final_message,
     )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    _check_template_options(request.chat_template_kwargs or {})
     if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
             "tools and a format for the answer exclude each other here: leave one out, or set tool_choice to none.",
@@ -382,6 +401,18 @@ def _check_turns(messages: list[Message]) -> None:
         else:
             continue
         raise InvalidRequestError(f"messages[{index}]: {fault}", param=f"messages[{index}]", code="invalid_value")
+
+
+def _check_template_options(options: Mapping[str, Any]) -> None:
+    """A template may write a text where it writes control tokens, so that only words are taken."""
+    words = [*options, *(value for value in options.values() if isinstance(value, str))]
+    if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
+        raise InvalidRequestError(
+            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables: true, false, numbers and words of up to 64 "
+            "letters, digits, '_', '-' and '.'.",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
@@ -22,8 +22,8 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class Constraint:
     """A language that the answer must belong to. Text only, so that it can travel between processes and be a key."""
 
-    kind: Literal["json_schema", "regex", "choice", "lark"]
-    # A JSON schema, a regular expression, a JSON list of choices, or a Lark grammar.
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+    # A JSON schema, a regular expression, a JSON list of choices, or a grammar of Lark or llama.cpp.
     source: str
     # The field of the request it came from, for errors.
     param: str
@@ -99,6 +99,19 @@ class ToolUse:
     parallel: bool = True
 
 
+class AnswerOptions(TypedDict, total=False):
+    """How a model on the device answers a chat."""
+
+    # The last message goes on.
+    continue_final_message: bool
+    # Shown to the model, which may make one call or several.
+    tools: ToolUse | None
+    # What the answer must look like.
+    constraint: Constraint | None
+    # Variables of the model's chat template.
+    template_options: Mapping[str, Any] | None
+
+
 class CalledFunction(msgspec.Struct):
     """`arguments` are JSON as text, exactly as a model wrote them."""
 
@@ -140,6 +153,11 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
     if wanted.regex is not None:
         return Constraint("regex", _checked(wanted.regex, param), param)
     return Constraint("lark", _checked(wanted.grammar or "", param), param)
+
+
+def gbnf_constraint(grammar: str) -> Constraint:
+    """llama.cpp's `grammar`. Raises InvalidRequestError for one that is too long."""
+    return Constraint("gbnf", _checked(grammar, "grammar"), "grammar")
 
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -134,8 +134,8 @@ class RouterConfig:
     # How the local model writes tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` asks its chat
     # template. Set it for a model whose template knows no tools: they are then told in text.
     tool_parser: str = "auto"
-    # The local model's chat template: `chatml`, or the path of a Jinja file. `none`: that of the model file, or ChatML
-    # if it has none.
+    # The local model's chat template: `chatml`, or the path of a Jinja file. `none`: that of the model file. One
+    # without gets ChatML, or each message on a line where its vocabulary has no ChatML.
     chat_template: str | None = None
     # The model to ask for where `local` is a URL. `none`: the only one that the server has.
     local_model: str | None = None
@@ -298,6 +298,7 @@ class RouterConfig:
             )
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
         names = [self.cloud_model, *(each.model for each in self.middle)]
+        _check(all(map(str.isprintable, names)), "cloud_model", "the name of a model, which is text")
         _check(len(set(names)) == len(names), "middle.model", "another name in each tier")
         object.__setattr__(self, "aliases", _resolved(self.aliases, ("auto", "local", "cloud", *filter(None, names))))
         priced = {each.model: each.price for each in self.middle if each.price is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,7 +18,7 @@ from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import Gates, NoSignalGates, uncalibrated
+from .gates.gates import Gates, NoPolicyGates, NoSignalGates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
@@ -26,6 +27,7 @@ from .tiers.idle import IdleLocalTier
 from .tiers.interfaces import LocalTier
 from .tiers.local import EngineLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
+from .tiers.local_server.models import LocalServerModel, find_model, open_client
 from .tiers.local_server.tier import ServerLocalTier, open_server
 from .tiers.providers.registry import provider_of
 
@@ -69,9 +71,12 @@ def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
 
 def has_policy(config: RouterConfig) -> bool:
     """Whether a policy of the configured pair lies where the router looks by itself."""
-    if not has_model_file(config):
+    if config.local is None:
         return False
-    models = _pair(config, model_file(config).stem)
+    address = local_server(config)
+    if address is not None and address.model is None:
+        return True  # the server tells which model that is: its gates will say
+    models = _pair(config, model_file(config).stem if address is None else str(address.model))
     folders = _own_policies(config, models)
     return any(config.allow_foreign_policy or read_card(folder).get("models") == models for folder in folders)
 
@@ -138,19 +143,25 @@ def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
 async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | None, UpdraftError | None]:
     if config.local is None:
         return None, None, None
-    if (address := local_server(config)) is not None:
-        return await _load_server(config, address)
     try:
-        engine = await asyncio.to_thread(open_local, config)
+        tier = await open_local_tier(config)
     except MissingDependencyError as error:
         return None, None, error
     try:
-        gates = await asyncio.to_thread(load_learning_gates, config, engine.model_id)
+        gates = await asyncio.to_thread(load_gates_of, config, tier)
     except BaseException:
-        engine.close()
+        await tier.aclose()
         raise
-    tier = EngineLocalTier(engine)
+    if isinstance(tier, ServerLocalTier):
+        return tier, gates, None
     return IdleLocalTier(tier, lambda: EngineLocalTier(open_local(config)), config.local_idle_s), gates, None
+
+
+async def open_local_tier(config: RouterConfig) -> ServerLocalTier | EngineLocalTier:
+    """The local model, on its server or in this process. Raises as `open_local`."""
+    if (address := local_server(config)) is not None:
+        return await open_server(address, config.local_max_tokens)
+    return EngineLocalTier(await asyncio.to_thread(open_local, config))
 
 
 def local_server(config: RouterConfig) -> ServerAddress | None:
@@ -163,36 +174,34 @@ def has_model_file(config: RouterConfig) -> bool:
     return config.local is not None and local_server(config) is None
 
 
-async def _load_server(config: RouterConfig, address: ServerAddress) -> tuple[LocalTier, Gates, None]:
-    tier = await open_server(address, config.local_max_tokens)
-    try:
-        return tier, await asyncio.to_thread(load_gates_of, config, tier), None
-    except BaseException:
-        await tier.aclose()
-        raise
+def served_model(config: RouterConfig) -> LocalServerModel | None:
+    """The model of the local server, which is asked for it; None where the local model is a file.
+
+    Not for an event loop. Raises ModelLoadError.
+    """
+    address = local_server(config)
+
+    async def ask(address: ServerAddress) -> LocalServerModel:
+        async with open_client() as client:
+            return await find_model(client, address)
+
+    return None if address is None else asyncio.run(ask(address))
 
 
 def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
-    """The gates around this local tier. A server may change its weights at any time, so that it has no policy of its
-    own.
+    """The gates around this local tier.
 
     Raises ConfigurationError for a target that needs log-probabilities which a server does not give.
     """
     if not isinstance(local, ServerLocalTier):
         return load_learning_gates(config, local.model_id)
-    if config.policy != "auto" and not config.allow_foreign_policy:
-        raise ConfigurationError(
-            "A policy is calibrated for a model file, and local is a server: state confidence= instead (a plain "
-            "threshold), or set allow_foreign_policy=true.",
-            param="policy",
-        )
     if local.has_signals:
-        return load_learning_gates(config, local.model_id)
-    if config.confidence is not None or config.policy != "auto":
+        return load_learning_gates(config, local.model_id, lambda: local.identity)
+    if config.stated_target or config.policy != "auto":
         raise ConfigurationError(
             f"The server {config.local} gives no log-probabilities for {local.model_id}, so that nothing tells how "
-            'sure it is: leave out confidence and policy, and ask for it with model="local".',
-            param="policy" if config.confidence is None else "confidence",
+            f'sure it is: leave out {config.stated_target or "policy"}, and ask for it with model="local".',
+            param=config.stated_target or "policy",
         )
     return ExplorationGates(NoSignalGates(), exploration=config.exploration, shadow=config.shadow)
 
@@ -205,7 +214,7 @@ def model_file(config: RouterConfig) -> Path:
         return pocket_small_gguf()
     if local_server(config) is not None:
         raise ConfigurationError(
-            f"{config.local} is a server, and this needs a model file, which can be recognised again.",
+            f"{config.local} is a server, and this needs a model file.",
             param="local",
         )
     from ..local_engine.store.library import model_path
@@ -220,8 +229,16 @@ def open_local(config: RouterConfig) -> LocalEngine:
     return open_engine(model_file(config), _options(config), sound=pocket_small_gguf())
 
 
+def local_name(config: RouterConfig) -> str:
+    """The name under which the local model runs. Raises as `open_local` does."""
+    served = served_model(config)
+    return model_file(config).stem if served is None else served.name
+
+
 def local_identity(config: RouterConfig) -> ModelIdentity:
     """The identity of the local model's weights and template. Raises as `open_local` does."""
+    if (served := served_model(config)) is not None:
+        return served.identity
     from ..local_engine.model_identity import identity_of
 
     return identity_of(model_file(config), _options(config))
@@ -231,7 +248,8 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
     """The same with the hash of the whole file, for what is made for it."""
     from ..model_files.identity import file_sha256
 
-    return replace(local_identity(config), sha256=file_sha256(model_file(config)))
+    identity = local_identity(config)
+    return identity if local_server(config) else replace(identity, sha256=file_sha256(model_file(config)))
 
 
 def _options(config: RouterConfig) -> LocalOptions:
@@ -251,8 +269,8 @@ def _options(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """Who keeps what use teaches; None where there is nothing to compare, or no file for it: answers matter more than
-    what they teach, and without a learner nothing is explored.
+    """The keeper of what use teaches; None where there is nothing to compare, or no file for it: answers matter more
+    than what they teach, and without a learner nothing is explored.
     """
     if tiers.local is None or tiers.cloud is None:
         return None
@@ -280,20 +298,22 @@ def _open_experience(path: Path | None) -> Experience | None:
         return None
 
 
-def load_learning_gates(config: RouterConfig, model_id: str) -> ExplorationGates:
-    """The gates of the pair, with exploration, shadow and drift alarm around them."""
+def load_learning_gates(
+    config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
+) -> ExplorationGates:
+    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`: of the local model."""
     from ..classifier.calibration.drift import DriftMonitor
 
-    gates = _load_gates(config, model_id)
+    gates = _load_gates(config, model_id, identity or (lambda: local_identity(config)))
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)
     return learning
 
 
-def _load_gates(config: RouterConfig, model_id: str) -> Gates:
+def _load_gates(config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity]) -> Gates:
     models = _pair(config, model_id)
-    return load_gates(
+    gates = load_gates(
         GateSelection(
             config.policy,
             models,
@@ -302,9 +322,13 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             confidence=config.confidence,
             confidence_signal=config.confidence_signal,
             target=config.target,
-            local_model=None if local_server(config) else lambda: local_identity(config),
+            local_model=identity,
         )
     )
+    target = config.stated_target
+    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
+        raise uncalibrated(target)
+    return gates
 
 
 def _pair(config: RouterConfig, local: str) -> dict[str, str]:
@@ -313,8 +337,6 @@ def _pair(config: RouterConfig, local: str) -> dict[str, str]:
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
     """The folders in which a policy of the pair may lie: the user's calibration comes before the packaged one."""
-    if local_server(config) is not None:
-        return ()
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
     return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged

@@ -222,10 +222,12 @@ class Router:
         The device writes its answer, where a gate wants to see it. Raises UpdraftError.
         """
         await self.start()
-        body, model = read_model(request.body)
-        tier = self._names().requested_tier(model)
+        body, model = await off_event_loop(request.body, lambda: read_model(request.body))
+        tier, started = self._names().requested_tier(model), time.monotonic()
         body.pop("stream", None)
-        job = read_routing_request(request, body, tier, hold_tokens=None, started=time.monotonic())
+        job = await off_event_loop(
+            request.body, lambda: read_routing_request(request, body, tier, hold_tokens=None, started=started)
+        )
         job = await self._ruled(job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
         cascade = Cascade(job, self._state().unobserved(), record)
@@ -307,7 +309,7 @@ class Router:
             events = events_of(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
-            completion: Any = answer.local_completion(reply.answer, cascade)
+            completion: Any = answer.local_completion([reply.answer, *reply.others], cascade)
         elif isinstance(reply, CloudReply):
             record.notes = answer.notes_in(reply.completion)
             completion = {**reply.completion, "updraft": record.info()}

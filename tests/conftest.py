@@ -1,4 +1,4 @@
-"""What all tests share: property tests are judged by their results, not by the load of the machine they run on."""
+"""Settings of all tests: property tests are judged by their results, not by the load of the machine they run on."""
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -21,8 +21,9 @@ import itertools
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.requests import Message
@@ -91,8 +92,10 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
+        `template_options`: variables of the template, which may come out as control tokens.
 
         Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order), leaves one out,
         or takes too long or too much memory; ModelLoadError if it is not valid.
@@ -102,6 +105,7 @@ class ChatTemplate:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            template_options=template_options,
         )
         return _text(segments)
 
@@ -112,9 +116,11 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
         requested = _conversation(messages, tools, add_generation_prompt, continue_final_message)
+        requested = replace(requested, options=template_options or {})
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
         stand_in = _StandIn(conversation)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ class TextEncoder(Protocol):
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ class Tokenizer:
         special = _added(parsed, special=True)
         if eos_token in special:
             eos_ids.add(special[eos_token])
-        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template)
+        tokens = special | _added(parsed, special=False)
+        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template, tokens)
         if tool_parser != "auto":
             sources = replace(sources, tool_style=tool_parser)
         marks = typed_marks(_added(parsed, special=False), sources.default, sources.tool_use)
@@ -120,6 +121,7 @@ class Tokenizer:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
@@ -133,6 +135,7 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            template_options=template_options,
         )
         runs = encoding_runs(segments, self._special)
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]

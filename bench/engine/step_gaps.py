@@ -58,8 +58,8 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
 
 
 def between_steps(ran: Iterable[Activity]) -> float:
-    """How long nothing ran around the copies to the host with which steps end: from the last kernel before such a copy
-    to the first behind it, other copies not counted as nothing."""
+    """The time without a kernel around the copies to the host with which steps end: from the last one before such a
+    copy to the first behind it, other copies not counted as nothing."""
     ordered = sorted(ran)
     kernels = [activity for activity in ordered if not activity.name.startswith(_COPIES)]
     gaps: set[tuple[float, float]] = set()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 _WHOLE = b'{"model":"stub","messages":[{"role":"user","content":"Say hello."}]}'
+_MAX_OPEN = 2000
 _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"Say hello."}]}'
 
 
@@ -132,15 +133,17 @@ async def drive(  # noqa: PLR0913
     return load
 
 
-async def offer(url: str, key: str, per_second: float, seconds: float, most_open: int) -> LoadResult:
+async def offer(url: str, key: str, per_second: float, seconds: float, warm_s: float) -> LoadResult:
     """Requests that come at a rate, however long the others take: each on a connection that is free, or a new one.
 
-    With `most_open` in flight, one that is due waits, and its time runs. Answers count that come within `seconds`.
+    With too many in flight, one that is due waits, and its time runs. Answers count that come in the `seconds` behind
+    the first `warm_s`. Whoever waits then is left alone.
     """
     request, load, began = request_for(url, key, stream=False), LoadResult(), time.perf_counter()
     clients: set[_Client] = set()
     free: list[_Client] = []
     answered = asyncio.Event()
+    warm_until = 0.0
 
     def take_back(client: _Client) -> None:
         free.append(client)
@@ -152,11 +155,15 @@ async def offer(url: str, key: str, per_second: float, seconds: float, most_open
             free.remove(client)
         answered.set()
 
-    for number in range(int(per_second * seconds)):
+    for number in range(int(per_second * (warm_s + seconds))):
         due = began + number / per_second
         if (wait_s := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
-        while not free and len(clients) >= most_open:
+        if not warm_until and due >= began + warm_s:
+            load.latencies.clear()
+            load.refused.clear()
+            warm_until = time.perf_counter()
+        while not free and len(clients) >= _MAX_OPEN:
             answered.clear()
             await answered.wait()
         if not free:
@@ -165,13 +172,11 @@ async def offer(url: str, key: str, per_second: float, seconds: float, most_open
         else:
             client = free.pop()
         client.send(request, due)
-    load.seconds = time.perf_counter() - began
+    load.seconds = time.perf_counter() - warm_until
     within = deepcopy(load)
-    while len(free) < len(clients):
-        answered.clear()
-        await answered.wait()
     for client in clients:
         client.close()
+    await asyncio.sleep(0)  # until all are closed
     return within
 
 

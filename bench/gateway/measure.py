@@ -20,9 +20,9 @@ from .servers import Server, litellm, nginx, stub, updraft
 Figures = dict[str, Any]
 
 _OVERLOAD = 5
-_NODE_ROOM = 16  # requests that the overloaded node takes at a time
-_NODE_S = 0.05  # of each
-_MAX_OPEN = 2000
+_SLOTS = 16  # of the overloaded node
+_ANSWER_S = 1.0  # of each: so few requests a second that a busy machine has time for all
+_CAPACITY = _SLOTS / _ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +119,26 @@ async def _memory(server: Server, setting: Setting) -> Figures:
 
 
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
-    """More requests than a node can take: the most that it answers, and what is left of that at five times as many."""
-    room = ("--node-concurrency", str(_NODE_ROOM))
+    """A node that is always busy, and then gets five times as much as it can answer: what is left of its answers."""
+    seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # whole rounds of all slots
+    room = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (
-        stub(load_core, "--delay-s", str(_NODE_S)) as node,
+        stub(load_core, "--slots", str(_SLOTS), "--delay-s", str(_ANSWER_S)) as node,
         TemporaryDirectory() as name,
         updraft(node.url, gateway_core, Path(name), *room) as server,
     ):
-        peak, _ = _driven(server, 2 * _NODE_ROOM, seconds)
+        busy = asyncio.run(offer(server.url, server.key, 1.25 * _CAPACITY, seconds, _ANSWER_S))
         before = server.cpu_s()
-        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * peak.per_second, seconds, _MAX_OPEN))
+        load = asyncio.run(offer(server.url, server.key, _OVERLOAD * _CAPACITY, seconds, _ANSWER_S))
         cpu_s = server.cpu_s() - before
     return {
-        "peak_per_s": peak.per_second,
-        "answered_or_refused_per_s": (len(load.latencies) + len(load.refused)) / load.seconds,
-        "goodput_share": load.per_second / peak.per_second,
+        "capacity_per_s": _CAPACITY,
+        "peak_share": busy.per_second / _CAPACITY,
+        "goodput_share": load.per_second / busy.per_second,
         "refused_p50_ms": percentile_ms(load.refused, 0.5),
         "refused_p99_ms": percentile_ms(load.refused, 0.99),
         "answered_p99_ms": load.percentile_ms(0.99),
-        "cpu_share": cpu_s / load.seconds,
+        "cpu_us": cpu_s / (_OVERLOAD * _CAPACITY * (seconds + _ANSWER_S)) * 1e6,
         "failures": load.failures,
     }
 

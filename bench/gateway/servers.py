@@ -17,9 +17,12 @@ from pathlib import Path
 import psutil
 
 from ...cloud_engine.gateway.access.database import KeyDatabase, NewKey
+from ...cloud_engine.gateway.access.principal import Limits
 from ...protocol.safety.python_process import python_command
 
 _READY_S = 180.0
+_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, concurrent=10**6, usd_per_day=1e9)
+_PRICES = '[[prices]]\nmodel = "stub"\ninput = 1\noutput = 1\n'
 _NGINX = """
 worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
 events {{ worker_connections 8192; }}
@@ -74,10 +77,12 @@ def stub(core: int, *options: str) -> Generator[Server]:
 
 @contextmanager
 def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Server]:
-    keys = folder / "keys.sqlite3"
-    _, key = KeyDatabase(keys).create(NewKey("bench"), "bench")
+    """With a key that has every kind of limit, none of which is ever reached."""
+    keys, prices = folder / "keys.sqlite3", folder / "prices.toml"
+    _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
+    prices.write_text(_PRICES)
     command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
-    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), *options]
+    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 

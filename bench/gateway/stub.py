@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import sys
 
 import msgspec
@@ -48,9 +49,24 @@ _END = _chunk(_delta("", "stop")) + _chunk({**_delta(""), "choices": [], "usage"
 _END += _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
+class _Slots:
+    """Each answers one request at a time, in `delay_s` seconds: what the node can do is known exactly."""
+
+    def __init__(self, count: int, delay_s: float) -> None:
+        self._free_at = [0.0] * count
+        self._delay_s = delay_s
+
+    def answers_at(self, now: float) -> float:
+        """When a request is answered that comes now, and finds others before it."""
+        at = max(now, self._free_at[0]) + self._delay_s
+        heapq.heapreplace(self._free_at, at)
+        return at
+
+
 class _Stub(asyncio.Protocol):
-    def __init__(self, frames: int, interval_s: float, delay_s: float) -> None:
-        self._frames, self._interval_s, self._delay_s = frames, interval_s, delay_s
+    def __init__(self, frames: int, interval_s: float, slots: _Slots | None) -> None:
+        self._frames, self._interval_s, self._slots = frames, interval_s, slots
+        self._loop = asyncio.get_running_loop()
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,8 +85,8 @@ class _Stub(asyncio.Protocol):
         elif b'"stream":true' in body:
             self._transport.write(_STREAM)
             self._stream(self._frames)
-        elif self._delay_s:
-            asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, _ANSWER)
+        elif self._slots is not None:
+            self._loop.call_at(self._slots.answers_at(self._loop.time()), self._transport.write, _ANSWER)
         else:
             self._transport.write(_ANSWER)
 
@@ -79,12 +95,12 @@ class _Stub(asyncio.Protocol):
             return
         self._transport.write(_FRAME if left else _END)
         if left:
-            asyncio.get_running_loop().call_later(self._interval_s, self._stream, left - 1)
+            self._loop.call_later(self._interval_s, self._stream, left - 1)
 
 
-async def _serve(frames: int, interval_s: float, delay_s: float) -> None:
+async def _serve(frames: int, interval_s: float, slots: _Slots | None) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Stub(frames, interval_s, delay_s), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: _Stub(frames, interval_s, slots), "127.0.0.1", 0, backlog=4096)
     sys.stdout.write(f"ready http://127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await server.serve_forever()
@@ -94,6 +110,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--interval-s", type=float, default=0.02)
-    parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--slots", type=int, default=0, help="Of answers that are no streams; 0: all at once.")
+    parser.add_argument("--delay-s", type=float, default=0.0, help="Of each slot.")
     given = parser.parse_args()
-    asyncio.run(_serve(given.frames, given.interval_s, given.delay_s))
+    asyncio.run(_serve(given.frames, given.interval_s, _Slots(given.slots, given.delay_s) if given.slots else None))

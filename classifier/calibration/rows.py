@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from ..arrays import Bools, Floats
 from ..target import Target
 
 CALIBRATION_NAME = "calibration.npz"
+_MAX_BYTES = 2**28  # of all rows, once they are unpacked
+# What numpy and the zip archive raise for other bytes.
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,26 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
 def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
     """The rows that `pack_calibration` wrote; errors name `path`. Raises ConfigurationError."""
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(each.file_size for each in archive.infolist()) > _MAX_BYTES:
+                raise ValueError(f"more than {_MAX_BYTES} bytes")
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
-        return CalibrationRows(**arrays)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        rows = CalibrationRows(**arrays)
+        _check_shapes([array for array in arrays.values() if isinstance(array, np.ndarray)])
+        if not 0 < rows.evidence <= len(rows.local):
+            raise ValueError(f"{len(rows.local)} rows cannot count as {rows.evidence}")
+        return rows
+    except _UNREADABLE as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error
+
+
+def _check_shapes(arrays: list[Floats]) -> None:
+    """Raises ValueError where they are not one number a row each."""
+    if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1 or not len(arrays[0]):
+        raise ValueError("its columns are not of one length")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("it holds what is no number")

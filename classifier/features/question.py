@@ -45,8 +45,9 @@ def question_of(text: str) -> str:
 
 
 def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Where elements start, their content begins and ends, and what follows them begins: from the first opening tag to
-    the first closing one of its name, and on behind that. In one pass over the tags: text may be made of nothing else.
+    """The places of elements: their start, the start and end of their content, and their end. Each goes from the first
+    opening tag to the first closing one of its name, the next on behind that. One pass over the tags: text may be
+    made of nothing else.
     """
     closings: dict[str, list[int]] = {}
     for found in _CLOSING_TAG.finditer(text):

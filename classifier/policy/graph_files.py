@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import read_text
 from ..optional import load_onnxruntime
 
 CARD_NAME = "policy.json"
 OPSET, ML_OPSET = 17, 3
+_MAX_CARD, _MAX_FILE = 2**22, 2**30  # bytes
 
 
 def sha256(data: bytes) -> str:
@@ -26,11 +29,19 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card's JSON. Raises ConfigurationError if there is none or it is no JSON object."""
     path = folder / CARD_NAME
     try:
+        _check_file(path, _MAX_CARD)
         return msgspec.json.decode(read_text(path, ConfigurationError), type=dict[str, Any])
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no policy at {folder}: {path.name} is missing.") from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
+
+
+def _check_file(path: Path, most: int) -> None:
+    """Raises OSError, and ConfigurationError for what is no file, which may have no end, and for too long a one."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        raise ConfigurationError(f"{path} is no file of a policy: it must be a file of up to {most} bytes.")
 
 
 def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, Any], remedy: str) -> None:
@@ -52,6 +63,7 @@ def file_named(files: Mapping[str, str], name: str) -> str | None:
 def read_checked(path: Path, expected: str | None) -> bytes:
     """A file of a policy, whose SHA-256 its card names. Raises ConfigurationError."""
     try:
+        _check_file(path, _MAX_FILE)
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(

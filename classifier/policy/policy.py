@@ -37,6 +37,8 @@ VERSIONS: dict[str, Any] = {
 }
 TOPICS_FILE = "topics.onnx"
 GATE_FILES: dict[Mode, str] = {"prompt": "gate1.onnx", "opening": "gate2.onnx", "cascade": "gate3.onnx"}
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _REMEDY = "calibrate again with this version (updraft calibrate)"
 
 
@@ -44,11 +46,11 @@ _REMEDY = "calibrate again with this version (updraft calibrate)"
 class Source:
     """A file that the policy learned from."""
 
-    name: str
+    name: Text
     # Of its bytes.
-    sha256: str
+    sha256: Text
     # Read from it.
-    rows: int
+    rows: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,12 @@ class PolicyCard:
     feature_version: int
     opset: dict[str, int]
     # The pair, by tier.
-    models: dict[str, str]
+    models: dict[str, Text]
     data: list[Source]
     # What the scores are.
-    grading: str
-    date: str
-    rows: int
+    grading: Text
+    date: Text
+    rows: Count
     local_score: float
     cloud_score: float
     gain_rate: float
@@ -78,8 +80,8 @@ class PolicyCard:
     # SHA-256 of each file.
     files: dict[str, str]
     # Of the rows: those that the gates were fitted on, and the others, which thresholds come from.
-    fitted: int = 0
-    calibrated: int = 0
+    fitted: Count = 0
+    calibrated: Count = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # What kinds of requests the rows were.
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen

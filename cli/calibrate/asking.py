@@ -24,9 +24,9 @@ from .kept_answers import AnsweredPair, KeptAnswers, prompt_key
 if TYPE_CHECKING:
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
-    from ...local_engine.engine import LocalEngine
     from ...router.config import RouterConfig
     from ...router.router import Router
+    from ...router.tiers.interfaces import LocalTier
     from .spending import Spending
 
 _REFUSALS = (401, 403, 404)  # a wrong key or name: no other prompt fares better
@@ -109,8 +109,8 @@ class LiveRows:
 class BothTiers:
     """The device and a cloud, and who grades them. A prompt that one of them fails on becomes a failure."""
 
-    def __init__(self, engine: LocalEngine, cloud: CloudModel, grader: PairGrader, kept: KeptAnswers) -> None:
-        self._engine = engine
+    def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, kept: KeptAnswers) -> None:
+        self._local = local
         self._cloud = cloud
         self._grader = grader
         self._kept = kept
@@ -165,7 +165,7 @@ class BothTiers:
             domain=prompt.kind,
             answer=pair.local,
             signals=AnswerSignals(*(_floats(each) for each in (pair.logprobs, pair.entropies, pair.margins))),
-            states=_states(pair),
+            states=_states(pair) if pair.prompt_hidden else None,
             cloud_read=pair.cloud_read,
             cloud_written=pair.cloud_written,
             messages=tuple(prompt.messages),
@@ -181,9 +181,7 @@ class BothTiers:
         for_judge = spending.hold(reserved + self._judge_costs(prompt)) - reserved
         spending.settle(reserved, 0.0)  # there is room: the request sets it aside itself
         try:
-            local, completion = await asyncio.gather(
-                asyncio.to_thread(_run, self._engine, prompt), self._cloud.complete(prompt.body)
-            )
+            local, completion = await asyncio.gather(_run(self._local, prompt), self._cloud.complete(prompt.body))
         finally:
             spending.settle(for_judge, 0.0)
         choice, usage = completion["choices"][0], CloudUsage.of(completion)
@@ -209,25 +207,26 @@ def _body(messages: Messages) -> dict[str, Any]:
     return {"model": "cloud", "messages": messages}
 
 
-def _run(engine: LocalEngine, prompt: Prompt) -> AnsweredPair:
+async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
     """The local half of a pair."""
-    run = engine.start(prompt.messages, SamplingParams())  # sampled as it will be where a request says nothing
+    run = await local.start(prompt.messages, SamplingParams())  # sampled as it will be where a request says nothing
     try:
-        for _token in run:
+        async for _token in run:
             pass
-        signals = run.signals
+        answer = run.answer
+        signals = answer.signals
         return AnsweredPair(
-            local=run.text,
-            local_finish=run.finish_reason or "stop",
+            local=answer.text,
+            local_finish=answer.finish_reason or "stop",
             logprobs=[float(each.logprob) for each in signals],
             entropies=[float(each.entropy) for each in signals],
             margins=[float(each.margin) for each in signals],
-            prompt_logprobs=_packed(run.prompt_logprobs),
-            prompt_hidden=_packed(run.prompt_hidden),
-            answer_hidden=_packed(run.answer_hidden),
+            prompt_logprobs=_packed(answer.prompt_logprobs),
+            prompt_hidden=_packed(answer.prompt_hidden),
+            answer_hidden=_packed(answer.answer_hidden),
         )
     finally:
-        run.close()
+        await run.aclose()
 
 
 def _states(pair: AnsweredPair) -> ModelStates:

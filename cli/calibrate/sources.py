@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...classifier.grading.questions import Prompt
     from ...classifier.online.experience import Observation
     from ...classifier.policy.policy import Source
-    from ...local_engine.engine import LocalEngine
     from ...router.config import RouterConfig
+    from ...router.tiers.interfaces import LocalTier
     from .asking import LiveRows
     from .kept_answers import KeptAnswers
     from .spending import Spending
@@ -176,7 +176,7 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
     from ...classifier.training.train import check_installed
-    from ...router.factory import local_identity, open_local
+    from ...router.factory import local_identity
     from ..shared.console import Console
     from ..shared.watch import Watch
     from .kept_answers import KeptAnswers, answers_file, prompt_key
@@ -207,9 +207,9 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
             grader = PairGrader(embed=_embedder())
-            with open_local(running) as engine, watch.stage("both tiers", len(prompts)) as advance:
+            with watch.stage("both tiers", len(prompts)) as advance:
                 asking = Asking(running, live.judging, grader, spending, kept)
-                rows = asyncio.run(ask_both(asking, engine, prompts, lambda: advance("")))
+                rows = asyncio.run(_asked(asking, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
         except BaseException:
             stopped()
@@ -239,13 +239,23 @@ class Asking:
     kept: KeptAnswers
 
 
-async def ask_both(asking: Asking, engine: LocalEngine, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def _asked(asking: Asking, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+    from ...router.factory import open_local_tier
+
+    local = await open_local_tier(asking.config)
+    try:
+        return await ask_both(asking, local, prompts, on_done)
+    finally:
+        await local.aclose()
+
+
+async def ask_both(asking: Asking, local: LocalTier, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from .asking import BothTiers, cloud_model
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
         await _with_judge(stack, asking.config, asking.judging, asking.grader, asking.spending)
-        return await BothTiers(engine, cloud, asking.grader, asking.kept).rows(prompts, on_done)
+        return await BothTiers(local, cloud, asking.grader, asking.kept).rows(prompts, on_done)
 
 
 async def _with_judge(
@@ -375,7 +385,16 @@ def _source(path: Path, rows: int, data: bytes | None = None) -> Source:
 
 
 def _model_id(config: RouterConfig) -> str:
-    """The name under which the router will run the local model."""
-    from ...router.factory import model_file
+    """The name under which the router will run the local model. Raises ConfigurationError for one that no gate can
+    judge.
+    """
+    from ...router.factory import local_name, served_model
 
-    return model_file(config).stem
+    served = served_model(config)
+    if served is not None and not served.has_signals:
+        raise ConfigurationError(
+            f"The server {config.local} gives no log-probabilities for {served.name}: nothing tells how sure it is, so "
+            "that no policy can be made. Use a server that gives them, such as llama-server, or a model file.",
+            param="local",
+        )
+    return local_name(config) if served is None else served.name

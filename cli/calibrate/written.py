@@ -43,6 +43,7 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     from ...bench.live.measure import Setting
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
+    from ...router.tiers.local import EngineLocalTier
     from .kept_answers import KeptAnswers
     from .spending import Spending
 
@@ -50,7 +51,7 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     spending = Spending(config.prices, None, [config.cloud_model])
     with closing(KeptAnswers(answers)) as kept:
         asking = sources.Asking(config, sources.Judging(), PairGrader(), spending, kept)
-        found = asyncio.run(sources.ask_both(asking, engine, prompts, lambda: None))
+        found = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), prompts, lambda: None))
     if len(found.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(found.rows)} questions got no answer: {found.failures[:1]}")
     return Setting(config, engine.model_id, questions, found.rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.metadata
 import os
 import socket
@@ -13,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
+from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
-from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ...protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
@@ -149,7 +148,7 @@ def check_models() -> Check:
 
         files = [pocket.pocket_small_gguf(), *sorted(pocket.pocket_large_folder().glob("*.safetensors"))]
         return ", ".join(
-            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
+            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {file_sha256(path)[:12]}" for path in files
         )
 
     return _reported("pocket models", look, "install again: pip install --force-reinstall . in a clone of Updraft")
@@ -164,7 +163,7 @@ def check_policy() -> Check:
 
         folder = pocket.policy_folder()
         pair = " with ".join(Policy.load(folder).models.values())
-        return f"of the packaged pair, {pair}; sha256 {_sha256(folder / 'policy.json')[:12]}"
+        return f"of the packaged pair, {pair}; sha256 {file_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
         "policy",
@@ -242,25 +241,19 @@ def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | No
 
 def check_local_server() -> Iterator[Check]:
     """Whether the server that `local` names answers, and tells how sure it is."""
-    from ...router.factory import local_server
+    from ...router.factory import served_model
     from ...router.settings_sources import load_config
-    from ...router.tiers.local_server.address import ServerAddress
-    from ...router.tiers.local_server.tier import LocalServerModel, find_model, open_client
-
-    async def ask(address: ServerAddress) -> LocalServerModel:
-        async with open_client() as client:
-            return await find_model(client, address)
 
     with suppress(ConfigurationError):  # the settings' own check says so
-        address = local_server(load_config())
-        if address is None:
-            return
+        config = load_config()
         try:
-            found = asyncio.run(ask(address))
-        except UpdraftError as error:
+            found = served_model(config)
+        except ModelLoadError as error:
             yield Check("local server", "fail", error.message, "start the server, or correct local and local_model")
             return
-        told = f"{address.url}: {found.name}, {found.context_length} tokens of context"
+        if found is None:
+            return
+        told = f"{found.address.url}: {found.name}, {found.context_length} tokens of context"
         if found.has_signals:
             yield Check("local server", "ok", f"{told}, with log-probabilities")
         else:
@@ -330,8 +323,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ...protocol.errors import InvalidRequestError
+from ...protocol.safety.terminal_text import printable
 from ..shared import json_output, output
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ class GatewayUsage:
             return
         from rich.markup import escape
 
-        from ...router.accounting.explanation import printable
+        from ...router.accounting.explanation import printable as in_one_line
         from ..shared.console import Console
         from ..shared.tables import columns, dollars
 
         table = columns(self.by, *_SHOWN.values(), right=tuple(_SHOWN.values()))
         for each in sums:
             figures = [dollars(each[name], ".4f") if name == "cost_usd" else f"{each[name]:,}" for name in _SHOWN]
-            table.add_row(escape(printable(str(next(iter(each.values()))))) or "-", *figures)
+            table.add_row(escape(in_one_line(str(next(iter(each.values()))))) or "-", *figures)
         console = Console(highlight=False)
         console.print(table)
         if unpriced := sum(each["unpriced"] for each in sums):
@@ -94,5 +95,8 @@ def _write_csv(found: Iterable[Mapping[str, Any]], file: TextIO) -> None:
 
 
 def _plain(value: object) -> object:
-    """A text that a spreadsheet would take for a formula is marked as a text."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    """A text commands no terminal. One that a spreadsheet would take for a formula is marked as a text."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -57,10 +57,11 @@ def plan(
     from ...cloud_engine.planning.simulation import NodeShape
     from ...cloud_engine.planning.step_time import read_costs
     from ...cloud_engine.planning.trace import faster, read_trace
-    from . import picture
+    from ..calibrate.picture import check_plotting
+    from .picture import fleets_png
 
     if plot is not None:
-        picture.check_plotting()
+        check_plotting()
     given = asdict(limits)
     used = settings_of(limits_from(costs, given.pop("mode"), limits.max_step_ms), **given)
     config = EngineConfig(context_length=context_length, block_size=block_size, **used)
@@ -82,7 +83,7 @@ def plan(
             "modes": {name: facts(found) for name, found in planner.by_mode(enough.nodes).items()},
         }
     if plot is not None:
-        plot.write_bytes(picture.fleets_png(tried, share))
+        plot.write_bytes(fleets_png(tried, share))
     if as_json:
         json_output.show(found)
     else:

@@ -9,11 +9,6 @@ from ...classifier.optional import load_module
 from ...cloud_engine.planning.plan import FleetFigures
 
 
-def check_plotting() -> None:
-    """Raises MissingDependencyError without matplotlib."""
-    load_module("matplotlib.figure", "train")
-
-
 def fleets_png(tried: Sequence[FleetFigures], share: float) -> bytes:
     """By the number of nodes: requests within the objective, and the slowest percent's time to the first token."""
     figure = load_module("matplotlib.figure", "train").Figure(figsize=(9, 5.6), layout="constrained")

@@ -51,6 +51,7 @@ _GATEWAY = {
     "/v1/rerank": "relayed to nodes that have it; others answer 404",
     "/v1/moderations": "the same",
     "/v1/responses": "the same; no other node goes on with a broken stream",
+    "/v1/responses/input_tokens": "the same",
     "/v1/messages": "the same; the key may be in `x-api-key`",
     "/v1/messages/count_tokens": "the same",
     "/v1/audio/speech": "the same",

@@ -14,12 +14,13 @@ import typer
 
 from ...protocol.errors import ConfigurationError
 from ..shared import json_output, output
+from ..shared.command_line import CommandLine
 from ..shared.options import SERVE_PORT
 
 if TYPE_CHECKING:
     from .units import ServiceSpec
 
-app = typer.Typer(help="Run the router in the background, from login on.", no_args_is_help=True)
+app = CommandLine(help="Run the router in the background, from login on.")
 
 _START_S = 60.0
 _POLL_S = 0.2

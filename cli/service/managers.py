@@ -15,6 +15,7 @@ from .units import LABEL, ServiceSpec, launchd_plist, systemd_unit, windows_task
 
 _TIMEOUT_S = 30.0
 _UNIT = f"{LABEL}.service"
+_NO_SERVICE = "So no service can be installed: run `updraft serve`, or let your own supervisor run it."
 
 
 class ServiceManager(Protocol):
@@ -45,9 +46,7 @@ def service_manager(platform: str = sys.platform) -> ServiceManager:
     if platform == "win32":
         return TaskScheduler()
     if shutil.which("systemctl") is None:
-        raise ConfigurationError(
-            "This system has no systemctl, so no service can be installed. Let your own supervisor run `updraft serve`."
-        )
+        raise ConfigurationError(f"This system has no systemctl. {_NO_SERVICE}")
     return Systemd()
 
 
@@ -63,7 +62,13 @@ class Systemd:
 
     def install(self, spec: ServiceSpec) -> None:
         _write(self.definition, systemd_unit(spec))
-        _run("systemctl", "--user", "daemon-reload")
+        try:
+            _run("systemctl", "--user", "daemon-reload")
+        except ConfigurationError as error:
+            self.definition.unlink()
+            raise ConfigurationError(
+                f"systemd does not run here for this user. {_NO_SERVICE} {error.message}"
+            ) from error
         _run("systemctl", "--user", "enable", _UNIT)
         _run("systemctl", "--user", "restart", _UNIT)
 

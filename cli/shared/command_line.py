@@ -44,9 +44,13 @@ class Group(TyperGroup):
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """Error messages of typer quote the words of a call, so they are made printable."""
+    """Error messages of typer quote the words of a call, so they are made printable. Ctrl-C at a question is one."""
     try:
         yield
+    except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # which typer tells like the end of the input
+            raise KeyboardInterrupt from error
+        raise
     except Exception as error:
         if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
             vars(error)["message"] = printable(message)

@@ -10,7 +10,7 @@ import typer
 
 from ...protocol.safety.terminal_text import printable
 
-_UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
@@ -19,6 +19,11 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 def secho(text: str, *, err: bool = False, nl: bool = True, **style: Any) -> None:
     typer.secho(printable(text), err=err, nl=nl, **style)
+
+
+def note(line: str) -> None:
+    """A line beside the result: dim, on standard error."""
+    secho(line, dim=True, err=True)
 
 
 def as_json(value: Any) -> str:

@@ -47,10 +47,12 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
 
 def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
     """Accuracy per kind of question."""
+    from rich.markup import escape
+
     figures = ("n", *(TITLES[name] for name in names))
     table = columns("kind", *figures, right=figures, title="right, by kind")
     for kind, row in kinds.items():
-        table.add_row(kind, f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
+        table.add_row(escape(kind), f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
     return table
 
 

@@ -43,7 +43,7 @@ def ask(
 
     def note(line: str) -> None:
         if not quiet:
-            output.secho(line, dim=True, err=True)
+            output.note(line)
 
     for line in introduction(config):
         note(line)

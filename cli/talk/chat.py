@@ -137,18 +137,18 @@ def _converse(session: Session) -> None:
     from openai import OpenAIError
 
     while (line := _read()) is not None and line.lower() not in EXIT_COMMANDS:
-        if line.startswith("/"):
-            _dim(session.command(line))
-        elif line:
-            try:
+        try:
+            if line.startswith("/"):
+                _dim(session.command(line))
+            elif line:
                 session.answer(line)
-            except KeyboardInterrupt:
-                output.echo()
-                _dim("stopped")
-            except (OpenAIError, UpdraftError) as error:
-                from ..shared.failures import message_of
+        except KeyboardInterrupt:
+            output.echo()
+            _dim("stopped")
+        except (OpenAIError, UpdraftError) as error:
+            from ..shared.failures import message_of
 
-                output.secho(message_of(error), fg=typer.colors.RED, err=True)
+            output.secho(message_of(error), fg=typer.colors.RED, err=True)
 
 
 def _read() -> str | None:

@@ -71,7 +71,7 @@ def provenance(info: UpdraftInfo | None) -> str:
 
 
 def introduction(config: RouterConfig) -> list[str]:
-    """Which models speak; of the packaged pair also what it is good for, and how to use another one. Raises
+    """The models that speak; of the packaged pair also its use, and the way to another one. Raises
     ConfigurationError if there is none.
     """
     from ...router.factory import check_configured

@@ -12,7 +12,7 @@ _SGLANG = "ray.llm._internal.serve.engines.sglang:SGLangServer"
 
 
 def serve_config(config: CloudConfig) -> dict[str, Any]:
-    """What `serve deploy` takes: an application of `ray.serve.llm`, whose classes check it where they can be imported.
+    """The file for `serve deploy`: an application of `ray.serve.llm`, whose classes check it where they are installed.
 
     Raises ConfigurationError for a file that names no such model, or settings that those classes refuse.
     """

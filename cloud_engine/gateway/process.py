@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
+    from .balancing.suspects import Quarantine
     from .relay.shared_rows import SharedRows
 
 _COLLECT_AFTER = 10_000  # objects
@@ -74,29 +76,39 @@ class GatewayOptions:
 prepare_types(GatewayOptions)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The memory that workers have in common."""
+
+    rows: SharedRows
+    quarantine: Quarantine
+
+
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError.
 
     SIGHUP changes nothing: keys and certificates are read again as soon as they change.
     """
+    from .balancing.suspects import Quarantine
     from .relay.shared_rows import SharedRows
     from .workers import Supervisor
 
     _checked(options)
     outlive_hangup()
-    rows = SharedRows(options.workers)
+    import_module(f"{__package__}.app")  # here, so that a worker which replaces another has it
+    shared = _Shared(SharedRows(options.workers), Quarantine())
     with bind_socket(options.host, options.port) as sock:
-        # All workers share this mode, and `dup` sets it again: one that waits in `accept` would wait with all streams.
+        # All workers share this mode: one that waits in `accept` would wait with all streams.
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
                 exit_with_parent(options.drain_seconds)
-            _serve(options, sock, rows, 0)
+            _serve(options, sock, shared, 0)
             return
 
         def work(number: int) -> None:
             exit_with_parent(options.drain_seconds)
-            _serve(options, sock.dup(), rows, number)
+            _serve(options, sock, shared, number)
 
         Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 
@@ -121,14 +133,15 @@ def _checked(options: GatewayOptions) -> None:
 
 def open_gateway(options: GatewayOptions) -> FastAPI:
     """A gateway for a server of somebody else's, as the only worker of its process. Raises ConfigurationError."""
+    from .balancing.suspects import Quarantine
     from .relay.shared_rows import SharedRows
 
     _checked(options)
-    return _app(replace(options, workers=1), SharedRows(), 0)
+    return _app(replace(options, workers=1), _Shared(SharedRows(), Quarantine()), 0)
 
 
-def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int) -> None:
-    app = _app(options, rows, worker)
+def _serve(options: GatewayOptions, sock: socket, shared: _Shared, worker: int) -> None:
+    app = _app(options, shared, worker)
     _collect_seldom()
     serve(
         app,
@@ -140,8 +153,8 @@ def _serve(options: GatewayOptions, sock: socket, rows: SharedRows, worker: int)
     )
 
 
-def _app(options: GatewayOptions, rows: SharedRows, worker: int) -> FastAPI:
-    """One worker. All state that it shares with others is in the database and in `rows`."""
+def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
+    """One worker. All state that it shares with others is in the database and in `shared`."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
     from .balancing.registry import NodeRegistry
@@ -157,10 +170,10 @@ def _app(options: GatewayOptions, rows: SharedRows, worker: int) -> FastAPI:
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     waiting = part_of_worker(options.max_waiting, options.workers, worker)
-    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker))
+    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), shared.quarantine)
     prices = {node.url: node.price for node in registry.nodes if node.price is not None}
     accounting = open_accounting(options.accounting, prices)
-    counters = Counters(rows, worker, options.objective)
+    counters = Counters(shared.rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
     return create_gateway_app(relay, access)

@@ -77,8 +77,6 @@ class Supervisor:
             number, since = self._started.pop(process)
             code = os.waitstatus_to_exitcode(status)
             cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            code = os.waitstatus_to_exitcode(status)
-            cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             is_quick = time.monotonic() - since < _QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
             if self._quick_deaths >= _MAX_QUICK:

@@ -11,15 +11,15 @@ _SAMPLES = 3  # of a chunk's cost
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _AIMED = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
+_PROMISED, _TARGET = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:
-    """How many times its usual length a gap between tokens may have while prompts are computed: the share of the
-    machine that `decoding` of all the requests have a right to, or if that is less what is promised in any case: that
-    hardly one gap in a hundred is longer than twice the usual."""
+    """The longest gap between tokens while prompts are computed, over the usual one: by the share of the
+    machine that is due to `decoding` of all the requests. If that is less, by the promise that hardly one gap in a
+    hundred is longer than twice the usual."""
     share = 1 + catching_up / decoding
-    return share if share > _PROMISED else _AIMED
+    return share if share > _PROMISED else _TARGET
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.repetition import repeats
 from ...text.tool_stream import CallLimit
 from ..sampling.row_sampler import RowSampler
-from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
+from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs, top_tokens
 from .mailbox import Mailbox
 from .scheduler import Sequence
 
@@ -36,6 +36,18 @@ class LocalToken:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """How likely a token of the prompt was at its place."""
+
+    id: int
+    logprob: float
+    # 1 for the most likely one.
+    rank: int
+    # The most likely ids there with their log-probabilities, as many as were asked for.
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class Event:
     """One token, as the reader gets it."""
@@ -51,6 +63,8 @@ class Event:
     hidden: Floats | None = None
     # (prompt_tokens - 1,) float32 with the first token, if they were wanted.
     prompt_logprobs: Floats | None = None
+    # The same with alternatives, where the request asks for them.
+    prompt_scores: list[PromptScore] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -114,13 +128,21 @@ class Generation:
         self._detokenizer = IncrementalDetokenizer(lambda token: marks[token] if token in marks else token_bytes(token))
         self._matcher = StopMatcher(params.stop)
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
+        self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
         self._held: deque[Event] = deque()  # not to be sent before a hidden state that one of them lacks
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
         if self._scores is not None and not self._begun:
             following = np.asarray(self._request.prompt[start + 1 : start + 1 + len(logits)], np.intp)
-            self._scores[start : start + len(following)] = token_logprobs(logits[: len(following)], following)
+            scores = token_logprobs(logits[: len(following)], following)
+            self._scores[start : start + len(following)] = scores
+            if self._prompt_scores is not None:  # a preemption writes them again
+                count = self._request.params.prompt_logprobs or 0
+                found = [
+                    _score(*each, count) for each in zip(logits, following.tolist(), scores.tolist(), strict=False)
+                ]
+                self._prompt_scores[start : start + len(following)] = found
 
     def choose(self, row: RowMeasure, hidden: Floats | None) -> None:
         if self.sequence.finished:
@@ -129,7 +151,7 @@ class Generation:
         event = self._advance(token, row)
         if event.is_first:
             self._begun, self.sequence.scored = True, 0
-            event.prompt_logprobs = self._scores
+            event.prompt_logprobs, event.prompt_scores = self._scores, self._prompt_scores
         if event.finish_reason is None:
             self.sequence.tokens.append(token)
         self.sequence.finished = event.finish_reason is not None
@@ -186,6 +208,12 @@ class Generation:
     def _send(self) -> None:
         while self._held and self._held[0].is_complete:
             self.mailbox.put(self._held.popleft())
+
+
+def _score(row: Floats, token: int, logprob: float, count: int) -> PromptScore:
+    log_total = float(row[token]) - logprob
+    top = tuple((int(other), float(row[other]) - log_total) for other in top_tokens(row, count))
+    return PromptScore(token, logprob, int(np.count_nonzero(row > row[token])) + 1, top)
 
 
 @dataclass(slots=True)

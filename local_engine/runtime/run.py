@@ -12,7 +12,7 @@ from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.responses import StopReason
 from ...protocol.sampling import SamplingDefaults
 from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
-from .generation import Event, FinishReason, Generation, LocalToken
+from .generation import Event, FinishReason, Generation, LocalToken, PromptScore
 from .loop import LocalEngineLoop
 
 
@@ -34,7 +34,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     `stop_reason`: why it is "length", where not by the request's own limit; else the stop string that ended it.
     `sampling`: what chooses the tokens.
     `answer_hidden`: hidden state (hidden,) float32 after the final norm that the last token (or the end of turn) was
-    chosen from; None before the end. One reader at a time.
+    chosen from; None before the end. `prompt_scores`: of each prompt token but the first, where the request asks for
+    them, from the first token on. One reader at a time.
     """
 
     def __init__(self, resources: Resources, generation: Generation) -> None:
@@ -46,6 +47,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         self.stop_reason: StopReason | None = None
         self.sampling: SamplingDefaults = generation.sampling
         self.answer_hidden: Floats | None = None
+        self.prompt_scores: list[PromptScore] | None = None
         self._resources = resources
         self._generation = generation
         self._parts: list[str] = []
@@ -132,6 +134,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
             raise event
         if event.is_first:
             self._prompt_hidden, self._prompt_logprobs = event.hidden, event.prompt_logprobs
+            self.prompt_scores = event.prompt_scores
         token = event.token
         self.signals.append(token.signals)
         self._parts.append(token.text)

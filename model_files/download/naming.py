@@ -62,7 +62,7 @@ class OnDisk:
 
 
 def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
-    """Where `wanted` lies; `endpoint` is the hub, whose own links mean its files and not its web pages.
+    """The place of `wanted`; `endpoint` is the hub, whose own links mean its files and not its web pages.
 
     Raises InvalidRequestError for a malformed name, ModelNotFoundError where a path names no file.
     """

@@ -26,7 +26,8 @@ _DELTAS = {
 class AnthropicEvents:
     """Makes `message` of the chunks of a chat completion, and encoded events of what changes.
 
-    `begin`, `read` each chunk, then `end`. Each gives the events to send. Only the last block is open.
+    `begin`, `read` each chunk, then `end`. Each gives the events to send. Only the last block is open: where the pieces
+    of two calls alternate, the second waits until the first is whole.
     """
 
     def __init__(self, request: MessagesRequest) -> None:
@@ -45,7 +46,8 @@ class AnthropicEvents:
         self._texts: list[str] = []  # of the open block
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # the open block is that call's
-        self._calls: set[int] = set()
+        self._calls: dict[int, dict[str, Any]] = {}  # the block of each
+        self._waiting: dict[int, str] = {}  # what is written of calls whose blocks have not begun
         self._refused = False
         self._finish_reason: str | None = None
 
@@ -55,7 +57,7 @@ class AnthropicEvents:
         return self._taken()
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
-        """`chunk`: one of a stream, or a whole completion. Raises UpstreamError for calls that are written at once."""
+        """`chunk`: one of a stream, or a whole completion. Raises UpstreamError for more of a call that was over."""
         self.message["model"] = chunk.get("model") or self.message["model"]
         if chunk.get("updraft") is not None:
             self.message["updraft"] = chunk["updraft"]
@@ -84,6 +86,7 @@ class AnthropicEvents:
         """The chat is over. Raises UpstreamError where it has no end."""
         if self._finish_reason is None:
             raise UpstreamError("The answer ended without a finish reason.")
+        self._begin_waiting(at_end=True)
         self._close()
         message = self.message
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
@@ -105,15 +108,31 @@ class AnthropicEvents:
 
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
         function = object_of(call.get("function"))
-        if index != self._call:
-            if index in self._calls:
-                raise UpstreamError("The model wrote two tool calls at once, which this API cannot tell.")
+        text = _text(function.get("arguments"))
+        if index not in self._calls:
             call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
-            self._begin_block({"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}})
-            self._call = index
-            self._calls.add(index)
-        if text := _text(function.get("arguments")):
+            name = function.get("name") or ""
+            self._calls[index] = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+            self._waiting[index] = ""
+        if index in self._waiting:
+            self._waiting[index] += text
+            self._begin_waiting()
+        elif index != self._call:
+            raise UpstreamError("The model went on with a tool call that was over.")
+        elif text:
             self._grow(text)
+            if self._waiting:
+                self._begin_waiting()
+
+    def _begin_waiting(self, *, at_end: bool = False) -> None:
+        """Begin the blocks of calls that wait, as far as those before them are whole."""
+        while self._waiting and (at_end or self._call is None or _is_whole("".join(self._texts))):
+            index = next(iter(self._waiting))
+            text = self._waiting.pop(index)
+            self._begin_block(self._calls[index])
+            self._call = index
+            if text:
+                self._grow(text)
 
     def _begin_block(self, block: dict[str, Any]) -> None:
         self._close()
@@ -185,6 +204,11 @@ def _arguments(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a call has all of its arguments. Of none it is not known."""
+    return text.rstrip().endswith("}") and _arguments(text) is not None
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, int]:

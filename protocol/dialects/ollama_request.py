@@ -178,11 +178,12 @@ def _call(given: Any, call_id: str, param: str) -> dict[str, Any]:
 def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -> str:
     """The id of the call that a tool's turn answers, which waits no longer."""
     call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
-    wanted = [call for call in waiting if call["id"] == call_id or call["function"]["name"] == name] or waiting
-    if not wanted:
+    named = (call for call in waiting if call["id"] == call_id or call["function"]["name"] == name)
+    answered = next(named, waiting[0] if waiting else None)
+    if answered is None:
         raise _invalid(param, "the tool's result answers no call of an assistant before it")
-    waiting.remove(wanted[0])
-    return wanted[0]["id"]
+    waiting.remove(answered)
+    return answered["id"]
 
 
 def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:

@@ -19,7 +19,7 @@ _Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_argum
 _WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
 _ECHOED = (
     "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "temperature", "top_p",
-    "tools", "tool_choice", "truncation", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
+    "tools", "tool_choice", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention",
 )  # fmt: skip
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -44,6 +44,7 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
         "store": stored,
         "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
         "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
     }
 
 

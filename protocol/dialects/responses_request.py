@@ -32,6 +32,8 @@ _SAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "updraft",
 )  # fmt: skip
+#: Fields of tools that a chat has no word for, at the values that ask for what is done anyway.
+_NEUTRAL_OF_TOOLS = (("allowed_callers", ["direct"]), ("defer_loading", False))
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
@@ -41,6 +43,9 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    # How much of earlier reasoning the model sees again, and how long it thinks: as the model does by itself.
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,13 +54,15 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_obfuscation` is taken, but events are not padded."""
+
     include_obfuscation: bool = False
 
 
 class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`."""
 
-    model: str
+    model: str = "auto"
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -76,6 +83,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     parallel_tool_calls: bool | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
     reasoning: Reasoning | None = None
+    # "auto" allows what is not done here: a conversation that is too long is an error.
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     user: str | None = None
@@ -94,13 +102,8 @@ prepare_types(ResponsesRequest)
 def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
     """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, ResponsesRequest)
-    if request.truncation == "auto":
-        raise UnsupportedFeatureError('truncation: nothing is cut here, use "disabled".', param="truncation")
-    if request.stream_options is not None:
-        if not request.stream:
-            raise _invalid("stream_options", "it needs stream=true")
-        if request.stream_options.include_obfuscation:
-            raise unsupported("stream_options.include_obfuscation")
+    if request.stream_options is not None and not request.stream:
+        raise _invalid("stream_options", "it needs stream=true")
     reasoning = request.reasoning or Reasoning()
     for name in ("summary", "generate_summary"):
         if getattr(reasoning, name) not in (None, "auto"):
@@ -151,6 +154,12 @@ def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any
     return body
 
 
+def prompt_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
+    """The fields of `chat_body` that its prompt is made of."""
+    body = chat_body(request, items)
+    return {name: body[name] for name in ("model", "messages", "tools", "tool_choice") if name in body}
+
+
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any] | None:
     kind = wanted.get("type")
     if kind == "text":
@@ -167,7 +176,9 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
             f"tools[{index}]: tools of the type {str(kind)[:100]!r} run on OpenAI's servers alone. Use functions.",
             param=f"tools[{index}]",
         )
-    function = {name: value for name, value in tool.items() if name != "type"}
+    function = {
+        name: value for name, value in tool.items() if name != "type" and (name, value) not in _NEUTRAL_OF_TOOLS
+    }
     for name in function:
         if name not in ("name", "description", "parameters", "strict"):
             raise unsupported(f"tools[{index}].{name}")

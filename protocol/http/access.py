@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from starlette.types import Scope
 
@@ -84,6 +85,7 @@ class Access:
         return scheme in ("http", "https") and (is_loopback(_host_of(authority)) or authority in hosts)
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether `host` is an address that only this machine can reach."""
     try:

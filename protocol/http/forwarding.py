@@ -62,11 +62,11 @@ def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
         name = raw.lower()
         if _is_of_this_hop(name):
             continue
-        if not SAFE.fullmatch(name) or _may_open(name):
+        if not SAFE.fullmatch(name) or may_open(name):
             raise _refused(f"The header {name[:_MAX_NAME]!r}", raw)
         passed[name] = value
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
-        if _may_open(name.lower()):
+        if may_open(name.lower()):
             raise _refused(f"The query parameter {name[:_MAX_NAME]!r}", name)
     return Forwarded(passed, query)
 
@@ -76,8 +76,8 @@ def _is_of_this_hop(name: str) -> bool:
     return HOP.fullmatch(name) is not None
 
 
-def _may_open(name: str) -> bool:
-    """Whether it looks like a credential."""
+def may_open(name: str) -> bool:
+    """Whether a header or query parameter of this name looks like a credential."""
     return name not in _KEYS and _CREDENTIAL.search(name) is not None
 
 

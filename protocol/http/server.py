@@ -84,6 +84,7 @@ def serve(  # noqa: PLR0913
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing depends on what a proxy says of the client
         timeout_graceful_shutdown=1,
         backlog=1024,
     )
@@ -188,6 +189,7 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._traffic = traffic
         self._announce = announce
+        self._parent = os.getppid()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -198,6 +200,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
+        if os.getppid() != self._parent:  # an orphan leaves the port to whoever comes in its place
+            for server in self.servers:
+                server.close()
         leaving = None if self._traffic.at_drain is None else asyncio.create_task(self._traffic.at_drain())
         deadline = time.monotonic() + self._drain_s
         while self._traffic.in_flight and time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110

@@ -11,6 +11,7 @@ import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from random import getrandbits  # no secret, and quicker
 from typing import Any
 
 import msgspec
@@ -33,7 +34,6 @@ from ..errors import (
 )
 from . import sse
 from .access import Access
-from .ids import new_id
 from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
@@ -44,6 +44,7 @@ ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
 _MAX_HEADERS = 256
+_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -315,7 +316,7 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
         headers = dict(scope["headers"])
         self._path = scope["path"]
-        self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or new_id("req")
+        self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._announced = headers.get(b"content-length", b"")
         self._receive = receive
@@ -385,10 +386,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
     route = f"{request.method} {request.url.path}"
+    kept = request.url.path.startswith(_KEPT)
+    elsewhere = " Files, batches and stored answers are the router's: use `updraft serve`." if kept else ""
     if error.status_code == 404:
-        return NotFoundError(f"{route} is not a route of this server.")
+        return NotFoundError(f"{route} is not a route of this server.{elsewhere}")
     if error.status_code == 405:
-        return MethodNotAllowedError(f"{route} is not allowed; allowed: {(error.headers or {}).get('Allow', 'none')}.")
+        allowed = (error.headers or {}).get("Allow", "none")
+        return MethodNotAllowedError(f"{route} is not allowed; allowed: {allowed}.{elsewhere}")
     return InvalidRequestError(str(error.detail))
 
 

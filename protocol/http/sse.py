@@ -46,6 +46,8 @@ class EventParser:
 
     def events(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, comments too, in lines that end in LF. Raises EventTooLongError."""
+        if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and self._is_between and b"\r" not in chunk:
+            return chunk[:-2].split(b"\n\n")  # nearly all of a stream
         searched = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
@@ -62,6 +64,11 @@ class EventParser:
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
         return found
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not (self._buffer or self._at_start or self._after_cr)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         if self._after_cr and chunk.startswith(b"\n"):

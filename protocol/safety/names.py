@@ -14,6 +14,8 @@ _BOUNDS = {
     "model": MAX_NAME,
     "reasoning_effort": MAX_NAME,
     "service_tier": MAX_NAME,
+    "verbosity": MAX_NAME,
+    "prompt_cache_retention": MAX_NAME,
     "user": _MAX_LABEL,
     "cache_salt": _MAX_LABEL,
     "safety_identifier": _MAX_LABEL,

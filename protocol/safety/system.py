@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def outlive_hangup() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@cache
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)

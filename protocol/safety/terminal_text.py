@@ -18,8 +18,8 @@ _BEGUN = re.compile(rf"(?:{_BEGUN_STRING}\x1b?|{_BEGUN_CSI}|\x1b[ -/]{{0,64}})\Z
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey."""
-    return _UNPRINTABLE.sub("", _SEQUENCE.sub("", text))
+    """`text` without what a terminal would obey. Bytes that are no UTF-8 (PEP 383) are written as escapes."""
+    return _UNPRINTABLE.sub("", _SEQUENCE.sub("", text)).encode("utf-8", "backslashreplace").decode()
 
 
 class PrintableStream:

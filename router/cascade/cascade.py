@@ -30,6 +30,7 @@ from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .escalation import CloudReply, CloudStreamReply, Escalation, work_of
+from .several import all_of
 
 _LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
@@ -58,9 +59,10 @@ _SPANS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """A complete local answer."""
+    """A complete local answer. `others`: more of them, to a request for several."""
 
     answer: LocalAnswer
+    others: tuple[LocalAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class Cascade:
 
     async def _local(self) -> State:
         try:
+            if self.chat.num_answers > 1:
+                return await self._several()
             run = await self.start_local()
             if self.ruling.open:
                 await self.read(lambda: self.gates.read_ahead(self.chat.messages))
@@ -182,6 +186,25 @@ class Cascade:
             self.decide(GateDecision(0, escalate=True, reason=f"beyond the local model: {error.message}"))
             return State.CLOUD
         return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
+
+    async def _several(self) -> State:
+        """Answers that no gate judges, each of a run of its own."""
+        params = self.chat.sampling()
+
+        async def one(index: int) -> LocalAnswer:
+            began = time.monotonic()
+            seed = None if params.seed is None else params.seed + index
+            run = await self.begin_local(replace(params, seed=seed))
+            try:
+                async for _ in run:
+                    pass
+            finally:
+                self.record.count_local(run.answer, time.monotonic() - began)
+                await run.aclose()
+            return run.answer
+
+        first, *others = await all_of(self.chat.num_answers, one)
+        return self._done(LocalReply(first, tuple(others)))
 
     async def _after(self) -> State:
         answer = self._local_answer()
@@ -279,7 +302,7 @@ class Cascade:
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
         self.reasoning = None if constraint is not None else self.local.reasoning
-        if self.reasoning is not None and chat.continue_final_message:
+        if self.reasoning is not None and chat.begins_without_thoughts:
             self.reasoning = ReasoningStyle()
         self.record.notes = () if constraint is None else constraint.notes
         run = await self.local.start(
@@ -288,6 +311,7 @@ class Cascade:
             continue_final_message=chat.continue_final_message,
             tools=use,
             constraint=constraint,
+            template_options=chat.chat_template_kwargs,
         )
         room = self.local.context_length - run.answer.prompt_tokens
         if params.max_tokens is not None and params.max_tokens > room:
@@ -302,7 +326,8 @@ class Cascade:
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
         self._run_began = time.monotonic()
-        self._run = await self.local.start(messages, params, continue_final_message=True)
+        options = self.chat.chat_template_kwargs
+        self._run = await self.local.start(messages, params, continue_final_message=True, template_options=options)
         return self._run
 
     async def stop_local(self) -> None:
@@ -318,7 +343,7 @@ class Cascade:
         return failure.allows(self.router_state.config.fallback)
 
     def cloud_time_left_s(self) -> float:
-        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
+        """The time to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
         A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """

@@ -202,7 +202,7 @@ class PolicyGates:
 
 
 def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
-    """How sure the local model was on average, from 0 to 1; 0 of no token.
+    """The local model's mean confidence, from 0 to 1; 0 of no token.
 
     `probability`: the geometric mean of the token probabilities. `entropy`: one over the number of equally likely
     tokens that have the mean entropy. `margin`: a token's part of what it and the runner-up have together, at the mean

@@ -93,6 +93,8 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
         return Ruling(local=False, cloud=True, reason=_why_not_local(availability, no_local))
     if no_cloud is not None:
         return Ruling(local=True, cloud=False, reason=_why_not_cloud(availability))
+    if job.chat is not None and job.chat.num_answers > 1:
+        return Ruling(local=False, cloud=True, reason="n: gates judge single answers")
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 

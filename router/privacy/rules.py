@@ -75,9 +75,8 @@ class PrivacyRules:
         return self._search([text]) if self._on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:
-        # A seed is no text.
-        texts_by_role = {name: None if isinstance(value, int | float) else value for name, value in body.items()}
-        return self._search(filter(None, strings(texts_by_role)), texts_by_role) or unreadable_field(body)
+        texts = {name: value for name, value in body.items() if name != "seed"}  # which is no text
+        return self._search(filter(None, strings(texts)), texts) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
         budget = ReadingBudget(MAX_READ)

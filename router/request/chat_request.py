@@ -28,7 +28,7 @@ from .user_text import trim_user_turns
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Where the kinds of tools and formats of other servers may be of other types.
-_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema")
+_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]
 
@@ -219,14 +219,12 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """The parameters that our cloud supports and the engine on the device does not."""
-    if request.num_answers > 1 and isinstance(request, ChatRequest):
-        return UnsupportedFeatureError("n: this device gives one answer.", param="n")
+    if request.num_answers > 1 and isinstance(request, ChatRequest) and request.stream:
+        return UnsupportedFeatureError("n: this device streams one answer.", param="n")
     if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device makes one answer.", param="best_of")
     if request.use_beam_search:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
-    if request.prompt_logprobs is not None:
-        return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
     for param in ("return_token_ids", "answer_token_ids"):
         if getattr(request, param):
             return UnsupportedFeatureError(f"{param}: this device knows texts only.", param=param)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ...protocol.errors import UpdraftError
 from ...protocol.http import sse
@@ -22,6 +22,7 @@ from ...protocol.responses import (
     ChunkChoice,
     Delta,
     FinishReason,
+    PromptToken,
     TextLogprobs,
     TopLogprob,
     Usage,
@@ -37,9 +38,23 @@ from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 TokenBytes = Callable[[int], bytes]
 
 
-def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
-    record, local = cascade.record, cascade.local
-    logprobs = None
+def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade) -> ChatCompletion:
+    """The answers to one request, which have read the same prompt."""
+    record, local, first = cascade.record, cascade.local, answers[0]
+    return ChatCompletion(
+        id=record.request_id,
+        model=local.model_id,
+        system_fingerprint=fingerprint(local.model_id),
+        choices=[_choice(answer, index, cascade) for index, answer in enumerate(answers)],
+        usage=Usage.of(first.prompt_tokens, sum(len(answer.tokens) for answer in answers)),
+        sampling=first.sampling or UNSET,
+        prompt_logprobs=prompt_logprobs(first, cascade.chat.prompt_logprobs, local.token_bytes),
+        updraft=record.info(),
+    )
+
+
+def _choice(answer: LocalAnswer, index: int, cascade: Cascade) -> ChatChoice:
+    local, logprobs = cascade.local, None
     if cascade.chat.logprobs:
         shown = ShownTokens(local)
         tokens = [other for token in answer.tokens for other in shown.push(token)]
@@ -47,22 +62,22 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     message, reason = AssistantMessage(content=answer.text), answer.finish_reason
     if (reader := cascade.reader()) is not None:
         message, reason = reader.whole(answer.text, reason or "stop")
-    return ChatCompletion(
-        id=record.request_id,
-        model=local.model_id,
-        system_fingerprint=fingerprint(local.model_id),
-        choices=[
-            ChatChoice(
-                message=message,
-                finish_reason=reason or "stop",
-                logprobs=logprobs,
-                stop_reason=answer.stop_reason or UNSET,
-            )
-        ],
-        usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
-        sampling=answer.sampling or UNSET,
-        updraft=record.info(),
-    )
+    return ChatChoice(message, reason or "stop", index, logprobs, answer.stop_reason or UNSET)
+
+
+def prompt_logprobs(
+    answer: LocalAnswer, shown: int | None, token_bytes: TokenBytes
+) -> list[dict[str, PromptToken] | None] | UnsetType:
+    """vLLM's: one entry per token of the prompt, the token itself and the likeliest. Nothing is said of the first."""
+    if shown is None:
+        return UNSET
+    entries: list[dict[str, PromptToken] | None] = [None]
+    for score in answer.prompt_scores:
+        ranked = [(score.id, score.logprob, score.rank), *((*each, rank) for rank, each in enumerate(score.top, 1))]
+        entries.append(
+            {str(token): PromptToken(logprob, rank, _text(token_bytes(token))) for token, logprob, rank in ranked}
+        )
+    return entries
 
 
 def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:

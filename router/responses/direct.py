@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import forwarded
@@ -18,10 +17,6 @@ from ..gates.rules import Ruling
 from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options
 from ..state import RouterState
 from ..tiers.interfaces import CloudContent
-
-T = TypeVar("T")
-
-_AT_ONCE = 8  # runs of one request on the device
 
 #: JSON (a dict or a struct), server-sent events, or whatever a cloud sent.
 DirectReply = object | AsyncGenerator[bytes] | CloudContent
@@ -62,23 +57,6 @@ class DirectCall:
 
     async def aclose(self) -> None:
         await self.closing.aclose()
-
-
-async def all_of(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
-    """`one(0)`, `one(1)` and so on, a few at once. Where one fails, the others are stopped."""
-    places = asyncio.Semaphore(_AT_ONCE)
-
-    async def placed(index: int) -> T:
-        async with places:
-            return await one(index)
-
-    tasks = [asyncio.create_task(placed(index)) for index in range(count)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def direct_job(

@@ -13,8 +13,9 @@ from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
 from ...protocol.sampling import SamplingParams
 from ..cascade.escalation import cloud_call, traced
+from ..cascade.several import all_of
 from ..tiers.interfaces import CloudUsage, LocalTier
-from .direct import CloudsOwnError, DirectCall, DirectReply, all_of
+from .direct import CloudsOwnError, DirectCall, DirectReply
 
 #: One token, so that the engine reads the whole input; which one does not matter.
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)

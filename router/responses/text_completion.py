@@ -16,11 +16,12 @@ from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
 from ..cascade.escalation import CloudReply
+from ..cascade.several import all_of
 from ..request.chat_request import beyond_the_device
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalTier
-from .completion import ShownTokens, text_logprobs
-from .direct import DirectCall, DirectReply, all_of
+from .completion import ShownTokens, prompt_logprobs, text_logprobs
+from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
 
 MAX_ANSWERS = 128  # of one request on the device, to all its prompts together
@@ -138,7 +139,8 @@ class _LocalAnswers:
             logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
             stop_reason = answer.stop_reason or UNSET
             reason = answer.finish_reason or "stop"
-            yield TextChoice(answer.text[sent:], reason, index, logprobs, stop_reason=stop_reason)
+            scores = prompt_logprobs(answer, request.prompt_logprobs, self._local.token_bytes)
+            yield TextChoice(answer.text[sent:], reason, index, logprobs, stop_reason, scores)
         finally:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()

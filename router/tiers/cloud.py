@@ -113,7 +113,7 @@ class HttpCloudTier:
 
         async def attempt() -> HttpCloudStream:
             response = await self._send("POST", call.path, json_content(call.body), forwarded)
-            stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s, self._provider)
+            stream = HttpCloudStream(response, self._endpoint)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -198,7 +198,7 @@ class HttpCloudTier:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
                 raise invalid_answer(self._url, f"its answer is larger than {MAX_BODY_BYTES} bytes")
-            return raw
+            return self._endpoint.without_secrets(raw)
         finally:
             await response.aclose()
 
@@ -224,12 +224,9 @@ class HttpCloudTier:
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
-        for key in self._endpoint.secrets:  # some quote it
-            if len(key) >= SHORTEST_KEY:
-                raw = raw.replace(key.encode(), b"[the API key]")
-            elif response.status_code in (401, 403):
-                raw = b""
-        raise self._provider.refused(self._url, response.status_code, response.headers, raw)
+        quotes = self._endpoint.has_short_secret and response.status_code in (401, 403)
+        told = b"" if quotes else self._endpoint.without_secrets(raw)
+        raise self._provider.refused(self._url, response.status_code, response.headers, told)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
         if verdict == "continues":

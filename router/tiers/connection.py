@@ -12,11 +12,12 @@ from urllib.request import getproxies
 import httpx
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.safety.redaction import is_sendable, shown_url
+from ...protocol.http.forwarding import may_open
+from ...protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,21 @@ class CloudEndpoint:
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     @property
-    def secrets(self) -> list[str]:
-        """The values that no message may show."""
-        return [key for key in (self.api_key, *self.headers.values()) if key]
+    def has_short_secret(self) -> bool:
+        """Whether a secret may be a part of any word, so that it cannot be taken out of a text."""
+        return any(len(key) < SHORTEST_KEY for key in self._secrets)
+
+    def without_secrets(self, raw: bytes) -> bytes:
+        """What the cloud sent, which may quote a key."""
+        for key in self._secrets:
+            if len(key) >= SHORTEST_KEY:
+                raw = raw.replace(key.encode(), b"[the API key]")
+        return raw
+
+    @property
+    def _secrets(self) -> list[str]:
+        queried = (value for name, value in self.query.items() if may_open(name.lower()))
+        return [key for key in (self.api_key, *self.headers.values(), *queried) if key]
 
 
 def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
@@ -98,17 +111,17 @@ def _covers(entry: str, url: httpx.URL) -> bool:
     scheme, _, entry = entry.rpartition("://")
     if entry == "*":
         return scheme in ("", "all", url.scheme)
-    host = url.host.lower()
+    hosts = (url.host.lower(), url.raw_host.decode())  # of one in other letters than ASCII both forms
     matched = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*):(\d+)|(.*)", entry.lower())
     if matched is None or scheme not in ("", "all", url.scheme):
         return False
     bracketed, port_6, name, port, plain = matched.groups()
     wanted = bracketed or name or plain or ""
     port = port_6 or port
-    if port is not None and int(port) != (url.port or {"http": 80, "https": 443}[url.scheme]):
+    if port is not None and port != str(url.port or {"http": 80, "https": 443}[url.scheme]):
         return False
     try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(wanted, strict=False)
+        return ipaddress.ip_address(hosts[0]) in ipaddress.ip_network(wanted, strict=False)
     except ValueError:  # one of them is a name
         domain = wanted.removeprefix("*").lstrip(".")
-        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
+        return bool(domain) and any(host == domain or host.endswith(f".{domain}") for host in hosts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from ...protocol.errors import ConfigurationError, OverloadedError
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
-from ...protocol.structured import Constraint, ToolUse
+from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 
@@ -49,19 +49,9 @@ class IdleLocalTier:
         return self._tier is not None
 
     async def start(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        continue_final_message: bool = False,
-        tools: ToolUse | None = None,
-        constraint: Constraint | None = None,
+        self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> IdleGeneration:
-        return await self._run(
-            lambda tier: tier.start(
-                messages, params, continue_final_message=continue_final_message, tools=tools, constraint=constraint
-            )
-        )
+        return await self._run(lambda tier: tier.start(messages, params, **options))
 
     async def start_text(
         self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None

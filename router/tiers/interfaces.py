@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
@@ -12,7 +12,7 @@ from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
-from ...protocol.structured import Constraint, ToolUse
+from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from ..request.json_narrowing import table
 
@@ -44,6 +44,19 @@ class Token(Protocol):
     def top(self) -> tuple[tuple[int, float], ...]: ...
 
 
+class PromptTokenScore(Protocol):
+    """How likely a token of the prompt was; `top`: ids that could have stood there, with their log-probabilities."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]: ...
+
+
 @dataclass(slots=True)
 class LocalAnswer:
     """The local model's answer so far."""
@@ -65,6 +78,8 @@ class LocalAnswer:
     prompt_logprobs: NDArray[np.float32] | None = None
     # (hidden_size,).
     answer_hidden: NDArray[np.float32] | None = None
+    # Of each prompt token but the first, where the request asks for them.
+    prompt_scores: Sequence[PromptTokenScore] = ()
 
 
 class LocalGeneration(Protocol):
@@ -98,16 +113,9 @@ class LocalTier(Protocol):
         ...
 
     async def start(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        continue_final_message: bool = False,
-        tools: ToolUse | None = None,
-        constraint: Constraint | None = None,
+        self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> LocalGeneration:
-        """Begin an answer. `tools` are shown to the model, which may make one call or several; `constraint`: what the
-        answer must look like.
+        """Begin an answer.
 
         Raises ContextLengthError if it does not fit the model's context window, InvalidRequestError for a constraint
         that is wrong, or too dear to compile.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
-from ...protocol.structured import Constraint, ToolUse
+from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, Token
 
@@ -47,27 +47,13 @@ class EngineLocalTier:
         return self._engine.reasoning
 
     async def start(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        *,
-        continue_final_message: bool = False,
-        tools: ToolUse | None = None,
-        constraint: Constraint | None = None,
+        self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> EngineGeneration:
-        if constraint is not None:
+        if (constraint := options.get("constraint")) is not None:
             await self._check(constraint)
         # On a thread: tokenizing a long prompt takes a while. If the caller gives up meanwhile, nobody holds the run,
         # and that ends it.
-        run = await asyncio.to_thread(
-            self._engine.start,
-            messages,
-            params,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            constraint=constraint,
-        )
-        return EngineGeneration(run)
+        return EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
 
     async def start_text(
         self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
@@ -120,6 +106,7 @@ class EngineGeneration:
             raise
         if not answer.tokens:
             answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs
+            answer.prompt_scores = run.prompt_scores or ()
         answer.tokens.append(token)
         answer.signals.append(token.signals)
         answer.text += token.text

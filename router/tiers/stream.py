@@ -15,23 +15,23 @@ from ...protocol.http import sse
 from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
+from .connection import CloudEndpoint
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
-from .providers.provider import Provider
 
 _NO_STREAM = "it answered a streamed request with something other than an event stream"
 _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
 
 
 class HttpCloudStream:
-    """`CloudStream` over one open response of the cloud at `url`."""
+    """`CloudStream` over one open response of a cloud."""
 
-    def __init__(self, response: httpx.Response, url: str, idle_timeout_s: float, provider: Provider) -> None:
+    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint) -> None:
         self._response = response
-        self._url = url
-        self._provider = provider
-        self._translator = provider.events()
-        self._idle_timeout_s = idle_timeout_s
+        self._endpoint = endpoint
+        self._url = endpoint.url
+        self._translator = endpoint.provider.events()
+        self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
@@ -107,7 +107,8 @@ class HttpCloudStream:
         except ValueError as error:
             raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
-            raise self._provider.reported(self._url, event["error"])
+            told = json_of(self._endpoint.without_secrets(payload))
+            raise self._endpoint.provider.reported(self._url, told["error"])
         if event is None:
             raise invalid_answer(self._url, "its stream holds an event that is no object")
         if self._translator is None:

@@ -1,4 +1,4 @@
-"""What is imported late comes without what it would bring along unasked."""
+"""Late imports come without what they would bring along unasked."""
 
 from __future__ import annotations
 

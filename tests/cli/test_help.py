@@ -1,4 +1,4 @@
-"""The face of the command: help that answers at once, refused nonsense, errors in one line."""
+"""The command from outside: help that answers at once, refused nonsense, errors in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import updraft as package
 from typer.testing import CliRunner
 from updraft.cli.main import app, main
 from updraft.cli.shared import json_output
-from updraft.cli.shared.command_line import CommandLine
+from updraft.cli.shared.command_line import Command, CommandLine, Group
 from updraft.protocol.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -91,6 +91,11 @@ TREE = dict(all_commands(typer.main.get_command(app)))
 BRACKETED = re.compile(r"\[[^\[\]]*\]")
 
 
+def test_every_command_is_read_in_one_way() -> None:
+    """`-h`, brackets in help texts, printable errors, and `--json` without a path."""
+    assert {type(command) for command in TREE.values()} == {Command, Group}
+
+
 def letters(text: str) -> str:
     """Without what a table's frame and line breaks change."""
     return re.sub(r"[\s│╭╮╰╯─]", "", text)
@@ -124,7 +129,7 @@ def test_an_unknown_style_in_a_help_text_is_text() -> None:
 
     @line.command()
     def only(option: Annotated[str, typer.Option(help="Take [cloud] or [/bold]. [the default]")] = "") -> None:
-        """What pip install '.[cloud]' brings."""
+        """The packages of pip install '.[cloud]'."""
 
     output = letters(CliRunner().invoke(line, ["--help"]).output)
     assert "'.[cloud]'" in output

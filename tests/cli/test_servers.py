@@ -117,7 +117,7 @@ NODE = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[process.NodeOptions]:
-    """What nodes are started with, none of which really is."""
+    """The options that nodes are started with, none of which really is."""
     options: list[process.NodeOptions] = []
     monkeypatch.setattr(process, "run_node", options.append)
     return options

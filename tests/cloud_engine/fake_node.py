@@ -1,4 +1,4 @@
-"""A node process with a scripted engine instead of a model: the real HTTP face, starting in a second.
+"""A node process with a scripted engine instead of a model: the real HTTP server, starting in a second.
 
 It answers with the prompt's last user words, or what is missing of them, a token per `--delay` seconds; its embedding
 of a text is the number of tokens in it. Words in the prompt make it misbehave:

@@ -42,7 +42,7 @@ Object = dict[str, Any]
 
 
 def commands_of_the_guide() -> str:
-    """What it says to type in a profile's folder, up to the look at the result."""
+    """The commands to type in a profile's folder, up to the look at the result."""
     blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if "kubectl kustomize" in block]
     return block
@@ -86,7 +86,7 @@ def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
 
 
 def values(found: Any, key: str) -> Iterator[Any]:
-    """What stands under a key, wherever."""
+    """The values under a key, wherever."""
     if isinstance(found, dict):
         for name, value in found.items():
             if name == key:

@@ -1,4 +1,4 @@
-"""What people type first is understood by both packaged models, and what they cannot know is said to be so."""
+"""First questions of people are understood by both packaged models, and unknown answers are said to be so."""
 
 from __future__ import annotations
 

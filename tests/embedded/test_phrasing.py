@@ -1,4 +1,4 @@
-"""How people type: questions keep what they ask, in whatever words, case and blanks."""
+"""Questions keep their meaning in whatever words, case and blanks people type."""
 
 from __future__ import annotations
 

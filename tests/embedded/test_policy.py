@@ -58,7 +58,7 @@ def measured(policy: Policy, outcomes: list[GradedRow], judged: CalibrationRows)
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """What the training command wrote about the shipped files."""
+    """The training command's record of the shipped files."""
     return json.loads((pocket.policy_folder() / "report.json").read_text())
 
 

@@ -34,7 +34,7 @@ def run(out: Path) -> None:
 
 
 class Interrupted(Exception):
-    """What a kill in the middle of training stands for."""
+    """A stand-in for a kill in the middle of training."""
 
 
 def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def commands(script: str) -> list[list[str]]:
 
 
 def wrong_in(command: list[str]) -> str:
-    """What is wrong with one command; nothing where it is right, or no command of ours."""
+    """The fault of one command; nothing where it is right, or no command of ours."""
     while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
         command = command[1:]
     match command:

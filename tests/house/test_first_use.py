@@ -1,4 +1,4 @@
-"""What msgspec decodes is built when its module is imported: two threads that build one type crash the process."""
+"""Types of msgspec are built when their module is imported: two threads that build one type crash the process."""
 
 from __future__ import annotations
 

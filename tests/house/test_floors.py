@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from import_graph import FLOORS, ROOT, Import, imports_of, sources
 
-# Drawn sideways: the command line is the face of the benchmarks.
+# Drawn sideways: the command line shows the benchmarks.
 SIDEWAYS = {("cli", "bench")}
 MAX_LINES = 600
 HEAVY = {
@@ -121,7 +121,7 @@ def test_import_updraft_takes_under_300_ms() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Where `updraft` is importable from, however the tests were started."""
+    """The folder from which `updraft` can be imported, however the tests were started."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])),

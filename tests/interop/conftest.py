@@ -1,4 +1,4 @@
-"""Where foreign clients are tried: a scripted cloud behind the SDK's transport, the daemon and the gateway."""
+"""The places to try foreign clients: a scripted cloud behind the SDK's transport, the daemon and the gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = "sk-interop-0123456789"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client's requests go."""
+    """The place that a client's requests go to."""
 
     name: str
     # Ends in /v1.

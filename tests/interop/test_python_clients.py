@@ -53,7 +53,7 @@ def test_pydantic_ai(place: Place) -> None:
 
     @agent.tool_plain
     def people(city: str) -> int:
-        """How many live there."""
+        """The number of people who live there."""
         seen.append(("people", len(city)))
         return 700_000
 

@@ -31,7 +31,7 @@ def test_compiles_and_fits(path: Path) -> None:
 
 
 def launched_kernels(sources: Iterable[str]) -> set[str]:
-    """What is decorated with `triton.jit` and called by nothing else that is: programs begin there."""
+    """Functions under `triton.jit` that no other one calls: programs begin there."""
     jitted: Mapping[str, ast.FunctionDef] = {
         node.name: node
         for source in sources

@@ -1,4 +1,4 @@
-"""What the tests on a GPU ask of attention, on small batches in the interpreter: so they do run when there is one."""
+"""The GPU tests' checks of attention, on small batches in the interpreter: so they do run when there is one."""
 
 from __future__ import annotations
 

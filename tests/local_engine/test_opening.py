@@ -132,7 +132,7 @@ def test_a_cache_in_eight_bits() -> None:
 
 
 def test_a_known_model_opens_in_a_moment() -> None:
-    """What safety adds to a warm start, in processor time."""
+    """Safety's addition to a warm start, in processor time."""
 
     def opened(load) -> float:
         started = time.process_time()

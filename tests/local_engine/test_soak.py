@@ -29,7 +29,7 @@ QUESTIONS = [
 
 
 class Hammer:
-    """What one thread does until `end`: ask, read all or some of it, check; leave at random."""
+    """One thread's work until `end`: ask, read all or some of it, check; leave at random."""
 
     def __init__(self, engine: LocalEngine, solo: list[list[int]], end: float, seed: int) -> None:
         self.engine, self.solo, self.end = engine, solo, end

@@ -1,4 +1,4 @@
-"""How a model is sampled where a request says nothing: by its own files, and else as llama.cpp does it."""
+"""A model's sampling where a request says nothing: by its own files, and else as llama.cpp does it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.input_token_count_params import InputTokenCountParams
 from updraft.cloud_engine.gateway.limits.request_size import decode_size
-from updraft.protocol.decoding import MAX_ENTRIES, read_object
+from updraft.protocol.decoding import MAX_ENTRIES, UNSUPPORTED, read_object
+from updraft.protocol.dialects.responses_request import ResponsesRequest
+from updraft.protocol.embeddings import EmbeddingRequest
 from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import MAX_MESSAGES, ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -83,12 +89,32 @@ def test_an_integral_number_is_an_integer() -> None:
 
 
 @pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options",
-                                   "prompt_cache_retention", "store", "reasoning_effort", "service_tier"])  # fmt: skip
+                                   "store", "reasoning_effort"])  # fmt: skip
 def test_what_openai_knows_and_no_engine_does_is_refused_by_name_and_null_is_absent(field: str) -> None:
     assert chat(**{field: None}) == chat()
     with pytest.raises(UnsupportedFeatureError, match=f"^{field} ") as caught:
         chat(**{field: True if field == "store" else "high"})
     assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (chat_params.CompletionCreateParamsStreaming, ChatRequest),
+        (text_params.CompletionCreateParamsStreaming, CompletionRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+        (InputTokenCountParams, ResponsesRequest),
+    ],
+)
+def test_every_field_of_openais_is_known(theirs: Any, ours: Any) -> None:
+    assert theirs.__required_keys__ | theirs.__optional_keys__ <= UNSUPPORTED.union(ours.__struct_fields__)
+
+
+def test_hints_about_the_cloud_are_taken() -> None:
+    chat(service_tier="flex", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"})
+    chat(metadata={"a": "b"}, safety_identifier="me", prompt_cache_key="k", user="u", verbosity="medium")
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        chat(metadata={"a": 1})
 
 
 def test_null_is_absent_within_objects_but_not_in_schemas() -> None:

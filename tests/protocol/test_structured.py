@@ -1,4 +1,4 @@
-"""What of tools, formats and tool turns is refused at the door, with which param."""
+"""Tools, formats and tool turns that are refused at the door, with the param of each."""
 
 from __future__ import annotations
 

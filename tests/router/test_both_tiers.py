@@ -100,7 +100,7 @@ def ask(client: updraft.OpenAI, model: str, **options: Any) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """What an app sees of an answer, without the answer."""
+    """An app's view of an answer, without the answer."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in sorted(value.items())}
     if isinstance(value, list):

@@ -50,7 +50,7 @@ def serving(listener: socket.socket) -> subprocess.Popen[bytes]:
 
 
 async def fate(bench: Bench, index: int) -> str:
-    """How one request ended; raises if that was neither an answer nor a typed error."""
+    """The end of one request; raises if that was neither an answer nor a typed error."""
     model = "cloud" if index % 4 == 0 else "auto"
     hold = {"updraft": {"hold_tokens": 1}} if index % 5 == 0 else {}
     fields = {"seed": index, "max_tokens": 20, **hold}

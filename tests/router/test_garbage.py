@@ -1,4 +1,4 @@
-"""What a cloud may send instead of an answer: the device's stands in, with a row each."""
+"""Garbage of a cloud instead of an answer: the device's stands in, with a row each."""
 
 from __future__ import annotations
 

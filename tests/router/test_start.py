@@ -1,4 +1,4 @@
-"""What a router loads, it loads once: who stops waiting leaves it to the next, and has a row in the ledger."""
+"""A router loads everything once: who stops waiting leaves it to the next, and has a row in the ledger."""
 
 from __future__ import annotations
 

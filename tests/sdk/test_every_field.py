@@ -134,12 +134,10 @@ def test_what_the_app_says_of_itself_reaches_the_cloud_and_no_credential_does(
     "fields",
     [
         {"reasoning_effort": "high"},
-        {"service_tier": "flex"},
         {"store": True},
         {"verbosity": "low"},
         {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "wav"}},
         {"web_search_options": {}},
-        {"prompt_cache_retention": "24h"},
         {"extra_body": {"top_k": -7}},
         {"stop": ["a", "b", "c", "d", "e"]},
         {"extra_body": {"repetition_penalty": 3.0}},
@@ -151,8 +149,6 @@ def test_what_the_device_cannot_do_goes_up_and_is_refused_by_name_where_only_it_
     connect: Connect, cloud: FullCloud, fields: dict[str, Any]
 ) -> None:
     client = connect()
-    if "prompt_cache_retention" in fields:
-        fields = {"extra_body": fields}
     answer = client.chat.completions.create(model="auto", messages=[USER], **fields)
     assert answer.model_extra["updraft"]["reason"].startswith("beyond the local model: ")
     wanted = {**fields, **fields.get("extra_body", {})}
@@ -177,8 +173,15 @@ def test_a_streaming_response_is_open(connect: Connect, stream: bool) -> None:
 def test_values_that_change_nothing_stay_on_the_device(connect: Connect, local: ScriptedLocal) -> None:
     client = connect()
     nothing = {"audio": None, "functions": None, "top_k": -1, "stop": [], "tool_calls": None, "max_tokens": 8.0}
+    hints = {"prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}, "safety_identifier": "me"}
     answer = client.chat.completions.create(
-        model="auto", messages=[USER], service_tier="auto", store=False, extra_body=nothing
+        model="auto",
+        messages=[USER],
+        service_tier="flex",
+        verbosity="medium",
+        store=False,
+        metadata={"a": "b"},
+        extra_body=nothing | hints,
     )
     assert answer.choices[0].message.content == LOCAL_TEXT
     assert local.calls[0][1].max_tokens == 8

@@ -1,4 +1,4 @@
-"""What importing costs, measured in fresh interpreters."""
+"""The cost of imports, measured in fresh interpreters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there, in a process of its own that says nothing it was not asked to."""
+"""The README's code runs as it stands there, in a process of its own that says nothing it was not asked to."""
 
 from __future__ import annotations
 

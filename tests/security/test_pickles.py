@@ -1,4 +1,4 @@
-"""What comes over a socket of the engine is never unpickled, and nobody else can reach these sockets."""
+"""Messages over a socket of the engine are never unpickled, and nobody else can reach these sockets."""
 
 from __future__ import annotations
 

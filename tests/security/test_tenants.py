@@ -1,4 +1,4 @@
-"""Who belongs to which tenant is told to a node by the holder of its key, and by nobody else."""
+"""The tenant of a request is told to a node by the holder of its key, and by nobody else."""
 
 from __future__ import annotations
 

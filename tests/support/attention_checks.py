@@ -18,7 +18,7 @@ Chunks = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to compute, and in what type."""
+    """The device and the type to compute in."""
 
     device: torch.device
     dtype: torch.dtype

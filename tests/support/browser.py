@@ -20,7 +20,7 @@ KEY = "a-key"
 
 
 def streamed(text: str) -> tuple[int, bytes]:
-    """What a `FakeCloud` says in order to stream `text`."""
+    """The reply of a `FakeCloud` that streams `text`."""
     about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choices = ({"delta": {"content": text}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"})
     usage = {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}

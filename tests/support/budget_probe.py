@@ -1,4 +1,4 @@
-"""What the budgets of a ledger have taken, read past the router."""
+"""The spending of a ledger's budgets, read past the router."""
 
 from __future__ import annotations
 

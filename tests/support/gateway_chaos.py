@@ -151,10 +151,10 @@ def all_at_once(target: Cluster, count: int) -> list[Attempt]:
     return asyncio.run(run())
 
 
-Action = Literal["stub", "face", "core", "worker", "gateway", "stop"]
+Action = Literal["stub", "server", "core", "worker", "gateway", "stop"]
 _ACTIONS: dict[Action, tuple[Callable[[Cluster, random.Random], bool], float]] = {
     "stub": (Cluster.kill_stub, 5),
-    "face": (Cluster.kill_face, 1),
+    "server": (Cluster.kill_server, 1),
     "core": (Cluster.kill_core, 1),
     "worker": (Cluster.kill_worker, 2),
     "gateway": (Cluster.kill_gateway, 0.3),

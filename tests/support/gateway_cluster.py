@@ -131,10 +131,10 @@ class Cluster:
         return True
 
     def kill_stub(self, chance: random.Random) -> bool:
-        return self._kill_face(self.stubs, chance)
+        return self._kill_server(self.stubs, chance)
 
-    def kill_face(self, chance: random.Random) -> bool:
-        return self._kill_face(self.reals, chance)
+    def kill_server(self, chance: random.Random) -> bool:
+        return self._kill_server(self.reals, chance)
 
     def kill_core(self, chance: random.Random) -> bool:
         """The engine of a real node, which starts another one."""
@@ -152,7 +152,7 @@ class Cluster:
         group.bring_back(node, restarted)
         return True
 
-    def _kill_face(self, group: Group, chance: random.Random) -> bool:
+    def _kill_server(self, group: Group, chance: random.Random) -> bool:
         if not (nodes := self._expendable(group)):
             return False
         node = chance.choice(nodes)
@@ -173,7 +173,7 @@ class Cluster:
         return group.expendable({process for _, process in self.stopped})
 
     def stop(self, chance: random.Random) -> bool:
-        """Stop a worker, or a node's face or core, and go on: `resume` lets it run again."""
+        """Stop a worker, or a node's server or core, and go on: `resume` lets it run again."""
         if self.stopped:
             return False
         nodes = [*self._expendable(self.stubs), *self._expendable(self.reals)]
@@ -218,7 +218,7 @@ class Cluster:
             self.wait_for(*group.nodes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is in the ledger, after the gateway's end and with the dead ones' intents marked."""
+        """The rows of the ledger, after the gateway's end and with the dead ones' intents marked."""
         UsageLedger(open_store(str(self.db))).close()
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row

@@ -169,7 +169,7 @@ def _form(fields: dict[str, Any]) -> bytes:
 
 
 def answer_to(url: str, request: bytes, silence_s: float = 0.5) -> bytes:
-    """What comes back until the end of the connection; a server that waits for more is left after `silence_s`."""
+    """The response until the end of the connection; a server that waits for more is left after `silence_s`."""
     address = urlsplit(url)
     received = bytearray()
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as client:

@@ -1,4 +1,4 @@
-"""Which module of the package imports which: read from the source, nothing is imported."""
+"""The imports of the package, module by module: read from the source, nothing is imported."""
 
 from __future__ import annotations
 

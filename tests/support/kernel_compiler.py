@@ -47,7 +47,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas gave a kernel: registers of a thread, bytes spilled (stack and local), bytes of shared memory."""
+    """ptxas's resources of a kernel: registers of a thread, bytes spilled (stack and local), bytes of shared memory."""
 
     spec: str
     architecture: int

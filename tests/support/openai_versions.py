@@ -1,4 +1,4 @@
-"""What differs between the releases of the openai client that the SDK is built on."""
+"""Differences between the releases of the openai client that the SDK is built on."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def exchanged(url: str, sent: bytes, timeout_s: float = 20) -> bytes:
-    """What comes back until the server closes the connection, or until it has been silent for `timeout_s`."""
+    """The response until the server closes the connection, or until it has been silent for `timeout_s`."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=timeout_s) as client:
         received = bytearray()

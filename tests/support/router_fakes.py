@@ -270,7 +270,7 @@ class FakeCloud:
         return JSONResponse({**shell, "choices": [choice], "usage": usage})
 
     async def other(self, request: Request) -> Response:
-        """What is passed on: told back, in the form that such an endpoint has."""
+        """The body that was passed on: told back, in the form that such an endpoint has."""
         raw, kind = await request.body(), request.headers["content-type"]
         body = {"raw": raw.decode(errors="replace"), "type": kind} if "multipart" in kind else json.loads(raw)
         self.requests.append(body)
@@ -321,6 +321,8 @@ class FakeCloud:
                 if mode == "garbled" and index == 2:
                     yield b"data: {not json}\n\n"
                     return
+                if mode == "hang" and index == 2:
+                    await asyncio.Event().wait()
                 if mode == "drip":
                     await asyncio.sleep(0.05)
                 yield _chunk({"content": word if index == 0 else f" {word}"})

@@ -1,4 +1,4 @@
-"""What the fake cloud is to say next: a whole completion, or a stream of chunks."""
+"""The next replies of the fake cloud: a whole completion, or a stream of chunks."""
 
 from __future__ import annotations
 

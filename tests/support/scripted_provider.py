@@ -106,7 +106,7 @@ def events(*payloads: dict[str, Any]) -> str:
 
 
 def deltas(chunks: list[dict[str, Any]], name: str) -> list[Any]:
-    """What the chunks add to a field of the message."""
+    """The chunks' additions to a field of the message."""
     return [
         choice["delta"][name]
         for chunk in chunks

@@ -18,8 +18,10 @@ def at_terminal(
 ) -> tuple[int, str]:
     """The exit code of `updraft ARGUMENTS`, and what was shown. `answers`: each prompt, in order, with its reply."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "updraft", *arguments]
-    # In a session of its own it has no other terminal to ask for a key.
+    # In a session of its own it has no other terminal to ask for a key; this one is to end it at Ctrl-C.
+    ours_alone = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    program = f"{ours_alone}from updraft.cli.main import main; sys.argv[0] = 'updraft'; main()"
+    command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(
         command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, start_new_session=True
     ) as process:

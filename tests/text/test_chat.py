@@ -104,6 +104,13 @@ def test_continuation_ends_where_the_content_ends(text):
     assert rendered == f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{text}"
 
 
+def test_variables_of_the_template():
+    template = ChatTemplate(CHATML + "{% if not thinking %}<none>{% endif %}")
+    assert template.render([user("q")]).endswith("<none>")
+    options = {"thinking": True, "messages": 1, "add_generation_prompt": False}
+    assert template.render([user("q")], template_options=options) == template.render([user("q")])[: -len("<none>")]
+
+
 def test_continuation_needs_an_assistant_turn():
     with pytest.raises(InvalidRequestError, match="last message"):
         ChatTemplate(CHATML).segments([user("q")], continue_final_message=True)

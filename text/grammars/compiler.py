@@ -24,6 +24,7 @@ from .json_schema import InexactError, essential
 
 try:
     import llguidance
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 except ImportError as error:
     raise MissingDependencyError(
         "Structured output needs llguidance: pip install '.[edge]' or '.[cloud]' in a clone of Updraft"
@@ -125,7 +126,16 @@ def grammar_of(constraint: Constraint) -> str:
         return llguidance.LLMatcher.grammar_from_regex(constraint.source)
     if constraint.kind == "choice":
         return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in json.loads(constraint.source))
-    return llguidance.LLMatcher.grammar_from_lark(constraint.source)
+    return llguidance.LLMatcher.grammar_from_lark(_lark(constraint))
+
+
+def _lark(constraint: Constraint) -> str:
+    if constraint.kind == "lark":
+        return constraint.source
+    try:
+        return gbnf_to_lark(constraint.source)
+    except Exception as error:  # it raises nothing more exact
+        raise _refused(constraint, f"{error}"[:500]) from error
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:

@@ -10,8 +10,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -62,6 +62,8 @@ class Conversation:
     is_open: bool
     # How its parts are written.
     fit: Fit = Fit()
+    # More variables for the template; its own go before.
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def has_calls(self) -> bool:
@@ -104,6 +106,7 @@ class Conversation:
 
         changed = change_but_mark if self.is_open else change
         return {
+            **self.options,
             "messages": [self._as_dict(message, changed) for message in self.messages],
             "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools]
             or ([] if self.fit.empty_tools else None),
@@ -173,7 +176,7 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Where the first of `forms` that the prompt holds ends. Texts mostly come in order: the near ones are looked for
+    """The end of the first of `forms` that the prompt holds. Texts mostly come in order: the near ones are looked for
     first, so that all texts together take no longer than one."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):

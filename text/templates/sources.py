@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+CHATML_MARK = "<|im_start|>"
+LINES = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 _log = logging.getLogger("updraft.text")
 
 
@@ -33,22 +35,25 @@ class TemplateSources:
         return TemplateSources(default, templates.get("tool_use", "")) if default else None
 
     @staticmethod
-    def of(model: str, own: TemplateSources | None, given: str | None) -> TemplateSources:
+    def of(model: str, own: TemplateSources | None, given: str | None, tokens: Container[str]) -> TemplateSources:
         """The template that the user gives (`chatml`, or the path of a Jinja file), else the model's, else ChatML.
 
-        Raises ConfigurationError for a file that cannot be read.
+        A model whose special `tokens` lack ChatML's marks would write them as text, again and again: it gets each
+        message on a line of its own. Raises ConfigurationError for a file that cannot be read.
         """
         if given == "chatml":
             return TemplateSources(CHATML)
         if given is not None:
             return TemplateSources(_read(Path(given)))
         if own is None:
+            knows = CHATML_MARK in tokens
             _log.warning(
-                "%s has no chat template: ChatML is used. If it was trained on another, give that with --chat-template "
-                "(or the setting chat_template).",
+                "%s has no chat template: %s. If it was trained on another, give that with --chat-template (or the "
+                "setting chat_template).",
                 model,
+                "ChatML is used" if knows else "each message is put on a line of its own, for a model to continue",
             )
-            return TemplateSources(CHATML)
+            return TemplateSources(CHATML if knows else LINES)
         return own
 
 

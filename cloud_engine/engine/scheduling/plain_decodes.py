@@ -151,8 +151,8 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Whose answer ends with its token: at its length or by repetition (only those `due` are looked at for it), or
-        by the token itself."""
+        """Those whose answer ends with its token: at its length or by repetition (only those `due` are looked at for
+        it), or by the token itself."""
         places = {self._place(item): item for item in due}
         found = {
             at

@@ -8,7 +8,7 @@ _SIZE = 3  # tokens that must repeat
 
 
 class NgramIndex:
-    """Where each run of `_SIZE` tokens of one text was last followed by another token.
+    """The place at which each run of `_SIZE` tokens of one text was last followed by another token.
 
     One entry per token at most, and every token is read once.
     """

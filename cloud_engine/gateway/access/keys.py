@@ -49,7 +49,7 @@ class KeyStore:
             _log.warning("%s holds no key: every request is refused until `updraft keys create` makes one.", path)
 
     def principal(self, authorization: str) -> Principal:
-        """Who is behind an `Authorization` header.
+        """The principal behind an `Authorization` header.
 
         Raises AuthenticationError, and OverloadedError while the database cannot be read.
         """

@@ -50,6 +50,7 @@ class HealthWatch:
 
     def __init__(self, node: Node, upstream: Upstream, on_probe: Callable[[], None]) -> None:
         """`on_probe` is called behind each look at the node."""
+        self.has_looked = asyncio.Event()
         self._node = node
         self._upstream = upstream
         self._on_probe = on_probe
@@ -61,12 +62,13 @@ class HealthWatch:
         """Until it is cancelled."""
         count = 0
         while True:
-            await asyncio.sleep(_PROBE_S)
-            count += 1
             await self.probe(with_models=not self._node.healthy or count % _MODELS_EVERY == 0)
+            self.has_looked.set()
             if self._wants_token():
                 await self._ask_for_a_token()
             self._on_probe()
+            count += 1
+            await asyncio.sleep(_PROBE_S)
 
     async def probe(self, *, with_models: bool) -> None:
         """One look at `/health` (a server without that route counts as well), and at the models."""

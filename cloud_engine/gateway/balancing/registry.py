@@ -19,10 +19,11 @@ from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
-from .suspects import RetryBudget, Suspects
+from .suspects import Quarantine, RetryBudget, Suspects
 from .waiting import WaitingLine
 
 _FOLLOW_S = 0.5
+_FIRST_LOOK_S = 1.0  # that nodes have to answer before requests come; twice as long where none has
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -35,6 +36,7 @@ class NodeRegistry:
         upstream: Upstream,
         max_waiting: int = 256,
         directory: NodeDirectory | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """Raises ConfigurationError for a URL that is none, given twice, or no URL and no directory."""
         self.nodes = [Node(address) for address in addresses]
@@ -44,7 +46,7 @@ class NodeRegistry:
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
-        self.suspects = Suspects()
+        self.suspects = Suspects(quarantine)
         self._upstream = upstream
         self._chooser = Chooser()
         self._line = WaitingLine(max_waiting)
@@ -71,13 +73,26 @@ class NodeRegistry:
         return all(node.tells_tokens for node in self.nodes if model in node.models)
 
     async def start(self) -> None:
-        """Probe every node once, then watch them. Nodes that are not up yet may come later."""
-        watches = [HealthWatch(node, self._upstream, self._line.move) for node in self.nodes]
-        await asyncio.gather(*(watch.probe(with_models=True) for watch in watches))
-        self._watchers = [asyncio.create_task(watch.run()) for watch in watches]
+        """Watch the nodes, behind a first look at each. Those that are late or not up yet come in later."""
+        watches = [self._watch(node) for node in self.nodes]
+        looks = [self._first_look(watch) for watch, _ in watches]
+        self._watchers = [task for _, task in watches]
         if self.directory is not None:
-            await self._follow_once()  # a gateway that comes beside others knows what they know
+            looks.append(self._follow_once())  # a gateway that comes beside others knows what they know
             self._watchers.append(asyncio.create_task(self._follow()))
+        await asyncio.gather(*looks)
+
+    def _watch(self, node: Node) -> tuple[HealthWatch, asyncio.Task[None]]:
+        watch = HealthWatch(node, self._upstream, self._line.move)
+        return watch, asyncio.create_task(watch.run())
+
+    async def _first_look(self, watch: HealthWatch) -> None:
+        """Who listens late answers nobody: a node that hangs is waited for no longer than that."""
+        look = asyncio.create_task(watch.has_looked.wait())
+        await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        if not any(node.healthy for node in self.nodes):
+            await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        look.cancel()
 
     async def close(self) -> None:
         tasks = [*self._watchers, *(watcher for _, watcher in self._registered.values())]
@@ -110,10 +125,10 @@ class NodeRegistry:
 
     async def _take_in(self, address: NodeAddress) -> None:
         node = Node(address)
-        watch = HealthWatch(node, self._upstream, self._line.move)
-        await watch.probe(with_models=True)
+        watch, watching = self._watch(node)
+        self._registered[node.url] = node, watching
+        await self._first_look(watch)
         self.nodes.append(node)
-        self._registered[node.url] = node, asyncio.create_task(watch.run())
         _log.info("Node %s has registered", node.url)
 
     async def _follow(self) -> None:

@@ -13,10 +13,11 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from ....protocol.errors import ConfigurationError, OverloadedError
+import msgspec
+
+from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 from .store import LedgerWriteError, RowRefusedError, UsageStore, Values
 
@@ -29,6 +30,7 @@ MAX_WAITING = 20_000
 _OPEN_S = 2.0  # that a request waits for its intent
 _CLOSE_S = 5.0
 _MAX_BATCH = 1000
+_SETTLED_S = 0.005  # that settled rows wait for an intent, to share its commit: nobody waits for them
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
 _PRUNED_AT_ONCE = 500
@@ -36,8 +38,7 @@ _DAY_S = 86_400
 _log = logging.getLogger("updraft.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     """One row on its way to the disk."""
 
     # In the order of the columns.
@@ -69,11 +70,6 @@ class UsageLedger:
         self._closes_at: float | None = None
         self._housekeeping_at = 0.0
         self._failure_is_logged = False
-        try:
-            self._abandon()
-        except LedgerWriteError as error:
-            store.close()
-            raise ConfigurationError(f"The ledger cannot be written: {error}. Choose another --db.") from error
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
         self._thread.start()
 
@@ -93,15 +89,15 @@ class UsageLedger:
             return
         if self.failing or self.waiting >= MAX_WAITING:
             raise _unwritable()
-        committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        committed: asyncio.Future[bool] = loop.create_future()
         self._enter(_Entry(values_of(row), settled=False, committed=committed))
+        late = loop.call_later(_OPEN_S, _note, committed, False)
         try:
-            async with asyncio.timeout(_OPEN_S):
-                is_written = await committed
-        except TimeoutError:
-            is_written = False
-        if not is_written and self._on_failure == "stop":
-            raise _unwritable()
+            if not await committed and self._on_failure == "stop":
+                raise _unwritable()
+        finally:
+            late.cancel()
 
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
@@ -131,6 +127,7 @@ class UsageLedger:
             entry.committed.set_result(False)
 
     def _run(self) -> None:
+        self._keep_house()
         goes_on = True
         while goes_on or (self._unwritten and self._has_time()):
             goes_on, flushed = self._take(goes_on)
@@ -154,6 +151,7 @@ class UsageLedger:
         with contextlib.suppress(queue.Empty):
             pause = _RETRY_S if self.failing else _HOUSEKEEPING_S
             item = self._queue.get(timeout=0 if self._unwritten or not goes_on else pause)
+            until = time.monotonic() + _SETTLED_S
             while True:
                 if item is None:
                     goes_on = False
@@ -163,7 +161,9 @@ class UsageLedger:
                     flushed.append(item)
                 if len(self._unwritten) >= _MAX_BATCH and goes_on:
                     break
-                item = self._queue.get_nowait()
+                if self.failing or not (isinstance(item, _Entry) and item.settled):
+                    until = 0.0
+                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
         return goes_on, flushed
 
     def _has_time(self) -> bool:
@@ -206,20 +206,17 @@ class UsageLedger:
 
     def _keep_house(self) -> None:
         """Now and then: mark what dead workers left behind, and delete what is older than the operator wants."""
-        if self.failing or self._closes_at is not None or time.monotonic() < self._housekeeping_at:
+        if self.failing or time.monotonic() < self._housekeeping_at:
             return
         deleted = 0
         try:
-            self._abandon()
+            if count := self._store.abandon():
+                _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
             if self._keep_days is not None:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
         except LedgerWriteError as error:
             _log.warning("Old rows of the ledger stay for now: %s.", error)
         self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else _HOUSEKEEPING_S)
-
-    def _abandon(self) -> None:
-        if count := self._store.abandon():
-            _log.warning("%d requests were cut off by the death of their worker: they are marked as abandoned.", count)
 
 
 _CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
@@ -233,11 +230,15 @@ def _tell(batch: Sequence[_Entry], *, is_written: bool) -> None:
 
     def wake() -> None:
         for each in waiting:
-            if not each.done():
-                each.set_result(is_written)
+            _note(each, is_written)
 
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
         waiting[0].get_loop().call_soon_threadsafe(wake)
+
+
+def _note(committed: asyncio.Future[bool], is_written: bool) -> None:
+    if not committed.done():
+        committed.set_result(is_written)
 
 
 def _unwritable() -> OverloadedError:

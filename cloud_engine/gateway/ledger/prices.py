@@ -9,7 +9,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import msgspec
 
 from ....protocol.decoding import prepare_types
@@ -110,9 +109,18 @@ def _public(found: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
 
 
 def _bytes_of(source: str) -> bytes:
+    if source.startswith("https://"):
+        return _fetched(source)
     try:
-        if not source.startswith("https://"):
-            return Path(source).read_bytes()
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error
+
+
+def _fetched(source: str) -> bytes:
+    import httpx  # not needed for files
+
+    try:
         parts, size = list[bytes](), 0
         with httpx.stream("GET", source, timeout=_FETCH_S, follow_redirects=False) as response:
             response.raise_for_status()

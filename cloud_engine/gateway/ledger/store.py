@@ -20,6 +20,8 @@ VERSION = 1
 """Of the schema. A file of another version is refused."""
 
 _BUSY_S = 2.0
+#: Columns that an intent has already.
+_OF_INTENT = frozenset(("id", "request_id", "key_name", "model", "started_at", "tier", "key_id", "tenant", "worker"))
 _TYPES = {"str": "TEXT", "State": "TEXT", "int": "INTEGER", "float": "REAL", "float | None": "REAL"}
 
 
@@ -66,7 +68,7 @@ def create_table(types: dict[str, str]) -> list[str]:
 
 def insert(mark: str, *, settle: bool) -> str:
     marks, names = ", ".join(mark for _ in COLUMNS), ", ".join(COLUMNS)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name != "id")
+    updates = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS if name not in _OF_INTENT)
     action = f"UPDATE SET {updates} WHERE usage.state <> 'settled'" if settle else "NOTHING"
     return f"INSERT INTO usage ({names}) VALUES ({marks}) ON CONFLICT (id) DO {action}"
 

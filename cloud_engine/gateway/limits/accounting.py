@@ -63,7 +63,7 @@ class Accounting:
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
         prompt_tokens = self.prompts.estimate(principal.key_id, row.model, size.prompt_tokens)
-        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens)
+        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens, size.answers)
         try:
             await self.ledger.open(row)
             yield reservation

@@ -7,8 +7,9 @@ than the limit times 1 + T/60. A budget does not drain, it ends with its period.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Owner = Literal["key", "tenant", "model"]
 Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month"]
@@ -17,8 +18,7 @@ PERIOD_S = 60.0
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """One request's demand on one account."""
 
     # Whether a key, a tenant or a model has the limit.
@@ -55,8 +55,7 @@ class Claim:
         return self.kind != "requests"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """An account as a claim found it."""
 
     # What is used: of a rate, what has not drained yet.

@@ -28,7 +28,7 @@ from .policy import LimitPolicy
 from .store import LimitStore
 
 ANSWER_TOKENS = 1024
-"""The assumed answer tokens of a request that names no limit."""
+"""The assumed tokens of an answer to a request that names no limit."""
 
 _LEDGER_S = 5.0
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
@@ -109,13 +109,13 @@ class Limiter:
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def admit(
-        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None
+        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int = 1
     ) -> LimitReservation:
         """`prompt_tokens`: an estimate. `max_tokens`: of all answers together, None if the request names no limit.
 
         Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
-        claims = list(self._claims(principal, model, prompt_tokens, max_tokens))
+        claims = list(self._claims(principal, model, prompt_tokens, max_tokens, answers))
         if not claims:
             return LimitReservation(self.store)
         for claim in claims:
@@ -129,7 +129,9 @@ class Limiter:
             raise _refusal(refused, claims, admission.standings, admission.now)
         return LimitReservation(self.store, claims, admission.standings, admission.receipt)
 
-    def _claims(self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None) -> Iterator[Claim]:
+    def _claims(
+        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int
+    ) -> Iterator[Claim]:
         none = Limits()
         owners: tuple[tuple[Owner, str, Limits], ...] = (
             ("key", principal.key_id, principal.limits),
@@ -142,12 +144,13 @@ class Limiter:
             if limits.requests_per_minute is not None:
                 yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
             if limits.tokens_per_minute is not None:
-                amount = _reserved(limits.tokens_per_minute, prompt_tokens, max_tokens)
+                amount = _reserved(limits.tokens_per_minute, prompt_tokens, max_tokens, answers)
                 yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
             if limits.concurrent is not None:
                 yield Claim(owner, name, "concurrent", limits.concurrent, 1)
             for kind, limit, first, last in _budgets(limits, datetime.now(UTC)):
-                usd = self._price(model).of(prompt_tokens, ANSWER_TOKENS if max_tokens is None else max_tokens)
+                expected = ANSWER_TOKENS * answers if max_tokens is None else max_tokens
+                usd = self._price(model).of(prompt_tokens, expected)
                 yield Claim(owner, name, kind, limit, usd, first.timestamp(), last.timestamp())
 
     def _price(self, model: str) -> DatedPrice:
@@ -171,9 +174,9 @@ class Limiter:
             await self.store.seed(claim, spent)
 
 
-def _reserved(limit: int, prompt_tokens: int, max_tokens: int | None) -> int:
+def _reserved(limit: int, prompt_tokens: int, max_tokens: int | None, answers: int) -> int:
     """An estimate alone never makes a request too large: it waits at most until the account is empty."""
-    answer = min(ANSWER_TOKENS, limit) if max_tokens is None else max_tokens
+    answer = min(ANSWER_TOKENS * answers, limit) if max_tokens is None else max_tokens
     return answer + min(prompt_tokens, max(0, limit - answer))
 
 

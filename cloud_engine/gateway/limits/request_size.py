@@ -19,9 +19,10 @@ _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
 _ESCAPED_BYTES = 3  # of UTF-8, at most
 ATTACHED_TOKENS = 1500
-_ESCAPED = re.compile(rb"\\u")
 _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class SizeFields(msgspec.Struct):
@@ -32,6 +33,7 @@ class SizeFields(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
     messages: list[msgspec.Raw] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
     response_format: msgspec.Raw = msgspec.Raw()
@@ -47,20 +49,30 @@ class RequestSize:
     prompt_tokens: int = 0
     # The limit on the tokens of all answers. None: the request names none.
     max_tokens: int | None = None
+    # How many there may be: to each prompt of a list its own.
+    answers: int = 1
 
 
 def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     """Raises InvalidRequestError where a number passes the gateway's bounds."""
-    answers = max(1, fields.n or 1, fields.best_of or 1)
+    answers = max(1, fields.n or 1, fields.best_of or 1) * _num_prompts(fields.prompt)
     _check("n", fields.n or 1, MAX_ANSWERS)
     _check("best_of", fields.best_of or 1, MAX_ANSWERS)
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     for name in ("response_format", "tools"):
         _check_depth(name, getattr(fields, name))
-    limits = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
-    limit = next((each for each in limits if each is not None and each > 0), None)
-    return RequestSize(_prompt_tokens(body), None if limit is None else limit * answers)
+    named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
+    limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
+    return RequestSize(_prompt_tokens(body), limit * answers if limit > 0 else None, answers)
+
+
+def _num_prompts(prompt: msgspec.Raw) -> int:
+    """A list of tokens is one prompt, one of texts or of such lists as many as it has."""
+    if not bytes(prompt).startswith(b"["):
+        return 1
+    items = msgspec.json.decode(prompt, type=list[msgspec.Raw])
+    return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1
 
 
 def decode_size(body: bytes) -> RequestSize:
@@ -76,7 +88,7 @@ def decode_size(body: bytes) -> RequestSize:
 def _prompt_tokens(body: bytes) -> int:
     """A token holds a byte at least, and rarely more of what is not ASCII: there the number of bytes is a bound."""
     beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
-    escaped = len(_ESCAPED.findall(body))
+    escaped = body.count(b"\\u")
     size = len(body) - beyond - escaped * _ESCAPE
     attached: list[int] = []
     if b";base64," in body:
@@ -91,16 +103,14 @@ def _check(name: str, count: int, most: int) -> None:
 
 
 def _check_depth(name: str, value: msgspec.Raw) -> None:
-    """Brackets outside of texts, counted."""
-    depth = 0
-    for character in _TEXT.sub(b"", bytes(value)):
-        if character in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise InvalidRequestError(
-                    f"{name} is nested more than {MAX_DEPTH} levels deep: flatten its schema.",
-                    param=name,
-                    code="invalid_value",
-                )
-        elif character in b"]}":
-            depth -= 1
+    """The brackets outside of texts: each round takes the innermost away, however many there are."""
+    plain = bytes(value).replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = _TEXT.sub(b"", plain).translate(_SQUARE, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        raise InvalidRequestError(
+            f"{name} is nested more than {MAX_DEPTH} levels deep: flatten its schema.", param=name, code="invalid_value"
+        )

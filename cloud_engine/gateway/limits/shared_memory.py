@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -179,6 +180,7 @@ class SharedMemoryStore:
                 unlock(self._file)
 
 
+@lru_cache(4096)
 def _place(account: str) -> tuple[bytes, int]:
     """The key of an account, and the first record that it may have."""
     key = blake2b(account.encode(), digest_size=_KEY_BYTES).digest()

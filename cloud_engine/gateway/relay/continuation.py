@@ -90,9 +90,7 @@ class BegunAnswer:
         if (found := _TEXT.search(event)) is not None and found[1]:
             self._text += found[1]
             self._has_all_tokens = self._has_all_tokens and bool(tokens)
-        marked = b"_call" in event or b"reasoning" in event or b"refusal" in event or b"audio" in event
-        is_more = marked and _MORE_THAN_TEXT.search(event) is not None
-        self._is_text = not is_more and len(self._text) <= _MAX_TEXT
+        self._is_text = _MORE_THAN_TEXT.search(event) is None and len(self._text) <= _MAX_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
         """The request by which another node goes on; None if it cannot. `counts`: tokens of prompt and answer so far.

@@ -16,14 +16,14 @@ from ....protocol.errors import UpdraftError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
 from ..upstream.client import Response
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import AnswerTooLargeError
 from .usage import Count, PromptDetails
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-COUNT_TOKENS = "/v1/messages/count_tokens"
+COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 SPEECH = "/v1/audio/speech"
 UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-PATHS = (RESPONSES, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
+PATHS = (RESPONSES, INPUT_TOKENS, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
 _ENDS = frozenset(
     ("response.completed", "response.incomplete", "response.failed", "message_stop", "error", "transcript.text.done",
      "speech.audio.done")
@@ -75,7 +75,7 @@ class Passage:
             self.ended = self.ended or self._note(sse.data_of(event)) in _ENDS
 
     def whole(self, body: bytes) -> None:
-        if self._path != COUNT_TOKENS:
+        if self._path not in (COUNT_TOKENS, INPUT_TOKENS):
             self._note(body)
 
     def settle(self) -> None:
@@ -125,5 +125,5 @@ async def events_as_they_are(response: Response) -> AsyncGenerator[list[bytes]]:
         try:
             events = parser.events(chunk)
         except sse.EventTooLongError as error:
-            raise UpstreamFailure(str(error)) from error
+            raise AnswerTooLargeError(str(error)) from error
         yield [event + b"\n\n" for event in events]

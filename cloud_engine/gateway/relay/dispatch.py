@@ -12,8 +12,8 @@ from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
-from ..upstream.connection import Patience
-from ..upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
+from ..upstream.connection import Patience, UnreadRequestError
+from ..upstream.failures import AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
 from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
 from .call import Call
@@ -78,7 +78,9 @@ class Dispatch:
         except EngineFailure as failure:
             course.failure, course.engine_failures = failure, course.engine_failures + 1
             course.erred.append(node)
-        except UpstreamTimeout as failure:  # of this request; whether the node hangs is seen by its probes
+        except AnswerTooLargeError:
+            raise
+        except (UpstreamTimeout, UnreadRequestError) as failure:  # of this request; the node's probes say how it is
             course.failure = failure
             course.erred.append(node)
         except UpstreamFailure as failure:

@@ -21,7 +21,7 @@ from ..access.keys import KeyStore
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
-from ..upstream.failures import UpstreamFailure, UpstreamTimeout
+from ..upstream.failures import AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
 from .answer import EngineFailure
 from .call import Call, read_call
 from .counters import Counters
@@ -145,4 +145,6 @@ def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftErro
         return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
     if isinstance(error, UpstreamTimeout):
         return RequestTimeoutError(f"The answer stopped ({error}): send the request again.")
+    if isinstance(error, AnswerTooLargeError):
+        return UpstreamError(f"The gateway does not relay it: {error}. Ask for less.")
     return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")

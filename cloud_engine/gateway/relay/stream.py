@@ -12,7 +12,7 @@ from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.http import sse
 from ....protocol.http.foreign import apart
 from ..upstream.client import Response
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import AnswerTooLargeError
 
 FINISH = re.compile(rb'"finish_reason":\s?"')
 
@@ -34,7 +34,7 @@ async def events_of(response: Response) -> AsyncGenerator[list[bytes]]:
         try:
             events = parser.events(chunk)
         except sse.EventTooLongError as error:
-            raise UpstreamFailure(str(error)) from error
+            raise AnswerTooLargeError(str(error)) from error
         yield [spelled for event in events for spelled in _in_one_spelling(event)]
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable
 from .connection import ClosedUnansweredError, NodeConnection, Patience
-from .failures import UnreachableError, UpstreamFailure
+from .failures import AnswerTooLargeError, UnreachableError, UpstreamFailure
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
@@ -79,7 +79,7 @@ class Response:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_ANSWER_BYTES:
-                raise UpstreamFailure(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+                raise AnswerTooLargeError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         return b"".join(pieces)
 
 

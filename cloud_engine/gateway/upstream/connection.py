@@ -29,6 +29,10 @@ class ClosedUnansweredError(UpstreamFailure):
     """The connection was closed before a byte of the response came."""
 
 
+class UnreadRequestError(ClosedUnansweredError):
+    """It was closed before the whole request was sent: too large a request can be the reason."""
+
+
 class NodeConnection(asyncio.Protocol):
     """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked, `on_data` when the node sends."""
 
@@ -41,6 +45,7 @@ class NodeConnection(asyncio.Protocol):
         self._unread = 0
         self._has_body = False
         self._is_paused = False
+        self._is_sending = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._limit_s = self._deadline = math.inf
@@ -57,7 +62,8 @@ class NodeConnection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         parser = self._parser
-        return parser.complete and parser.reusable and not self._chunks and self._failure is None
+        is_over = parser.complete and not self._chunks and not self._is_sending
+        return is_over and parser.reusable and self._failure is None
 
     def close(self) -> None:
         """At once: what was not sent or read is dropped."""
@@ -99,6 +105,13 @@ class NodeConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
+        self._transport.set_write_buffer_limits(0)  # `pause_writing` and `resume_writing` tell of every byte left
+
+    def pause_writing(self) -> None:
+        self._is_sending = True
+
+    def resume_writing(self) -> None:
+        self._is_sending = False
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy:
@@ -133,7 +146,11 @@ class NodeConnection(asyncio.Protocol):
             failure = UpstreamFailure(f"{type(exc).__name__}: {exc}")
         except UpstreamFailure as error:
             failure = error
-        self._fail(failure if self._parser.has_begun else ClosedUnansweredError("the connection was closed"))
+        if self._is_sending:
+            failure = UnreadRequestError("the node closed the connection before it had the whole request")
+        elif not self._parser.has_begun:
+            failure = ClosedUnansweredError("the connection was closed")
+        self._fail(failure)
 
     async def _wait(self, limit_s: float) -> None:
         """Until something came. Raises UpstreamFailure, UpstreamTimeout after `limit_s`."""

@@ -53,7 +53,7 @@ from .embeddings import embed
 from .messages import message_of, read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
-from .responses import read_stateless, translated
+from .responses import read_prompt, read_stateless, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class _Node:
     async def count_input(self, request: Request) -> Response:
         """The tokens of a Responses request's prompt."""
         body = await read_body(request)
-        asked = await off_event_loop(body, lambda: read_stateless(body))
-        count = await self._count_prompt(asked.chat, _tenant(request))
+        chat = await off_event_loop(body, lambda: read_prompt(body))
+        count = await self._count_prompt(chat, _tenant(request))
         return send_json({"object": "response.input_tokens", "input_tokens": count})
 
     async def message(self, request: Request) -> Response:

@@ -76,6 +76,7 @@ class JobMaker:
             tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            template_options=request.chat_template_kwargs,
         )
         prompt = prompt + self._given_answer(request)
         prediction = request.prediction.text if request.prediction else ""
@@ -87,7 +88,7 @@ class JobMaker:
             # A call may end an answer.
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else self._reasoning
-        if reasoning is not None and request.continue_final_message:
+        if reasoning is not None and request.begins_without_thoughts:
             reasoning = ReasoningStyle()
         notes = () if each.constraint is None else each.constraint.notes
         job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes, reasoning))

@@ -12,8 +12,13 @@ import msgspec
 from ....protocol.decoding import read_object, unsupported
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
-from ....protocol.dialects.responses_items import items_of
-from ....protocol.dialects.responses_request import chat_body, read_responses_request
+from ....protocol.dialects.responses_items import Item, items_of
+from ....protocol.dialects.responses_request import (
+    ResponsesRequest,
+    chat_body,
+    prompt_body,
+    read_responses_request,
+)
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 
@@ -30,6 +35,16 @@ class StatelessResponse:
 
 def read_stateless(body: bytes) -> StatelessResponse:
     """Raises InvalidRequestError, also for what would need a memory."""
+    asked, items = _read(body)
+    return StatelessResponse(msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False))
+
+
+def read_prompt(body: bytes) -> bytes:
+    """The body of the chat request whose prompt is to be counted. Raises as `read_stateless`."""
+    return msgspec.json.encode(prompt_body(*_read(body)))
+
+
+def _read(body: bytes) -> tuple[ResponsesRequest, list[Item]]:
     asked = read_responses_request(read_object(body))
     for param in ("store", "background", "previous_response_id"):
         if getattr(asked, param):
@@ -38,9 +53,9 @@ def read_stateless(body: bytes) -> StatelessResponse:
     for index, item in enumerate(items):
         if item["type"] == "item_reference":
             raise unsupported(f"input[{index}].id")
-    if not items:
+    if not items and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
-    return StatelessResponse(msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False))
+    return asked, items
 
 
 def translated(asked: StatelessResponse, answer: WireResponse) -> WireResponse:

@@ -13,7 +13,7 @@ from ....protocol.decoding import decode, prepare_types
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
-from ...factory import model_file
+from ...factory import has_model_file, model_file
 from ...router import Router
 from ...tiers.idle import IdleLocalTier
 from ..routes.route import RequestContext, Route
@@ -167,7 +167,7 @@ def _memory_of(path: str) -> int | None:
 
 
 def _is_running(router: Router, path: str) -> bool:
-    return router.config.local is not None and str(model_file(router.config)) == path
+    return has_model_file(router.config) and str(model_file(router.config)) == path
 
 
 @dataclass(slots=True)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from ....classifier.calibration.drift_report import DriftReport
 from ....classifier.target import Target
+from ....protocol.decoding import decode, prepare_types
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
+from ...config import TARGETS
 from ...gates.exploration import ExplorationGates
 from ...router import Router
 from ..routes.route import RequestContext, Route
 
 if TYPE_CHECKING:
     from ....classifier.policy.policy import Policy
+
+log = logging.getLogger("updraft.router")
 
 _QUALITIES = (0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
 _BINS = 10
@@ -38,6 +43,15 @@ class Status(msgspec.Struct):
     offline: bool
     # Whether requests are kept in a ledger.
     ledger: bool
+
+
+class TargetRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The target of all requests, until the settings are read again."""
+
+    quality: Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):
@@ -89,6 +103,15 @@ async def status(context: RequestContext) -> WireResponse:
             ledger=config.ledger is not None,
         )
     )
+
+
+async def set_target(context: RequestContext) -> WireResponse:
+    wanted = decode(context.request.body, TargetRequest).quality
+    await context.router.start()
+    others = dict.fromkeys(name for name in TARGETS if name != "quality")
+    await context.router.reconfigure(replace(context.router.config, quality=wanted, **others))
+    log.warning("the page sets the target: quality %g", wanted)
+    return await status(context)
 
 
 async def policy(context: RequestContext) -> WireResponse:
@@ -148,6 +171,14 @@ def _reliability(policy: Policy) -> list[CalibrationBin]:
 
 ROUTES = (
     Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
+    Route(
+        "POST",
+        "/updraft/target",
+        set_target,
+        "another `quality`, until the settings are read again",
+        TargetRequest,
+        Status,
+    ),
     Route(
         "GET",
         "/updraft/policy",

@@ -118,7 +118,7 @@ def _summary(row: LedgerRow) -> RequestSummary:
 
 def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
         raise InvalidRequestError(f"{name} must be from 1 to {most}.", param=name, code="invalid_value")
     return int(text)
 

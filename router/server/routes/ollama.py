@@ -25,6 +25,7 @@ from ....protocol.dialects.ollama_request import (
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...responses.embeddings import embed as vectors
+from ...tiers.idle import IdleLocalTier
 from .route import RequestContext, Route
 
 
@@ -83,6 +84,14 @@ async def show(context: RequestContext) -> WireResponse:
     return WireResponse.json({**_about(card), "capabilities": ["completion", "tools"], "model_info": info})
 
 
+async def running(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    local = context.router.tiers.local
+    in_memory = local is not None and (not isinstance(local, IdleLocalTier) or local.loaded)
+    cards = [context.router.model(local.model_id)] if local is not None and in_memory else []
+    return WireResponse.json({"models": [{**_entry(card), "size_vram": 0} for card in cards]})
+
+
 async def version(_: RequestContext) -> WireResponse:
     return WireResponse.json({"version": __version__})
 
@@ -104,6 +113,7 @@ ROUTES = (
     Route("POST", "/api/generate", generate, "the same, for one prompt", OllamaGenerate, streams=True),
     Route("POST", "/api/embed", embed, "as `/v1/embeddings`, in Ollama's API", OllamaEmbed),
     Route("GET", "/api/tags", list_models, "as `/v1/models`, in Ollama's API"),
+    Route("GET", "/api/ps", running, "the model on the device, while it is in memory"),
     Route("POST", "/api/show", show, "one of them", OllamaShow),
     Route("GET", "/api/version", version, "the version of this server"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import httpx
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import shown_url
 
-_OLLAMA = "http://127.0.0.1:11434/v1"
+OLLAMA_PORT = 11434
 _PRIVATE = [
     ipaddress.ip_network(each)
     for each in (
@@ -40,7 +40,7 @@ def server_address(local: str | None, model: str | None = None) -> ServerAddress
         name = local.removeprefix("ollama:")
         if not name:
             raise ConfigurationError("local must name a model after ollama:, as in ollama:qwen3.", param="local")
-        return ServerAddress(_OLLAMA, name)
+        return ServerAddress(f"http://127.0.0.1:{OLLAMA_PORT}/v1", name)
     if not local.startswith(("http://", "https://")):
         return None
     try:

@@ -74,8 +74,8 @@ class SeenVocabulary:
 
     def tokens(self, text: str, reported: list[dict[str, Any]], shown: int | None) -> list[ServerToken]:
         """The tokens of one event. Its text is the last one's; `shown`: how many alternatives were asked for."""
-        if not reported:
-            return [ServerToken(self.id_of(text.encode()), text, NO_SIGNALS)] if text else []
+        if not reported:  # a piece of any length: no entry of a vocabulary
+            return [ServerToken(self.id_of(b""), text, NO_SIGNALS)] if text else []
         found: list[ServerToken] = []
         for at, entry in enumerate(reported):
             named = [(other, _logprob(other)) for other in tables(entry.get("top_logprobs")) or []]

@@ -16,19 +16,21 @@ from ...request.json_narrowing import table, tables
 from .provider import Provider
 
 #: Hints that change no answer, and what the router itself has read.
-_HINTS = frozenset({"prediction", "stream", "stream_options", "add_generation_prompt", "prompt_cache_key", "model"})
+_HINTS = frozenset(
+    ("prediction", "stream", "stream_options", "add_generation_prompt", "model", "metadata", "service_tier",
+     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+)  # fmt: skip
 #: Values that ask for what happens anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "store": (False,),
     "modalities": (["text"],),
-    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "metadata": ({},),
     "parallel_tool_calls": (True,),
     "continue_final_message": (False,),
     "tools": ([],),

@@ -42,7 +42,7 @@ def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypat
         questions.append(setting)
         return {}
 
-    monkeypatch.setattr("updraft.bench.engine.measure", note)
+    monkeypatch.setattr("updraft.bench.engine.measure.measure", note)
     words = [word.format(json=tmp_path / "out.json") for word in part.words[1:]]
     result = CliRunner().invoke(app, words)
     if "kernels" in words:

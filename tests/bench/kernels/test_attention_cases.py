@@ -1,4 +1,4 @@
-"""What attention has to move and to compute, and its cases in small: ours in the interpreter, torch's on the CPU."""
+"""Attention's bytes and operations, and its cases in small: ours in the interpreter, torch's on the CPU."""
 
 from __future__ import annotations
 

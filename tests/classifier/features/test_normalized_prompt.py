@@ -1,4 +1,4 @@
-"""What a prompt may be typed like without any gate noticing, and what it must not lose."""
+"""Spellings of a prompt that no gate notices, and differences that must not get lost."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ SIGNALS: dict[str, object] = {"logprobs": [-0.5], "entropies": [0.1], "margins":
 
 
 def test_fields_of_later_rows_are_read(tmp_path: Path) -> None:
-    """What may be missing in some rows is read where it is, whatever the first row has, and however it is named."""
+    """Fields that some rows lack are read where they are, whatever the first row has, and however they are named."""
     rows = read_graded(
         json_lines(
             tmp_path / "a.jsonl",

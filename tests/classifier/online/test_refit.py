@@ -234,7 +234,7 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
 
 
 def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Material:
-    """What `learn` would fit."""
+    """The policy that `learn` would fit."""
     found: list[Material] = []
 
     def fit(material: Material, *_: object) -> Policy:
@@ -327,9 +327,9 @@ def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.Mo
 
 def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
     """Proofs are what the local model gets confidently wrong, and what gate 1 of the policy in use catches."""
-    rng, coin = np.random.default_rng(8), random.Random(8)
+    rng, chance = np.random.default_rng(8), random.Random(8)
     careful, careless = (
-        ExplorationGates(ScriptedGates(before=caught), exploration=0.4, rng=coin) for caught in (True, False)
+        ExplorationGates(ScriptedGates(before=caught), exploration=0.4, rng=chance) for caught in (True, False)
     )
     rows: list[Observation] = []
     for i in range(1_200):

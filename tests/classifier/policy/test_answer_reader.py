@@ -1,4 +1,4 @@
-"""What is read of an answer line by line is what is found in the whole of it, wherever its lines end."""
+"""An answer read line by line gives the same as the whole of it, wherever its lines end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration has seen: scripts and turns."""
+"""The scripts and turns that a calibration has seen."""
 
 from __future__ import annotations
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import shutil
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +233,9 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"models": {}}, "names no pair"),
         ({"blocks": {}}, "other gates than its rows were judged by"),
         ({"delta": 0}, "delta"),
+        ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
+        ({"rows": -1}, "rows"),
+        ({"rows": 10**200}, "rows"),
         ({"delta": 5.0}, "delta"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
     ],
@@ -240,6 +246,12 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
         Policy.load(copy)
+
+
+def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    with pytest.raises(ConfigurationError, match="cannot be read as a policy"):
+        Policy.load(tmp_path)
 
 
 def test_calibration_rows_by_other_gates_than_ship_are_refused(policy: Policy, tmp_path: Path) -> None:
@@ -262,6 +274,65 @@ def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str, da
     name = path.name
     with pytest.raises(ConfigurationError, match=name):
         Policy.load(copy)
+
+
+def _long(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**31)
+
+
+@pytest.mark.parametrize("name", ["policy.json", "gate1-*.onnx"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(path.name), Path.mkdir, _long],
+    ids=["a device", "a link to itself", "a folder", "2 GB"],
+)
+def test_what_is_no_file_or_too_long_a_one_is_not_read(
+    folder: Path, tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    [path] = copy.glob(name)
+    path.unlink()
+    make(path)
+    with pytest.raises(ConfigurationError, match=name.partition("*")[0]):
+        Policy.load(copy)
+
+
+def _packed(**arrays: object) -> bytes:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # pyright: ignore[reportArgumentType]
+    return packed.getvalue()
+
+
+def _claiming(shape: int) -> bytes:
+    """An array that says it is of that length, and has nothing."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive, archive.open("before.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (shape,)})
+    return packed.getvalue()
+
+
+COLUMNS = {name: np.ones(3, np.float32) for name in ("before", "local", "cloud", "read", "written")}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"PK\x03\x04nonsense",
+        _packed(**COLUMNS)[:-30],
+        _packed(**COLUMNS | {"local": np.ones(2)}),
+        _packed(**{name: column[:0] for name, column in COLUMNS.items()}),
+        _packed(**{name: column[None] for name, column in COLUMNS.items()}),
+        _packed(**COLUMNS | {"before": np.full(3, np.nan)}),
+        _packed(**COLUMNS | {"local": np.array([None] * 3)}),
+        _packed(**COLUMNS | {"before": np.zeros(2**27, np.float32)}),
+        _packed(**COLUMNS | {"prompts": np.float32(-5)}),
+        _claiming(2**50),
+    ],
+)
+def test_calibration_rows_that_are_none_are_refused(data: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="calibrate again"):
+        unpack_calibration(Path("calibration.npz"), data)
 
 
 def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from updraft.router.accounting.budget import BudgetLimits, expected_tokens
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
-from updraft.router.factory import open_local
+from updraft.router.factory import open_local_tier
 from updraft.router.privacy.rules import Privacy
 
 __all__ = ["cloud", "cloud_server"]
@@ -36,11 +36,14 @@ def configured(cloud: FakeCloud, tmp_path: Path, **settings: object) -> RouterCo
 def ask(config: RouterConfig, kept: KeptAnswers, texts: Sequence[Prompt], budget: float | None = None) -> LiveRows:
     async def run() -> LiveRows:
         spending = Spending(config.prices, budget, ["pocket-large"], spent=kept.spent, on_spent=kept.spend)
-        async with cloud_model(config, spending) as model:
-            return await BothTiers(engine, model, PairGrader(), kept).rows(texts, concurrency=1)
+        local = await open_local_tier(config)
+        try:
+            async with cloud_model(config, spending) as model:
+                return await BothTiers(local, model, PairGrader(), kept).rows(texts, concurrency=1)
+        finally:
+            await local.aclose()
 
-    with open_local(config) as engine:
-        return asyncio.run(run())
+    return asyncio.run(run())
 
 
 def prompts(*texts: str) -> list[Prompt]:

@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from scripted_provider import running_provider
+from serving import serving
 from updraft.classifier.grading.graded_data import read_graded
 from updraft.classifier.policy.policy import Policy
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
 from updraft_oracle import QUESTIONS, oracle
 
 __all__ = ["oracle"]
@@ -18,7 +23,7 @@ GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "r
 
 
 def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -> None:
-    """What was paid for is kept until the policy is made: at first it cannot be written."""
+    """Paid answers are kept until the policy is made: at first it cannot be written."""
     pytest.importorskip("llama_cpp")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
@@ -170,3 +175,36 @@ def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> N
     done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "PYTHONPATH": path})
     assert done.returncode == 1
     assert done.stderr.strip() == "error: scipy is not installed: pip install '.[train]' in a clone of Updraft."
+
+
+def test_a_model_server_as_the_local_tier(updraft, oracle: str, tmp_path: Path) -> None:
+    """Its log-probabilities are signals. The policy is for the model that the server tells of, and for no other."""
+    pytest.importorskip("llama_cpp")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS[1:102]))
+    app = daemon_app(Router(RouterConfig(local="pocket")))
+    with serving(app, lifespan=True) as url:
+        served = {"UPDRAFT_LOCAL_MODEL": "pocket-small"}
+        pair = ["--local", url, "--cloud", oracle, "--cloud-model", "oracle"]
+        call = ["calibrate", "--live", "101", "--prompts", str(prompts), *pair, "--cloud-share", "0.5"]
+        done = updraft(*call, env=served)
+        assert done.returncode == 0, done.stderr
+        card = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle").card
+        assert card.local_model is not None and card.local_model.quantization.startswith("served by ")
+        assert "signals" in card.blocks["cascade"] and "answer_hidden" not in card.blocks["cascade"]
+        done = updraft("ask", QUESTIONS[1].prompt, "--json", *pair, env=served)
+        assert json.loads(done.stdout)["updraft"]["reason"].startswith("P(gain)"), done.stderr
+    done = updraft("ask", QUESTIONS[1].prompt, "--json", "--local", "pocket", *pair[2:])
+    assert "and here it runs as" in done.stderr, "a file of the same name is another model"
+
+
+def test_a_server_without_logprobs_cannot_be_calibrated(updraft, tmp_path: Path) -> None:
+    (tmp_path / "many.txt").write_text("\n".join(f"What is {number} + 1?" for number in range(100)))
+    with running_provider() as server:
+        server.says({"data": [{"id": "small"}]})
+        server.says({"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]})
+        call = ["calibrate", "--live", "100", "--prompts", "many.txt", "--local", server.url]
+        done = updraft(*call, "--cloud", server.url, "--cloud-model", "big")
+        assert done.returncode == 2
+        assert "gives no log-probabilities for small" in done.stderr
+        assert len(server.asked) == 2, "the cloud is not asked"

@@ -142,3 +142,8 @@ def test_without_a_service_there_is_nothing_to_remove(updraft, systemd: Path) ->
     failed = updraft("service", "uninstall")
     assert failed.returncode == 2
     assert "no bus" in failed.stderr
+    unit.unlink()
+    refused = updraft("service", "install", "--port", str(free_port()), env={"UPDRAFT_LOCAL": "pocket"})
+    assert refused.returncode == 2
+    assert "run `updraft serve`" in " ".join(refused.stderr.split()) and "no bus" in refused.stderr
+    assert not unit.exists()

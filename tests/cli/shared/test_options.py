@@ -1,4 +1,4 @@
-"""What commands make of their shared options."""
+"""The meaning of the options that commands share."""
 
 from __future__ import annotations
 

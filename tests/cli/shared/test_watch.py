@@ -1,4 +1,4 @@
-"""What is being done is told: brackets and all, and for a terminal in a line that goes away."""
+"""Progress is told: brackets and all, and for a terminal in a line that goes away."""
 
 from __future__ import annotations
 

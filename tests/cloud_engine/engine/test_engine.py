@@ -18,7 +18,7 @@ from updraft.protocol.sampling import SamplingParams
 
 @pytest.fixture(scope="module")
 def greedy(target, make_prompts):
-    """What plain recomputation of the whole sequence says, token by token: no cache, no batch."""
+    """Plain recomputation of the whole sequence, token by token: no cache, no batch."""
 
     def generate(prompt: list[int], count: int) -> list[int]:
         tokens = list(prompt)
@@ -434,7 +434,7 @@ def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> Non
 
 
 def fill(engine, add, requests) -> int:
-    """How many of them the engine takes."""
+    """The number of them that the engine takes."""
     for taken, request in enumerate(requests):
         try:
             add(request)

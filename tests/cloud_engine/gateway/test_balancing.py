@@ -1,4 +1,4 @@
-"""Who takes a request, who waits, and when a node or a request is kept out: the rules, without any network."""
+"""The rules of balancing, without any network: the node of a request, its wait, and nodes that are kept out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixInd
 from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
-from updraft.cloud_engine.gateway.balancing.suspects import RetryBudget, Suspects
+from updraft.cloud_engine.gateway.balancing.suspects import Quarantine, RetryBudget, Suspects
 from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
@@ -107,15 +107,20 @@ def test_a_breaker_closes_by_probes_and_an_answer_and_asks_more_of_repeaters() -
 
 
 def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:
-    now = [0.0]
-    suspects = Suspects(lambda: now[0])
+    now, quarantine = [0.0], Quarantine()
+    suspects, of_another_worker = (Suspects(quarantine, lambda: now[0]) for _ in range(2))
     for _ in range(10):
         suspects.failed(("a", 1), b"key", b"body")  # ten requests alike at a node that died once
     suspects.check(b"key", b"body")
     suspects.failed(("b", 1), b"key", b"body")
-    with pytest.raises(QuarantinedRequestError):
-        suspects.check(b"key", b"body")
-    suspects.check(b"another key", b"body")
+    for each in (suspects, of_another_worker):
+        with pytest.raises(QuarantinedRequestError):
+            each.check(b"key", b"body")
+        each.check(b"another key", b"body")
+    of_another_worker.answered(b"key", b"body")
+    suspects.check(b"key", b"body")
+    suspects.failed(("a", 1), b"key", b"body")
+    suspects.failed(("b", 1), b"key", b"body")
     now[0] = 301
     suspects.check(b"key", b"body")
     suspects.failed(("a", 2), b"key", b"body")

@@ -145,7 +145,7 @@ ANSWER = 'one|\u00e4 "two"|\n|four|five|six|seven'
 
 
 def ask_stubs(spawn: Any, tmp_path: Path, stubs: list[Stub], **asked: Any) -> list[dict[str, Any]]:
-    """What the client gets where the first stub is asked first."""
+    """The client's stream where the first stub is asked first."""
     body = {"model": "big", "messages": MESSAGES, "max_tokens": 100, "stream": True, **asked}
     with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second:
         gateway = start_gateway(spawn, tmp_path, first, second)

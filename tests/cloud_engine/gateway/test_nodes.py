@@ -1,4 +1,4 @@
-"""What a node's URL and its list of models tell the gateway."""
+"""The gateway's reading of a node's URL and its list of models."""
 
 from __future__ import annotations
 

@@ -159,8 +159,9 @@ def test_whole_answers_and_what_a_prompt_would_cost(setting: Setting) -> None:
         assert counted(setting.last_row()) == count
     for node in setting.nodes:
         node.answer = lambda: JSONResponse({"input_tokens": 77})
-    assert setting.post("/v1/messages/count_tokens").json() == {"input_tokens": 77}
-    assert counted(setting.last_row()) == (200, 0, 0, 0)
+    for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens"):
+        assert setting.post(path).json() == {"input_tokens": 77}
+        assert counted(setting.last_row()) == (200, 0, 0, 0)
 
 
 def test_the_node_that_has_the_route_answers(setting: Setting) -> None:
@@ -180,7 +181,11 @@ def test_our_own_nodes_have_responses_and_messages(spawn: Any, fake_node: Any, t
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         whole = client.responses.create(model="echo", input="hello", max_output_tokens=4)
         events = list(client.responses.create(model="echo", input="hello", max_output_tokens=4, stream=True))
-    assert whole.output_text
+        count = client.responses.input_tokens.count(model="echo", input="hello").input_tokens
+        for kept in (client.files.list, client.chat.completions.list, lambda: client.responses.retrieve("resp_1")):
+            with pytest.raises(openai.APIStatusError, match="updraft serve"):
+                kept()
+    assert whole.output_text and whole.usage is not None and whole.usage.input_tokens == count
     assert whole.output_text == events[-1].response.output_text  # pyright: ignore[reportAttributeAccessIssue]
     asked: Any = {"model": "echo", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as messages:
@@ -242,6 +247,7 @@ def test_what_a_form_says_of_its_model() -> None:
         (kind, form("Content-Disposition: form-data; name*=utf-8''model\r\n\r\nsmall", said)),
         (kind, form(said, end="")),
         (kind, form(*[field_of("a", "b")] * 100, said)),
+        (kind, form("a: b\r\n" * 1000 + field_of("a", "b"), said)),
         ("application/json", form(said)),
         ("multipart/form-data", form(said)),
         (kind, b""),

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +141,26 @@ def test_a_budget_is_spent_once_whoever_is_killed(start: Callable[..., Any], fak
     with closing(sqlite3.connect(tmp_path / "usage")) as connection:
         (spent,) = connection.execute("SELECT SUM(cost_usd) FROM usage").fetchone()
     assert 0.7 < spent <= 1.0
+
+
+def test_a_gateway_comes_back_while_orphans_end_and_a_node_hangs(
+    start: Callable[..., Any], spawn_fake_node: Any, tmp_path: Path
+) -> None:
+    """`kill -9` of the supervisor alone: its workers leave the port at once, and finish what they have begun."""
+    key, node, hung = make_key(tmp_path / "keys", "tester"), spawn_fake_node("--delay", "0.1"), spawn_fake_node()
+    gateway = start(node, "--node", hung.url, "--drain-seconds", "600")
+    body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1800}], "stream": True}
+    port, again = gateway.url.rpartition(":")[2], None
+    hung.popen.send_signal(signal.SIGSTOP)
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/chat/completions", json=body, headers=bearer(key), timeout=60
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        gateway.popen.kill()
+        for _ in range(5):
+            with suppress(AssertionError):  # the port is not free yet
+                again = again or start(node, "--node", hung.url, "--port", port)
+        assert again is not None
+        assert ask(again.url, key).status_code == 200
+        assert [next(lines) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What hangs ends: a stopped node, a client that leaves or trickles, and more idle connections than descriptors."""
+"""Hanging ends: a stopped node, a client that leaves or trickles, and more idle connections than descriptors."""
 
 from __future__ import annotations
 

@@ -297,3 +297,20 @@ def test_a_node_behind_tls_needs_a_certificate_that_is_trusted(tmp_path: Path, m
         listening.close()
 
     asyncio.run(run())
+
+
+def test_a_connection_on_which_a_request_is_still_going_out_is_not_used_again() -> None:
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ask(reader)
+        writer.write(OK)
+        await asyncio.Event().wait()  # and reads no more
+
+    async def run() -> None:
+        async with serving(hasty) as server:
+            upstream = Upstream(None)
+            for _ in range(2):
+                async with upstream.open(server.target, UpstreamRequest(b"POST", b"/", b"x" * 10**7)) as answer:
+                    assert await answer.read_whole() == b"ok"
+            assert server.connections == 2
+
+    asyncio.run(run())

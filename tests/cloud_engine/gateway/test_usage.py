@@ -1,4 +1,4 @@
-"""What the gateway reads from streams that it does not decode: of our nodes, of vLLM's, and of others."""
+"""The gateway's reading of streams that it does not decode: of our nodes, of vLLM's, and of others."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
 
 
 def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
-    """What `Runner.extend` is to find."""
+    """A structure for `Runner.extend` to find."""
     found: list[list[int]] = [[] for _ in spans]
     tokens = list(first)
     for index in range(spans[0].length):

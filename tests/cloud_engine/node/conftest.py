@@ -1,4 +1,4 @@
-"""Two real nodes that all tests of the node's face share."""
+"""Two real nodes that all tests of the node's server share."""
 
 from __future__ import annotations
 

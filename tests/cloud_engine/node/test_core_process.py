@@ -28,12 +28,12 @@ ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 
 @dataclass
 class Node:
     url: str
-    face: subprocess.Popen[str]
+    server: subprocess.Popen[str]
 
     @property
     def core(self) -> psutil.Process:
         """The other child renders chat templates."""
-        children = psutil.Process(self.face.pid).children()
+        children = psutil.Process(self.server.pid).children()
         (core,) = (child for child in children if not child.cmdline()[-1].endswith("render_child"))
         return core
 
@@ -107,7 +107,9 @@ def test_a_queue_of_one_and_no_prefix_cache(started: Start) -> None:
 
 def test_only_the_core_loads_torch(node: Node) -> None:
     assert node.post(prompt="Hello", max_tokens=4).status_code == 200
-    loaded = [any("torch" in name for name in libraries(psutil.Process(pid))) for pid in (node.face.pid, node.core.pid)]
+    loaded = [
+        any("torch" in name for name in libraries(psutil.Process(pid))) for pid in (node.server.pid, node.core.pid)
+    ]
     assert loaded == [False, True]
 
 
@@ -194,8 +196,8 @@ def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
             assert response.headers["retry-after"] == "1"
             assert response.json()["error"] == error
         assert node.metric("healthy") == node.metric("running") == 0
-        node.face.send_signal(signal.SIGTERM)
-        assert node.face.wait(10) == 0
+        node.server.send_signal(signal.SIGTERM)
+        assert node.server.wait(10) == 0
 
 
 def test_a_restarted_core_serves_again(started: Start) -> None:
@@ -216,7 +218,7 @@ def test_a_core_does_not_outlive_its_face(started: Start) -> None:
         core = node.core
         sockets = Path(core.cmdline()[-1])
         assert sockets.stat().st_mode & 0o777 == 0o700
-        node.face.kill()
+        node.server.kill()
         wait_for(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, 3)
         assert not sockets.exists()
 
@@ -227,14 +229,14 @@ def test_sigterm_lets_requests_finish(started: Start) -> None:
         with node.stream(**{**ENDLESS, "max_tokens": 1500}) as response:
             lines = response.iter_lines()
             next(lines)
-            node.face.send_signal(signal.SIGTERM)
+            node.server.send_signal(signal.SIGTERM)
             wait_for(lambda: client.get("/health").status_code == 503)
             refused = client.post("/v1/completions", json={"model": "tiny", **ENDLESS})
             for answer in (refused, client.get("/health")):
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
                 assert answer.headers["retry-after"] == "1"
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert node.face.wait(10) == 0
+        assert node.server.wait(10) == 0
         assert not core.is_running()
 
 
@@ -243,12 +245,12 @@ def test_what_the_drain_s_deadline_finds_gets_a_typed_error(started: Start) -> N
         with node.stream(**ENDLESS) as response:
             whole = pool.submit(node.post, **ENDLESS)
             wait_for(lambda: node.metric("running") == 2)
-            node.face.send_signal(signal.SIGTERM)
+            node.server.send_signal(signal.SIGTERM)
             last = [line for line in response.iter_lines() if line][-1]
             assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
         assert whole.result().status_code == 503
         assert whole.result().json()["error"]["type"] == "overloaded_error"
-        assert node.face.wait(5) == 0
+        assert node.server.wait(5) == 0
 
 
 def test_a_broken_chat_template_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The node's HTTP face under the real openai client, with a scripted engine behind it."""
+"""The node's HTTP server under the real openai client, with a scripted engine behind it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_it_says_what_the_chat_says(client: openai.OpenAI) -> None:
     assert whole.usage is not None and chat.usage is not None
     assert whole.usage.total_tokens == last.response.usage.total_tokens == chat.usage.total_tokens
     assert len(whole.output[0].to_dict()["content"][0]["logprobs"]) == chat.usage.completion_tokens  # pyright: ignore
-    counted = client.responses.input_tokens.count(model="tiny", input="hi")
+    counted = client.responses.input_tokens.count(model="tiny", input="hi", text={"verbosity": "low"})
     assert counted.input_tokens == chat.usage.prompt_tokens
 
 

@@ -100,7 +100,7 @@ def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
 
 
 def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() -> None:
-    """Where lengths vary: several times the tokens of static batches; most of preallocated memory stays empty."""
+    """Varying lengths give several times the tokens of static batches; most of preallocated memory stays empty."""
     drawn = random.Random(2)
     trace = [PlannedRequest(0.0, drawn.randint(5, 40), 1 + int(drawn.paretovariate(1.1)) % 200) for _ in range(80)]
     planner = Planner(trace, SHAPE, LOOSE)
@@ -113,7 +113,7 @@ def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() ->
 
 
 def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
-    """Where more comes than is served, and long prompts are read beside the streams."""
+    """The simulation holds when more comes than is served, and long prompts are read beside the streams."""
     drawn = random.Random(4)
     trace = [PlannedRequest(number * 0.01, drawn.randint(10, 800), drawn.randint(20, 60)) for number in range(150)]
     shape = NodeShape(replace(CONFIG, context_length=None), COSTS, 4000)

@@ -1,4 +1,4 @@
-"""What is launched for which batch: tiles, splits and the list of work, as plain functions."""
+"""The launch for each batch: tiles, splits and the list of work, as plain functions."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def adapters_of(rows: int, adapters: int, seed: int = 0) -> list[int]:
 
 
 def added(hidden: torch.Tensor, weights: LoraWeights, adapters: list[int]) -> torch.Tensor:
-    """What the adapters add, in float64, row by row."""
+    """The adapters' sum, in float64, row by row."""
     result = hidden.new_zeros(len(hidden), weights.up.shape[1], dtype=torch.float64)
     for row, adapter in enumerate(adapters):
         if adapter >= 0:

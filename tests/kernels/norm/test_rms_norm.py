@@ -23,7 +23,7 @@ def some(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torc
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels get to write in is full of NaN."""
+    """Memory for kernels to write in is full of NaN."""
     monkeypatch.setattr(torch, "empty", lambda shape, **options: torch.full(shape, torch.nan, **options))
 
 

@@ -47,7 +47,7 @@ def some_mask(rows: int, vocabulary: int, share: float) -> tuple[torch.Tensor, t
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels get to write in is full of NaN, or of a number that is no token."""
+    """Memory for kernels to write in is full of NaN, or of a number that is no token."""
 
     def filled(shape, *, dtype: torch.dtype, **options) -> torch.Tensor:
         return torch.full(shape, torch.nan if dtype.is_floating_point else -77, dtype=dtype, **options)

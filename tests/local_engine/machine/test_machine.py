@@ -1,4 +1,4 @@
-"""What a container may use is read from its control groups, of either version."""
+"""A container's share is read from its control groups, of either version."""
 
 from __future__ import annotations
 

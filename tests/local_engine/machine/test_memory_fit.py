@@ -61,7 +61,7 @@ def shape_file(tmp_path_factory):
 
 
 def allocated(path: Path, plan: MemoryPlan) -> dict[str, float]:
-    """What llama.cpp says it allocates, in MiB by kind of buffer: KV, output, compute, mapped."""
+    """llama.cpp's own figures of its memory, in MiB by kind of buffer: KV, output, compute, mapped."""
     library = llama()
     api, lines = library.api, []
     callback = api.llama_log_callback(lambda _level, text, _data: lines.append(text.decode(errors="replace")))
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.4])
 def test_the_advice_is_good(share) -> None:
-    """What a refusal proposes is not refused, nor more than the model was trained on."""
+    """The proposal of a refusal is not refused, nor more than the model was trained on."""
     header = read_header(pocket_small_gguf())
     plan = plan_of(header, LocalOptions())
     room = int(estimate(header, plan).total * share)

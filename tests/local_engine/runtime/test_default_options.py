@@ -1,4 +1,4 @@
-"""What the engine chooses by the build of llama.cpp."""
+"""The engine's choices by the build of llama.cpp."""
 
 from __future__ import annotations
 

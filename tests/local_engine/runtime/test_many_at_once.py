@@ -61,7 +61,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def solo(engine):
-    """What each question is answered, one after the other."""
+    """The answers to the questions, one after the other."""
     answers = {}
     for question in QUESTIONS:
         run = engine.start(ask(question), greedy())

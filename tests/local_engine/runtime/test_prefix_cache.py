@@ -23,7 +23,7 @@ def make(cells: int = 100, sequences: int = 8, sharing: str = "parts") -> tuple[
 
 
 def known(cache: LocalPrefixCache, tokens: list[int]) -> int:
-    """How much of it would be shared, without using it."""
+    """The length that would be shared, without using it."""
     return cache._find(tokens)[2]
 
 

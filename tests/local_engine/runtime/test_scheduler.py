@@ -21,7 +21,7 @@ CELLS, IDS = 48, 14
 
 
 class Cells:
-    """What llama.cpp's KV cache is, told plainly: cells that hold a token at a position for a set of sequences."""
+    """llama.cpp's KV cache, told plainly: cells that hold a token at a position for a set of sequences."""
 
     def __init__(self, size: int, sharing: str = "parts") -> None:
         self.size, self.sharing = size, sharing

@@ -78,7 +78,7 @@ def test_one_token_leads_by_infinity():
 
 
 def test_rows_of_a_view():
-    """What the engine hands over is a slice of llama.cpp's buffer, or a choice of its rows."""
+    """Rows from the engine are a slice of llama.cpp's buffer, or a choice of its rows."""
     logits = np.random.default_rng(1).standard_normal((6, 50)).astype(np.float32)
     tokens = [row.token for row in SignalMeter(50).measure(logits[::2])]
     assert tokens == logits[::2].argmax(axis=1).tolist()

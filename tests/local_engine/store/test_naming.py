@@ -1,4 +1,4 @@
-"""What a person may type, which file it means, and that no name leads out of the store."""
+"""Names that a person may type, the file that each means, and that none leads out of the store."""
 
 from __future__ import annotations
 

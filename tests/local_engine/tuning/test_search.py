@@ -129,7 +129,7 @@ def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_
         return estimate(read_header(path), plan_of(read_header(path), LocalOptions(**options))).total
 
     def tuned(room: int) -> Settings:
-        """What is chosen runs in that room."""
+        """The chosen settings run in that room."""
         settings = tune(path, room).settings
         EngineCandidate.of(path, None, sound=path).check(room)
         return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -51,6 +52,30 @@ def test_a_cut_answer_is_the_same_message(
     deltas = [payload["delta"] for payload in payloads if payload["type"] == "content_block_delta"]
     said = "".join(delta.get("thinking") or delta.get("text") or delta.get("partial_json") or "" for delta in deltas)
     assert said == reasoning + content + "".join(arguments for _, arguments in calls)
+
+
+@given(NAMED, st.randoms(use_true_random=False))
+def test_calls_whose_pieces_alternate_are_whole_blocks(calls: list[tuple[str, str]], chance: random.Random) -> None:
+    pieces = [[arguments[at : at + 2] for at in range(0, len(arguments), 2)] for _, arguments in calls]
+    order = [index for index, each in enumerate(pieces) for _ in each]
+    chance.shuffle(order)
+    events, sent = AnthropicEvents(ASKED), list[bytes]()
+    for index in dict.fromkeys(order):
+        begun = {"index": index, "id": f"call_{index}", "function": {"name": calls[index][0], "arguments": ""}}
+        sent += events.read(completion_chunk(begun))
+    for index in order:
+        sent += events.read(completion_chunk({"index": index, "function": {"arguments": pieces[index].pop(0)}}))
+    sent += events.read({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}) + events.end()
+    blocks = [(block["id"], block["name"], block["input"]) for block in events.message["content"]]
+    begun_in = [(f"call_{index}", calls[index][0], json.loads(calls[index][1])) for index in dict.fromkeys(order)]
+    assert blocks == begun_in
+    payloads = [json.loads(event.partition(b"data: ")[2]) for event in sent]
+    at = [payload["index"] for payload in payloads if "index" in payload]
+    assert at == sorted(at), "a block is over before the next begins"
+
+
+def completion_chunk(call: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
 
 
 @given(TEXTS, TEXTS, NAMED, REASONS, st.integers(1, 5))

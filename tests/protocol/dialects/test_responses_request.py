@@ -20,8 +20,6 @@ REFUSED = {
     "image": {"context_compression": "auto"},
     "moderation": {"model": "omni"},
     "prompt": {"id": "pmpt_1"},
-    "truncation": "auto",
-    "stream_options": {"include_obfuscation": True},
 }
 TAKEN = {
     "background": False,
@@ -37,15 +35,20 @@ TAKEN = {
     "prompt_cache_key": "key",
     "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "24h",
-    "reasoning": {"effort": "low", "summary": "auto"},
+    "reasoning": {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"},
     "safety_identifier": "someone",
     "service_tier": "flex",
     "store": True,
     "stream": True,
+    "stream_options": {"include_obfuscation": True},
     "temperature": 0.5,
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-    "tools": [{"type": "function", "name": "f", "parameters": None, "strict": True}],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": None, "strict": True, "allowed_callers": ["direct"]},
+        {"type": "function", "name": "g", "defer_loading": False},
+    ],
+    "truncation": "auto",
     "top_logprobs": 2,
     "top_p": 0.9,
     "user": "u",
@@ -67,7 +70,7 @@ def test_every_field_of_openais_is_known() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_chat_can_say_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name.partition("_")[0]) as caught:
-        chat_of(input="hello", **({"stream": True} if name == "stream_options" else {}), **{name: REFUSED[name]})
+        chat_of(input="hello", **{name: REFUSED[name]})
     assert (caught.value.param or "").startswith(name)
 
 
@@ -83,7 +86,10 @@ def test_what_is_taken_asks_the_same_of_a_chat() -> None:
         "reasoning_effort": "low",
         "verbosity": "low",
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
-        "tools": [{"type": "function", "function": {"name": "f", "strict": True}}],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "strict": True}},
+            {"type": "function", "function": {"name": "g"}},
+        ],
         "tool_choice": {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
@@ -144,6 +150,7 @@ def test_items_are_messages() -> None:
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"include": ["everything"]}, "include"),

@@ -1,4 +1,4 @@
-"""What other servers answer: no words and no answer are lost to an odd encoding or shape."""
+"""Odd encodings and shapes of other servers lose no words and no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which headers and query strings of callers reach the next hop."""
+"""The headers and query strings of callers that reach the next hop."""
 
 from __future__ import annotations
 

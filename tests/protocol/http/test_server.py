@@ -105,7 +105,7 @@ def test_too_large_is_answered_before_the_body_came(url: str) -> None:
 
 
 def sent(url: str, *pieces: bytes) -> bytes:
-    """What comes back for raw bytes, until the server closes the connection."""
+    """The response to raw bytes, until the server closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as client:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""What is left of an address where others see it."""
+"""The part of an address that others may see."""
 
 import pytest
 from updraft.protocol.safety.redaction import is_sendable, shown_url

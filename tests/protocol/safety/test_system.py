@@ -1,4 +1,4 @@
-"""What some systems lack is named in one module, and everything else starts and runs without it."""
+"""Features that some systems lack are named in one module, and everything else starts and runs without them."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""What a terminal would obey never reaches it, however it is cut into pieces; what people write stays."""
+"""Commands to a terminal never reach it, however they are cut into pieces; people's own text stays."""
 
 import logging
 import time

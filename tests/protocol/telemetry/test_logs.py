@@ -12,7 +12,7 @@ from updraft.protocol.telemetry import logs
 
 @pytest.fixture
 def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What a logger of its own writes, formatted as `log_to_stderr` would."""
+    """The lines of a logger of its own, formatted as `log_to_stderr` would."""
     monkeypatch.setenv(logs.FORMAT_VARIABLE, request.param)
     root, stream = logging.Logger("root"), io.StringIO()
     monkeypatch.setattr(logging, "root", root)

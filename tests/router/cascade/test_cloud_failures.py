@@ -1,4 +1,4 @@
-"""Which failures of a cloud the caller sees, which the device's answer covers, and what they cost the next requests."""
+"""Failures of a cloud that the caller sees, those the device's answer covers, and their cost for the next requests."""
 
 from __future__ import annotations
 
@@ -258,15 +258,27 @@ def test_a_network_in_no_proxy_keeps_the_cloud_within_reach(
     run(test())
 
 
-def test_a_key_that_the_cloud_quotes_is_not_told_on(bench: Any, cloud: FakeCloud) -> None:
+@pytest.mark.parametrize(
+    ("status", "stream", "told"),
+    [
+        (401, False, b"Wrong key: sk-mine-1"),
+        (401, False, b'{"error": {"message": "Wrong key: sk-mine-1", "code": "sk-mine-1"}}'),
+        (404, False, b"There is no /chat?key=sk-in-query"),
+        (200, False, b'{"error": {"message": "Wrong key: sk-mine-1", "code": 401}}'),
+        (200, True, b'data: {"error": {"message": "Wrong key: sk-mine-1", "code": 401}}\n\n'),
+    ],
+)
+def test_a_key_that_the_cloud_quotes_is_not_told_on(
+    bench: Any, cloud: FakeCloud, status: int, stream: bool, told: bytes
+) -> None:
     async def test() -> None:
-        for body in (b"Wrong key: sk-mine-1", b'{"error": {"message": "Wrong key: sk-mine-1", "code": "sk-mine-1"}}'):
-            cloud.says = (401, body)
-            async with bench(cloud_api_key="sk-mine-1") as b:
-                response = await b.ask("cloud")
-                assert response.status == 401
-                assert b"Wrong key" in response.body  # type: ignore[operator]
-                assert b"sk-mine-1" not in response.body  # type: ignore[operator]
+        cloud.says = (status, told)
+        async with bench(cloud_api_key="sk-mine-1", cloud_query={"key": "sk-in-query", "api-version": "1"}) as b:
+            response = await b.ask("cloud", stream=stream)
+            assert isinstance(response.body, bytes)
+            assert response.status >= 400
+            assert b"[the API key]" in response.body
+            assert b"sk-" not in response.body
 
     run(test())
 

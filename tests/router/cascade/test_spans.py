@@ -13,7 +13,7 @@ from updraft.protocol.telemetry import tracing
 
 @pytest.fixture
 def finished(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Where spans end up that are over."""
+    """The spans that are over."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

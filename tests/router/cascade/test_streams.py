@@ -1,4 +1,4 @@
-"""What a reader of a stream sees at every transition of the cascade."""
+"""A stream's reader at every transition of the cascade."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path:
 
 
 def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path) -> None:
-    """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
+    """An escalation by gate 3 alone is a label like any other, and part of the sample only by the same chance."""
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25)
     rng = random.Random(3)

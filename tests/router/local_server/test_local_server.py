@@ -53,12 +53,20 @@ def bare() -> Iterator[ScriptedProvider]:
 
 def test_the_same_answer_and_the_same_logprobs_as_in_process(tiny: Path, daemon: str) -> None:
     asked: dict[str, Any] = {"messages": USER, "max_tokens": 16, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    begun: dict[str, Any] = {
+        "messages": [*USER, {"role": "assistant", "content": "The user"}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+    }
     with updraft.OpenAI(config=RouterConfig(local=str(tiny))) as client:
         inside = client.chat.completions.create(model="local", **asked).choices[0]
+        goes_on = client.chat.completions.create(model="local", **begun).choices[0].message.content
     with updraft.OpenAI(config=RouterConfig(local=daemon, local_model="tiny")) as client:
         reply = client.chat.completions.create(model="local", **asked)
         stream = client.chat.completions.create(model="local", messages=USER, max_tokens=16, temperature=0, stream=True)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        assert client.chat.completions.create(model="local", **begun).choices[0].message.content == goes_on
     outside = reply.choices[0]
     assert reply.model == "tiny"
     assert outside.message.content == inside.message.content == streamed

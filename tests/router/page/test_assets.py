@@ -1,4 +1,4 @@
-"""What the page is served as: open files under a strict policy, and data only for whoever has the key."""
+"""The page's service: open files under a strict policy, and data only for whoever has the key."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         models = http.post("/updraft/models/memory", json={"action": "sleep"}).json()
         assert (models["loaded"], models["pinned"]) == (False, True)
         assert {"smollm2"} <= {each["name"] for each in models["models"]}
-    assert cloud.requests == []
+        assert cloud.requests == []
+        assert http.post("/updraft/target", json={"quality": 2}).status_code == 400
+        assert http.post("/updraft/target", json={"quality": 1}).json()["target"] == "quality 1"
+        assert http.post("/v1/chat/completions", json=body).json()["updraft"]["tier"] == "cloud"
 
 
 def test_markdown_lets_no_tag_through(http: TestClient) -> None:

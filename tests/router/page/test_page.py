@@ -122,7 +122,7 @@ def test_an_answer_is_markdown_and_cannot_command_the_page(page: Watched, cloud_
 
 
 def test_stop_ends_an_answer(page: Watched, cloud_server: FakeCloud) -> None:
-    cloud_server.mode = "drip"
+    cloud_server.mode = "hang"
     try:
         tab = open_view(page, "Chat")
         tab.get_by_label("Answered by").select_option("cloud")
@@ -173,6 +173,13 @@ def test_the_router_view_moves_the_target_and_traces_a_prompt(page: Watched) -> 
     tab.locator(".trace li").first.wait_for()
     assert "Gate 1, before generation" in tab.locator(".trace").inner_text()
     tab.get_by_role("button", name="Use the router's own target").click()
+    tab.get_by_role("button", name="Use this target for all requests").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_text("The router's target: quality 1.").wait_for()
+    slider.focus()
+    tab.keyboard.press("Home")
+    tab.get_by_role("button", name="Use this target for all requests").click()
+    tab.get_by_text("The router's target: quality 0.8.").wait_for()
 
 
 def test_savings_calibration_and_models_show_their_figures(page: Watched) -> None:

@@ -15,6 +15,10 @@ sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
 OPENED: list[str] = []
 
 
+def watch_sockets() -> None:
+    sys.addaudithook(_watch)
+
+
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     away = event == "socket.__new__" and arguments[1] in (socket.AF_INET, socket.AF_INET6)
     if away or event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "socket.sendmsg"):
@@ -35,7 +39,7 @@ async def main() -> int:
     from updraft.router.router import Router
     from updraft.router.server.endpoints import Endpoints
 
-    sys.addaudithook(_watch)
+    watch_sockets()
     common: dict[str, Any] = {"local": "pocket", "cloud_url": "http://127.0.0.1:9", "ledger": None, "confidence": 0.999}
     common |= {"cloud_model": "big", "privacy": Privacy(builtin=("credit_card",))}
     common["experience"] = Path(tempfile.mkdtemp()) / "experience.sqlite3"  # what answers teach is kept
@@ -101,4 +105,5 @@ async def main() -> int:
     return 0
 
 
-sys.exit(asyncio.run(main()))
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

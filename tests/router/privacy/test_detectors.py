@@ -1,4 +1,4 @@
-"""What the detectors see through: escapes within escapes, grouped cards, issuers' keys; and what they let pass."""
+"""Disguises that the detectors see through (nested escapes, grouped cards, issuers' keys), and texts they let pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no rule can read stays on the device or is refused, wherever it is in a request, while any rule is on."""
+"""Parts that no rule can read stay on the device or are refused, wherever they are, while any rule is on."""
 
 from __future__ import annotations
 

@@ -85,6 +85,10 @@ def test_a_request_with_everything(provider: ScriptedProvider, ask: Ask) -> None
         user="u1",
         reasoning_effort="high",
         n=1,
+        service_tier="flex",
+        verbosity="medium",
+        metadata={"app": "mine"},
+        prompt_cache_retention="24h",
         prediction={"type": "content", "content": "x"},
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
     )

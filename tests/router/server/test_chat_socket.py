@@ -29,7 +29,7 @@ CHAT = {"model": "cloud", "messages": [{"role": "user", "content": "hello"}]}
 
 @pytest.fixture
 def daemon(cloud: FakeCloud) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Where its chats are."""
+    """The address of its chats."""
     process = subprocess.Popen([sys.executable, "-c", CODE, cloud.url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

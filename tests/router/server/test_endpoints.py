@@ -81,6 +81,18 @@ def test_no_route_stands_in_the_way_of_another(route: Route) -> None:
     assert route.summary
 
 
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_no_route_answers_a_page_of_others_or_another_name(route: Route) -> None:
+    path = re.sub(r"\{.*?\}", "some", route.path)
+    router = Router(RouterConfig(local=None, ledger=None, cloud_url="http://127.0.0.1:9", cloud_model="big"))
+    client = TestClient(daemon_app(router), "http://127.0.0.1:4114")
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
+        response = client.request(route.method, path, headers=headers)
+        assert response.status_code == 403, headers
+        assert not [name for name in response.headers if name.startswith("access-control-")]
+    assert client.request(route.method, path, headers={"origin": "http://localhost:3000"}).status_code != 403
+
+
 def test_the_daemon_allows_what_the_table_allows() -> None:
     router = Router(RouterConfig(local=None, ledger=None, cloud_url="http://127.0.0.1:9", cloud_model="big"))
     with TestClient(daemon_app(router)) as client:

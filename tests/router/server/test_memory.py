@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
 from updraft.router.tiers.cloud import CloudEndpoint, HttpCloudTier
-
-# A child that collects its garbage and gives freed memory back when it is asked for its health: what is left is held.
-CODE = """
-import ctypes, gc, sys
-from updraft.router.config import RouterConfig
-from updraft.router.server.app import DaemonOptions, run_daemon
-from updraft.router.server.endpoints import Endpoints
-
-handle = Endpoints.handle
-async def weighed(self, request):
-    if request.path == "/health":
-        gc.collect()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
-    return await handle(self, request)
-Endpoints.handle = weighed
-settings = dict(cloud_url=sys.argv[1], local=sys.argv[2] if sys.argv[2] != "none" else None, cloud_connect_timeout_s=60)
-run_daemon(DaemonOptions(RouterConfig(**settings, cloud_model="big", confidence=0.6), port=0))
-"""
+from weighed_daemon import weighed_daemon
 
 
 def test_a_stream_leaves_nothing_to_the_garbage_collector_and_its_connection_to_the_next(cloud: FakeCloud) -> None:
@@ -77,21 +57,13 @@ def test_a_stream_leaves_nothing_to_the_garbage_collector_and_its_connection_to_
 )
 def test_a_daemon_does_not_grow(cloud: FakeCloud, model: str, local: str, requests: int) -> None:
     """Of three rounds after a first one, the last two add little: a leak of a kilobyte a stream would show."""
-    command = [sys.executable, "-c", CODE, cloud.url, local]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().split()[1]
-            weights: list[int] = []
-            for number in range(4):
-                asyncio.run(
-                    stream(f"{url}/v1/chat/completions", model, range(number * requests, (number + 1) * requests))
-                )
-                cloud.requests.clear()
-                assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-                weights.append(psutil.Process(process.pid).memory_info().rss)
-        finally:
-            process.kill()
+    with weighed_daemon(cloud.url, local) as daemon:
+        weights: list[int] = []
+        for number in range(4):
+            numbers = range(number * requests, (number + 1) * requests)
+            asyncio.run(stream(f"{daemon.url}/v1/chat/completions", model, numbers))
+            cloud.requests.clear()
+            weights.append(daemon.weight())
     grown = [after - before for before, after in itertools.pairwise(weights)]
     print(model, requests, [f"{each / 2**20:.2f} MB" for each in grown])
     assert sum(grown[1:]) < 2**20, f"{grown} bytes in rounds of {requests} requests"

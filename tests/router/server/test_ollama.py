@@ -86,11 +86,28 @@ def test_tools_thinking_and_pictures(client: ollama.Client, cloud: FakeCloud) ->
     assert (sent["reasoning_effort"], sent["response_format"]) == ("none", {"type": "json_object"})
 
 
+def test_results_that_name_no_call_belong_to_the_calls_in_order(client: ollama.Client, cloud: FakeCloud) -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "c")]
+    results = [
+        {"role": "tool", "content": "of b", "tool_name": "b"},
+        *({"role": "tool", "content": f"of {name}"} for name in "ac"),
+    ]
+    client.chat("cloud", [{"role": "user", "content": "all"}, {"role": "assistant", "tool_calls": calls}, *results])
+    _, called, *told = cloud.requests[-1]["messages"]
+    names = {call["id"]: call["function"]["name"] for call in called["tool_calls"]}
+    assert [(names[each["tool_call_id"]], each["content"]) for each in told] == [
+        ("b", "of b"),
+        ("a", "of a"),
+        ("c", "of c"),
+    ]
+
+
 def test_models_embeddings_and_version(client: ollama.Client) -> None:
     assert {model.model for model in client.list().models} == {"auto", "local", "cloud", "pocket-large", "fake-small"}
     shown = client.show("local:latest")
     assert shown.capabilities and "tools" in shown.capabilities
     assert shown.modelinfo and shown.modelinfo["updraft.context_length"] == 512
+    assert [model.model for model in client.ps().models] == ["fake-small"]
     assert len(client.embed("cloud", ["a", "b"]).embeddings) == 2
     assert client._client.get("/api/version").json() == {"version": __version__}  # pyright: ignore[reportPrivateUsage]
 

@@ -35,7 +35,7 @@ _UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck), "der
 
 
 async def _answer(request: Request) -> Response:
-    """What every OpenAI-compatible server says, whatever it is asked."""
+    """The description that every OpenAI-compatible server gives, whatever it is asked."""
     body, chat = await request.json(), "chat" in request.url.path
     message: dict[str, Any] = {"message": {"role": "assistant", "content": "yes"}} if chat else {"text": "yes"}
     piece: dict[str, Any] = {"delta": {"content": "yes"}} if chat else {"text": "yes"}

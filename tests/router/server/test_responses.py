@@ -94,6 +94,29 @@ def test_a_response_with_its_reason(client: openai.OpenAI) -> None:
     assert raw.headers["x-updraft-tier"] == "local"
 
 
+def test_what_a_prompt_would_cost(client: openai.OpenAI) -> None:
+    count = client.responses.input_tokens.count
+    asked: dict[str, Any] = {"model": "auto", "input": "hello", "tools": [TOOL], "reasoning": {"effort": "high"}}
+    assert count(**asked, truncation="auto").input_tokens == len("hello") + 1
+    first = client.responses.create(model="local", input="one")
+    said = count(input="two", instructions="Be brief.", previous_response_id=first.id)
+    assert said.input_tokens == sum(len(text) + 1 for text in ("Be brief.", "one", LOCAL_TEXT, "two"))
+    with pytest.raises(openai.BadRequestError, match="input is required"):
+        count()
+
+
+def test_what_may_be_left_out_and_what_has_no_effect(client: openai.OpenAI) -> None:
+    assert client.responses.create(instructions="Say hello.").output_text
+    tool: Any = {**TOOL, "allowed_callers": ["direct"], "defer_loading": False}
+    hints: dict[str, Any] = {"prompt_cache_retention": "24h", "service_tier": "flex", "stream_options": {}}
+    hints["include"] = ["file_search_call.results", "reasoning.encrypted_content"]
+    last = streamed(client, model="local", truncation="auto", tools=[tool], tool_choice="none", **hints)[-1]
+    assert (last.response.output_text, last.response.truncation) == (LOCAL_TEXT, "disabled")
+    with pytest.raises(openai.BadRequestError, match="conversation") as caught:
+        client.responses.create(input="hello", conversation="conv_1")
+    assert caught.value.code == "unsupported_parameter"
+
+
 def test_the_events_of_a_text(client: openai.OpenAI) -> None:
     for model, text in (("local", LOCAL_TEXT), ("cloud", CLOUD_TEXT)):
         events = streamed(client, model=model)
@@ -141,8 +164,8 @@ def test_a_round_trip_of_tools_and_reasoning(client: openai.OpenAI, cloud: FakeC
     assert [item.type for item in response.output] == ["reasoning", "function_call", "function_call"]
     assert cloud.requests[-1]["tool_choice"]["function"] == {"name": "weather"}
     cloud.says = None
-    said = [item.to_dict() for item in response.output]
-    outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "dry"} for call in calls]
+    said: list[Any] = [item.to_dict() for item in response.output]
+    outputs: list[Any] = [{"type": "function_call_output", "call_id": call["id"], "output": "dry"} for call in calls]
     final = client.responses.create(input=[*asked, *said, *outputs], **options)
     assert final.output_text == CLOUD_TEXT
     assert cloud.requests[-1]["messages"] == [
@@ -257,8 +280,9 @@ def test_a_conversation_that_is_stored(client: openai.OpenAI, cloud: FakeCloud) 
     ResponseItemList.model_validate(client.get(f"/responses/{last.id}/input_items", cast_to=object))
     items = [item.to_dict() for item in client.responses.input_items.list(last.id, limit=1, order="asc")]
     assert [item["role"] for item in items] == ["user", "assistant", "assistant", "user"]
-    newest = client.responses.input_items.list(last.id, limit=1)
-    assert [item.to_dict()["content"][0]["text"] for item in newest.data] == ["two"]
+    (newest,) = client.responses.input_items.list(last.id, limit=1).data
+    content: Any = newest.to_dict()["content"]
+    assert content[0]["text"] == "two"
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

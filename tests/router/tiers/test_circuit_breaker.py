@@ -194,7 +194,7 @@ def test_a_hung_cloud_costs_one_request_its_timeout() -> None:
 
 
 def attempts(*failures: CloudFailure | None, time_left_s: float = 30.0) -> tuple[int, float, CloudFailure | None]:
-    """How many were made, how long they took, and the failure in the end."""
+    """The number of tries, their time, and the failure in the end."""
     made: list[CloudFailure | None] = []
 
     async def attempt() -> str:

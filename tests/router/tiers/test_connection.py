@@ -1,4 +1,4 @@
-"""Which proxy a cloud is reached through, and what the environment may say wrongly about it."""
+"""The proxy to a cloud, and wrong words about it in the environment."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Example.COM", ["a.b.example.com", "example.com"]),
         ("example.com:80,[::2]:80", ["example.com", "[::2]"]),
         ("http://example.com", ["example.com"]),
+        ("xn--bcher-kva.example", ["b\xfccher.example"]),
+        ("B\xfccher.example", ["b\xfccher.example"]),
         ("*", ["any.where", "127.0.0.1"]),
     ],
 )
@@ -45,7 +47,17 @@ def test_who_is_reached_without_the_proxy(no_proxy: str, passed_by: list[str], m
 
 
 @pytest.mark.parametrize(
-    "no_proxy", ["example.com:8080", "https://example.com", "example.com.evil", "[::1", ":", ",,", "//"]
+    "no_proxy",
+    [
+        "example.com:8080",
+        "https://example.com",
+        "example.com.evil",
+        "example.com:" + "8" * 5000,
+        "[::1",
+        ":",
+        ",,",
+        "//",
+    ],
 )
 def test_who_is_not_named_goes_through_it(no_proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "proxy.example:3128")
@@ -80,6 +92,12 @@ def test_certificates_that_cannot_be_read_are_named(
     with pytest.raises(ConfigurationError, match=r"SSL_CERT_FILE=.*ca\.pem"):
         open_client(CloudEndpoint("https://cloud.example/v1"))
     assert open_client(CloudEndpoint("http://cloud.example/v1")), "no certificate is needed there"
+
+
+def test_a_key_log_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", "/dev/null/keys")
+    with pytest.raises(ConfigurationError, match="SSLKEYLOGFILE=/dev/null/keys"):
+        open_client(CloudEndpoint("https://cloud.example/v1"))
 
 
 @pytest.mark.parametrize(

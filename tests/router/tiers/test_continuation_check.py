@@ -1,4 +1,4 @@
-"""What a cloud says first tells whether it goes on or begins anew, and where it cannot, it counts as going on."""
+"""A cloud's first words tell whether it goes on or begins anew; where they cannot, it counts as going on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cloud's refusal becomes: its status, its words, and whether another try may help."""
+"""A cloud's refusal as the caller sees it: its status, its words, and whether another try may help."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ class SlowRun:
     prompt_tokens = 3
     prompt_hidden = np.zeros(4, dtype=np.float32)
     prompt_logprobs = np.zeros(2, dtype=np.float32)
+    prompt_scores = None
 
     def __init__(self, engine: SlowEngine) -> None:
         self._engine = engine

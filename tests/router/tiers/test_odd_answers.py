@@ -9,11 +9,13 @@ from typing import Any
 import httpx
 import pytest
 from updraft.router.tiers.answer_shapes import completion_in
+from updraft.router.tiers.connection import CloudEndpoint
 from updraft.router.tiers.failures import CloudFailure, refused
 from updraft.router.tiers.providers.openai import OpenAIProvider
 from updraft.router.tiers.stream import HttpCloudStream
 
 URL = "https://cloud.example/v1"
+ENDPOINT = CloudEndpoint(URL, timeout_s=5.0)
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def streamed(*events: Any, content_type: str = "text/event-stream") -> list[dict
                 yield b"data: " + json.dumps(event).encode() + b"\n\n"
 
         headers = {"content-type": content_type} if content_type else {}
-        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=body()), URL, 5.0, OpenAIProvider())
+        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=body()), ENDPOINT)
         await stream.wait_for_content()
         return [event async for _, event in stream]
 
@@ -60,9 +62,8 @@ def test_what_is_called_a_page_or_a_whole_answer_is_no_stream(content_type: str)
 def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, again: bool) -> None:
     async def run() -> None:
         headers = {"content-type": content_type}
-        stream = HttpCloudStream(
-            httpx.Response(200, headers=headers, content=b"Welcome to the router.\n\n"), URL, 5.0, OpenAIProvider()
-        )
+        response = httpx.Response(200, headers=headers, content=b"Welcome to the router.\n\n")
+        stream = HttpCloudStream(response, ENDPOINT)
         await stream.wait_for_content()
 
     with pytest.raises(CloudFailure) as caught:

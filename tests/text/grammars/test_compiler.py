@@ -1,4 +1,4 @@
-"""What can be a constraint, what cannot, and that the difference is told."""
+"""Texts that can be a constraint, those that cannot, and that the difference is told."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, kind: str, source: 
         ("regex", "[a-c]{2}|x+", ["ab", "xxx"], ["a", "abc", ""]),
         ("choice", ['say "yes"', "no\n", "\\d", "日本"], ['say "yes"', "no\n", "\\d", "日本"], ["no", "7", "日"]),
         ("lark", 'start: "a" b*\nb: "b" | "c"', ["a", "abcb"], ["", "b"]),
+        ("gbnf", 'root ::= "a" two{2} # twice\ntwo ::= [b-d] | "\\n"', ["abd", "ac\n"], ["a", "ab", "abbb"]),
     ],
 )
 def test_holds_text_to_it(
@@ -78,6 +79,9 @@ def test_holds_text_to_it(
         ("regex", "(a", "unclosed|invalid regex"),
         ("lark", "start: elephant", "elephant"),
         ("lark", "", "Empty"),
+        ("gbnf", "root ::= elephant", "elephant"),
+        ("gbnf", "start ::= [a", "input"),
+        ("gbnf", 'leaf ::= "a"', "root"),
     ],
 )
 def test_what_it_cannot_hold_an_answer_to_is_refused(

@@ -98,7 +98,7 @@ def test_every_text_is_in_the_prompt_of_a_real_template(name: str) -> None:
 
 
 def check(template: ChatTemplate) -> int:
-    """How many conversations it rendered; what it refuses it says."""
+    """The number of conversations it rendered; what it refuses it says."""
     rendered = 0
     for messages, tools in itertools.product(conversations(), ([], TOOLS)):
         try:
@@ -191,16 +191,21 @@ def test_a_text_that_a_template_would_drop_for_what_it_says_stays() -> None:
 
 def test_where_a_template_comes_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = TemplateSources("own")
-    assert TemplateSources.of("m", own, None) is own
-    assert TemplateSources.of("m", own, "chatml").default == CHATML
+    assert TemplateSources.of("m", own, None, ()) is own
+    assert TemplateSources.of("m", own, "chatml", ()).default == CHATML
     path = tmp_path / "t.jinja"
     path.write_text("given", encoding="utf-8-sig")
-    assert TemplateSources.of("m", own, str(path)).default == "given"
+    assert TemplateSources.of("m", own, str(path), ()).default == "given"
     assert caplog.messages == []
-    assert TemplateSources.of("m", None, None).default == CHATML
+    assert TemplateSources.of("m", None, None, ["<|im_start|>"]).default == CHATML
+    bare = ChatTemplate(TemplateSources.of("m", None, None, ["<start_of_turn>"]))
+    assert (
+        bare.render([Message(role="system", content="Be brief."), Message(role="user", content="hi")])
+        == "Be brief.\nhi\n"
+    )
     assert "m has no chat template: ChatML is used" in caplog.text
     with pytest.raises(ConfigurationError, match="give `chatml` or the path of a Jinja file"):
-        TemplateSources.of("m", own, str(tmp_path / "none"))
+        TemplateSources.of("m", own, str(tmp_path / "none"), ())
 
 
 @pytest.mark.parametrize("source", [CHATML, STRICT], ids=["taken as it is", "joined"])

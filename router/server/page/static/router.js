@@ -6,15 +6,17 @@ import { options, quality, setQuality } from "./session.js";
 
 export async function show(place) {
   const status = await get("/updraft/status");
-  place.append(el("p", { className: "muted" }, `The router's target: ${status.target}.`));
-  place.append(el("h2", {}, "Target"));
-  if (status.calibrated) await showTarget(place);
+  const target = el("p", { className: "muted" });
+  const tell = (now) => { target.textContent = `The router's target: ${now.target}.`; };
+  tell(status);
+  place.append(target, el("h2", {}, "Target"));
+  if (status.calibrated) await showTarget(place, tell);
   else place.append(el("p", {}, "No policy is calibrated for this pair: ", el("code", {}, "updraft calibrate"),
     " makes one. Then a target can be chosen here."));
   showTrace(place);
 }
 
-async function showTarget(place) {
+async function showTarget(place, tellTarget) {
   const report = await get("/updraft/policy");
   const curve = report.curve;
   const at = quality() ?? report.quality;
@@ -33,9 +35,21 @@ async function showTarget(place) {
 
   const reset = el("button", { type: "button", onclick: () => { setQuality(null); say("The router's own target holds."); } },
     "Use the router's own target");
+  const failed = el("div", { "aria-live": "polite" });
+  const forAll = el("button", { type: "button", onclick: async () => {
+    try {
+      tellTarget(await post("/updraft/target", { quality: curve[slider.value].target }));
+      setQuality(null);
+      failed.replaceChildren();
+      say("The target holds for all requests.");
+    } catch (error) {
+      failed.replaceChildren(failure(error));
+    }
+  } }, "Use this target for all requests");
   place.append(el("label", { htmlFor: "target" }, "Share of the cloud's quality to keep"), slider, said,
-    el("p", { className: "muted" }, "It holds for what this tab asks. ", el("code", {}, "quality"),
-      " in the settings holds for all."), reset);
+    el("p", { className: "muted" }, "The slider holds for what this tab asks. A target for all requests holds until the "
+      + "settings are read again; ", el("code", {}, "quality"), " in the settings lasts."),
+    el("div", { className: "row" }, forAll, reset), failed);
   tell();
   place.append(await chart("curve", "Quality kept, by the share of requests that go to the cloud."));
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import read_object, unsupported
+from .....protocol.decoding import read_object
 from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.responses_events import (
     begun_response,
@@ -18,7 +18,12 @@ from .....protocol.dialects.responses_events import (
     whole_response,
 )
 from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
-from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, read_responses_request
+from .....protocol.dialects.responses_request import (
+    ResponsesRequest,
+    chat_body,
+    prompt_body,
+    read_responses_request,
+)
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -27,6 +32,7 @@ from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended
 from ..route import RequestContext, Route
+from . import tokens
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
 log = logging.getLogger("updraft.router")
@@ -64,7 +70,9 @@ async def create(context: RequestContext) -> WireResponse:
     if asked.background and asked.store is False:
         raise InvalidRequestError("background needs store=true: else nobody could retrieve it.", param="background")
     items = await _conversation(context, asked)
-    chat = replace(context.request, body=await off_event_loop(body, lambda: _encoded(asked, items)))
+    chat = replace(
+        context.request, body=await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, items)))
+    )
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
     creation = _Creation(context, asked, items, chat, response)
     if asked.background:
@@ -79,10 +87,19 @@ async def create(context: RequestContext) -> WireResponse:
     return WireResponse.json(response, headers=made.headers)
 
 
+async def input_tokens(context: RequestContext) -> WireResponse:
+    """By the tokenizer of the device's model: a cloud may count otherwise."""
+    body = context.request.body
+    asked = await off_event_loop(body, lambda: read_responses_request(read_object(body)))
+    items = await _conversation(context, asked)
+    chat = await off_event_loop(body, lambda: msgspec.json.encode(prompt_body(asked, items)))
+    return await tokens.input_tokens(replace(context, request=replace(context.request, body=chat)))
+
+
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
     """Everything that is said before the answer. Raises NotFoundError for what is not stored."""
     owner, previous = _owner(context), asked.previous_response_id
-    if asked.input is None and previous is None:
+    if asked.input is None and previous is None and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     if previous is not None and context.answers.running(owner, previous) is not None:
         raise InvalidRequestError(f"{previous} is still being made: wait for it.", param="previous_response_id")
@@ -99,10 +116,6 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
         param = "previous_response_id" if previous is not None and not items else "input"
         raise NotFoundError(error.message, param=param, code=error.code) from error
     return with_own_ids(items)
-
-
-def _encoded(asked: ResponsesRequest, items: list[Item]) -> bytes:
-    return msgspec.json.encode(chat_body(asked, items))
 
 
 async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -154,8 +167,6 @@ async def _logged(running: BackgroundResponse, payloads: AsyncIterator[bytes]) -
 async def retrieve(context: RequestContext) -> WireResponse:
     query = query_of(context.request.query, ("include", "include_obfuscation", "starting_after", "stream"))
     streams = query.get("stream") == "true"
-    if streams and query.get("include_obfuscation") == "true":
-        raise unsupported("include_obfuscation")
     running, after = _running(context), _starting_after(query)
     if running is not None and not streams:
         return WireResponse.json(running.response)
@@ -166,7 +177,7 @@ async def retrieve(context: RequestContext) -> WireResponse:
         return WireResponse.json(found.body)
     if found is None or not found.events:
         raise InvalidRequestError("Only a response made with background and stream can be streamed.", param="stream")
-    return WireResponse(200, sse.HEADERS, _replayed(found.events[after + 1 :]))
+    return WireResponse(200, sse.HEADERS, _replayed("".join(found.events[after + 1 :])))
 
 
 def _starting_after(query: dict[str, str]) -> int:
@@ -176,9 +187,8 @@ def _starting_after(query: dict[str, str]) -> int:
     return int(given)
 
 
-async def _replayed(events: list[str]) -> AsyncGenerator[bytes]:
-    for event in events:
-        yield event.encode()
+async def _replayed(events: str) -> AsyncGenerator[bytes]:
+    yield events.encode()
 
 
 async def delete(context: RequestContext) -> WireResponse:
@@ -243,6 +253,8 @@ def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Seq
 
 ROUTES = (
     Route("POST", "/v1/responses", create, "routed, in OpenAI's Responses API", ResponsesRequest, streams=True),
+    Route("POST", "/v1/responses/input_tokens", input_tokens, "how many tokens of the model on the device it takes",
+          ResponsesRequest, tokens.InputTokens),
     Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four want the setting `store`",
           streams=True),
     Route("DELETE", "/v1/responses/{response}", delete, "forget it"),

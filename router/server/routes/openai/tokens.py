@@ -50,9 +50,10 @@ async def input_tokens(context: RequestContext) -> WireResponse:
     def answer(encoder: TextEncoder, _: int) -> InputTokens:
         tokens = encoder.encode_chat(
             request.messages,
-            tools=request.tools or (),
+            tools=() if request.tool_use is None else request.tool_use.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            template_options=request.chat_template_kwargs,
         )
         return InputTokens(len(tokens))
 

@@ -1,4 +1,4 @@
-"""Which captured step a batch takes, and what it computes: repeated by hand here, as a CUDA graph on a GPU."""
+"""The captured step of a batch, and its results: repeated by hand here, as a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ STEPS: list[list[tuple[int, int, list[int]]]] = [  # (sequence, start, tokens): 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
 def test_captured_steps_are_those_of_the_model(target) -> None:
-    """What a step left behind in the buffers is not seen by the next; tokens may be on the device already."""
+    """Leftovers of a step in the buffers are not seen by the next; tokens may be on the device already."""
     pytest.importorskip("triton")
     backend = TritonBackend(cache_spec(target, 9, 16))
     runner = Runner(target, 9, 16, attention_backend="torch")

@@ -1,4 +1,4 @@
-"""Which device is used: it has to be there, and a numbered one becomes torch's current one."""
+"""The device that is used: it has to be there, and a numbered one becomes torch's current one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from updraft.protocol.errors import ConfigurationError
 
 @pytest.fixture
 def two_devices(monkeypatch) -> list[int]:
-    """What would become the current one, on a machine that has two."""
+    """The device that would become the current one, on a machine that has two."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""How often a step waits for the device: once for its tokens, and once for all log-probabilities."""
+"""A step waits for the device once for its tokens, and once for all log-probabilities."""
 
 from __future__ import annotations
 

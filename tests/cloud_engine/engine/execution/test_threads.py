@@ -8,7 +8,7 @@ from updraft.cloud_engine.engine.execution import threads
 
 @pytest.fixture
 def free(monkeypatch):
-    """How many threads there is room for, as a list of one; torch has three before."""
+    """The number of threads there is room for, as a list of one; torch has three before."""
     room = [3]
 
     class Governor:

@@ -1,4 +1,4 @@
-"""What is launched before the first request comes: each way to attend and to sample, and nothing of it stays."""
+"""Launches before the first request: each way to attend and to sample, and nothing of it stays."""
 
 from __future__ import annotations
 

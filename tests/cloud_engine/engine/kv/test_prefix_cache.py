@@ -27,7 +27,7 @@ def compute(cache: KVCacheManager, state: RequestState, num_tokens: int = 1000) 
 
 
 class EverythingIsFound(RuleBasedStateMachine):
-    """Where nothing is ever evicted, a request finds exactly what others with its salt have computed."""
+    """A request finds exactly what others with its salt have computed, while nothing is ever evicted."""
 
     def __init__(self) -> None:
         super().__init__()

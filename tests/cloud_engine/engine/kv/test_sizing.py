@@ -1,4 +1,4 @@
-"""What an engine takes of memory by itself, and what it tells of its context."""
+"""An engine's choice of its own memory, and its words about its context."""
 
 from __future__ import annotations
 

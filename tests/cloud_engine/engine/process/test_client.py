@@ -1,4 +1,4 @@
-"""The asyncio face: concurrent streams, aborts by closing or cancelling, and failures that everybody hears of."""
+"""The asyncio client: concurrent streams, aborts by closing or cancelling, and failures that everybody hears of."""
 
 from __future__ import annotations
 

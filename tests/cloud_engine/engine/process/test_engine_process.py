@@ -1,4 +1,4 @@
-"""The engine in its own process, seen from its asyncio face: same answers, and no death goes unheard."""
+"""The engine in its own process, seen from its asyncio client: same answers, and no death goes unheard."""
 
 from __future__ import annotations
 

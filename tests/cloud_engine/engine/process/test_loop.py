@@ -1,4 +1,4 @@
-"""When the loop tells its face what steps brought: rarely where they are short, at once where somebody waits for it."""
+"""The loop's reports of its steps: rare where they are short, at once where somebody waits for one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Script(CoreTransport):
         raise AssertionError("nothing is prepared here")
 
     def outputs(self) -> list[tuple[int, list[TokenOutput]]]:
-        """What was told, where that was anything."""
+        """The report, if there was one."""
         found = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
         return [(step, outputs) for step, outputs in found if outputs]
 

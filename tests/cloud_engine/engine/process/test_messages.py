@@ -1,4 +1,4 @@
-"""Everything that face and core say to each other arrives as it was sent."""
+"""Everything that client and core say to each other arrives as it was sent."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class Simulation(RuleBasedStateMachine):
             self.answers.begin(state)
 
     def num_kept_waiting(self) -> int:
-        """How many of the queue cannot be let in now; found by trying, on a copy. Beams count as one."""
+        """The number in the queue that cannot be let in now; found by trying, on a copy. Beams count as one."""
         twin = copy.deepcopy(self.scheduler)
         while twin.waiting and twin._admit(twin._first_waiting()):
             pass
@@ -453,7 +453,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
 
 
 def paced(token_s: float, *states: RequestState, **options: Any) -> list[list[int]]:
-    """What each step computes of each request, where a token takes `token_s`, until all prompts are there."""
+    """Each step's tokens of each request, where a token takes `token_s`, until all prompts are there."""
     config = EngineConfig(**{"block_size": BLOCK, "token_budget": 512, "max_step_ms": 100, **options})
     scheduler = plain_scheduler(config, KVCacheManager(1000, BLOCK))
     for state in states:
@@ -512,7 +512,7 @@ def test_a_prediction_is_cut_so_that_a_step_takes_no_longer(head: float) -> None
 
 
 def test_drafts_leave_prompts_their_pace() -> None:
-    """Where a request is always drafted for, the prompt behind it gets pieces that follow what steps take."""
+    """A prompt behind a request that is always drafted for gets pieces that follow the length of steps."""
     config = EngineConfig(block_size=BLOCK, max_step_ms=100, draft_length="fixed", num_draft_tokens=4)
     speculator = Speculator([Sometimes(1.0)], config)
     scheduler = Scheduler(config, KVCacheManager(1000, BLOCK), speculator)

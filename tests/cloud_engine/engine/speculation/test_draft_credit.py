@@ -1,4 +1,4 @@
-"""What drafts may lose is bounded whatever happens, and each class of batch sizes has an account of its own."""
+"""The loss by drafts is bounded whatever happens, and each class of batch sizes has an account of its own."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_never_slower_at_other_loads(machine: str, sequences: int, acceptance: f
 @pytest.mark.parametrize("acceptance", [0.0, 0.95])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_never_slower_where_the_load_changes(machine: str, acceptance: float) -> None:
-    """What drafts may lose before they are known is lost for each class of batch size."""
+    """Drafts may lose as much before they are known for each class of batch size."""
     rng = random.Random(2)
     stays = (itertools.repeat(rng.choice([1, 2, 4, 8, 16, 32, 64]), rng.randint(20, 200)) for _ in range(50))
     run = Run(MACHINES[machine], itertools.chain.from_iterable(stays), acceptance, AdaptiveDraftLength(MOST))

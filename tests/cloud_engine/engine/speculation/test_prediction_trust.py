@@ -50,7 +50,7 @@ def test_a_step_saved_is_weighed_against_tokens_wasted(
 
 
 def test_a_step_of_many_costs_each_of_them_its_share() -> None:
-    """What a longer step costs the others in a batch is weighed against a share of a step, not all of it."""
+    """The cost of a longer step for the others in a batch is weighed against a share of a step, not all of it."""
     found = measured(trust(6, 2), step_ms=10, token_ms=0.2)
     measured(found, step_ms=16, token_ms=0.2, sequences=32)
     assert (found.takes_whole(60, 1), found.takes_whole(60, 32)) == (True, False)

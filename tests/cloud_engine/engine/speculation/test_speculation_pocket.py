@@ -60,7 +60,7 @@ def plain(prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def small_answers(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
-    """What the device would send up: often right, often not."""
+    """The drafts that the device would send: often right, often not."""
     config = EngineConfig(max_batch_size=32, max_waiting=PROMPTS)
     yield answers(Engine.from_folder(pocket.pocket_small_folder(), config=config), prompts)
 

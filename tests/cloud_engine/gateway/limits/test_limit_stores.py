@@ -78,7 +78,7 @@ async def begin(store: LimitStore) -> None:
 
 
 def test_a_thousand_requests_in_four_processes_never_pass_a_limit(where: str, with_store: WithStore) -> None:
-    """What they used is in the account to the token, less what drained since."""
+    """Their use is in the account to the token, less what drained since."""
 
     async def work(store: LimitStore) -> None:
         await begin(store)

@@ -1,4 +1,4 @@
-"""Which limits hold for a request, what it reserves of them, and how a refusal and the headers read."""
+"""The limits that hold for a request, its reservations, and the words of refusals and headers."""
 
 from __future__ import annotations
 
@@ -95,6 +95,15 @@ def test_an_estimate_alone_never_makes_a_request_too_large(with_limiter: Callabl
     with_limiter(work)
 
 
+def test_each_answer_counts_that_names_no_limit(with_limiter: Callable[..., None]) -> None:
+    async def work(limiter: Limiter) -> None:
+        await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, None, 9)
+        with pytest.raises(LimitError):
+            await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, None)
+
+    with_limiter(work)
+
+
 def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
         first = await limiter.admit(ANONYMOUS, "m", 1, 1)
@@ -184,6 +193,10 @@ def test_sizes() -> None:
     size = decode_size(json.dumps({"model": "m", "n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
     assert size.max_tokens == 150
     assert 1000 <= size.prompt_tokens < 1050
+    two = decode_size(json.dumps({"prompt": ["a", "b"], "n": 3, "max_completion_tokens": 1, "max_tokens": 50}).encode())
+    assert (two.max_tokens, two.answers) == (300, 6), "whichever limit the node reads"
+    assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answers == 6
+    assert decode_size(b'{"prompt": [1, 2, 3]}').answers == 1
     image = {"image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
     size = decode_size(json.dumps({"messages": [image]}).encode())
     assert size.max_tokens is None

@@ -52,7 +52,7 @@ def test_a_repository_without_what_is_not_needed(hub: Hub) -> None:
 
 
 def test_the_cache_is_the_one_of_the_hubs_library(hub: Hub, cache: Path) -> None:
-    """What the node downloads is found by others, and what they downloaded is not fetched again."""
+    """The node's downloads are found by others, and theirs are not fetched again."""
     folder = find_model("owner/model")
     found = huggingface_hub.try_to_load_from_cache("owner/model", "model.safetensors", cache_dir=cache)
     assert Path(found) == folder / "model.safetensors"

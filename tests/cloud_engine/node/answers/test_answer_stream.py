@@ -1,4 +1,4 @@
-"""What becomes of an engine's outputs, and what an engine is told of it."""
+"""The way of an engine's outputs into an answer, and the engine's news of it."""
 
 from __future__ import annotations
 

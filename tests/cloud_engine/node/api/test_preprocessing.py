@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,3 +44,14 @@ def test_whose_tokens_are_wanted_at_once(jobs: JobMaker, options: dict[str, Any]
         )
         generations = jobs.completion(msgspec.json.encode(body), "me").generations
         assert [generation.streamed for generation in generations] == [streamed] * 2
+
+
+def test_variables_reach_the_chat_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}{% if enable_thinking is false %} Answer{% else %} Think{% endif %}")
+    tokenizer = Tokenizer.from_folder(pocket_large_folder(), chat_template=str(template))
+    maker = JobMaker(tokenizer, "m", 384, None, SamplingDefaults())
+    for options, end in (({}, " Think"), ({"enable_thinking": False}, " Answer")):
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "chat_template_kwargs": options}
+        (generation,) = maker.chat(msgspec.json.encode(body), "me").generations
+        assert tokenizer.decode(generation.prompt_ids).endswith(f"Hello{end}")

@@ -1,4 +1,4 @@
-"""What `/tokenize` and `/detokenize` cost others: nothing that is long is done on the event loop."""
+"""`/tokenize` and `/detokenize` cost others little: nothing that is long is done on the event loop."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+"""Several runs of the device for one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_AT_ONCE = 8
+
+
+async def all_of(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
+    """`one(0)`, `one(1)` and so on, a few at once. Where one fails, the others are stopped."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def placed(index: int) -> T:
+        async with places:
+            return await one(index)
+
+    tasks = [asyncio.create_task(placed(index)) for index in range(count)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

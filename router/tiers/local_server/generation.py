@@ -1,0 +1,170 @@
+"""One answer of a server, read from its stream: text and signals as they come, tool calls when they are whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
+from ....protocol.http import sse
+from ....protocol.http.foreign import error_in, json_of
+from ....protocol.structured import CalledFunction, NamedTool, ToolUse
+from ...request.json_narrowing import table, tables
+from ..continuation_check import Continuation
+from ..interfaces import LocalAnswer, Token
+from .tokens import SeenVocabulary, ServerToken, reported_in
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How an answer is to be read."""
+
+    # Alternatives of each token to show; None: no log-probabilities.
+    shown: int | None = None
+    # The tools that it may call.
+    tools: ToolUse | None = None
+    # What comes before its calls in the text.
+    opener: str = ""
+    # The text that it goes on with.
+    begun: str | None = None
+
+
+class ServerGeneration:
+    """`LocalGeneration` over one streamed response."""
+
+    def __init__(self, response: httpx.Response, url: str, vocabulary: SeenVocabulary, form: AnswerForm) -> None:
+        self.answer = LocalAnswer()
+        self._response = response
+        self._url = url
+        self._vocabulary = vocabulary
+        self._form = form
+        self._calls = _Calls()
+        self._continuation = None if form.begun is None else Continuation(form.begun)
+        self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
+        self._parser = sse.EventParser()
+        self._ready: deque[ServerToken] = deque()
+        self._finish: str | None = None
+        self._ended = False
+
+    def __aiter__(self) -> ServerGeneration:
+        return self
+
+    async def __anext__(self) -> Token:
+        while not self._ready:
+            if self._ended or not await self._read():
+                self._ended = True
+                raise StopAsyncIteration
+        token = self._ready.popleft()
+        answer = self.answer
+        answer.tokens.append(token)
+        if token.signals.logprob == token.signals.logprob:  # a number
+            answer.signals.append(token.signals)
+        answer.text += token.text
+        return token
+
+    async def aclose(self) -> None:
+        """Close the connection, which ends the server's work. Idempotent."""
+        self._ended = True
+        await self._response.aclose()
+
+    async def _read(self) -> bool:
+        """Take what has come; False at the end of the answer. Raises UpstreamError where it is cut."""
+        try:
+            chunk = None if self._parser.done else await anext(self._chunks, None)
+        except httpx.HTTPError as error:
+            raise failed(self._url, error) from error
+        if chunk is None:
+            return self._end()
+        try:
+            for payload in self._parser.feed(chunk):
+                self._take(payload, table(json_of(payload)) or {})
+        except ValueError as error:
+            raise UpstreamError(f"The local server at {self._url} sent what is no event stream.") from error
+        return True
+
+    def _end(self) -> bool:
+        """Whether the answer has tool calls that are still to be handed on."""
+        if self._finish is None:
+            raise UpstreamError(f"The answer of the local server at {self._url} was cut before its end.")
+        if self._form.tools is not None:
+            text = self._calls.text(self._form.opener, self._form.tools)
+            self._form = AnswerForm()
+            self._ready.extend(self._vocabulary.tokens(text, [], None))
+        if self._ready:
+            return True
+        self.answer.finish_reason = "length" if self._finish == "length" else "stop"
+        return False
+
+    def _take(self, payload: bytes, event: dict[str, Any]) -> None:
+        if event.get("error"):
+            told = error_in(msgspec.json.encode(event), 502, "no reason was given")
+            raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
+        read = (table(event.get("usage")) or {}).get("prompt_tokens")
+        if isinstance(read, int) and 0 <= read < 2**31:
+            self.answer.prompt_tokens = read
+        choices = tables(event.get("choices")) or []
+        if self._continuation is None or not choices:
+            self._take_choices(choices)
+            return
+        verdict = self._continuation.take((payload, {"choices": choices}))
+        if verdict == "differs":
+            raise UnsupportedFeatureError(
+                "continue_final_message: the local server begins the message anew.", param="continue_final_message"
+            )
+        if verdict != "unknown":
+            events, self._continuation = self._continuation.events, None
+            for _, held in events:
+                self._take_choices(held["choices"])
+
+    def _take_choices(self, choices: list[dict[str, Any]]) -> None:
+        for choice in choices:
+            delta = table(choice.get("delta")) or {}
+            text = str(delta.get("content") or "")
+            calls = tables(delta.get("tool_calls")) or []
+            self._calls.add(calls)
+            reported = reported_in(choice) if text or calls else []  # thoughts are no part of the answer
+            self._ready.extend(self._vocabulary.tokens(text, reported, self._form.shown))
+            self._finish = choice.get("finish_reason") or self._finish
+
+
+class _Calls:
+    """The tool calls of one answer. Their pieces may alternate, and servers that send whole ones may number none."""
+
+    def __init__(self) -> None:
+        self._calls: list[CalledFunction] = []
+        self._open: dict[int, tuple[str, CalledFunction]] = {}
+
+    def add(self, pieces: list[dict[str, Any]]) -> None:
+        for number, piece in enumerate(pieces):
+            index = piece.get("index")
+            index, call_id = index if isinstance(index, int) else number, str(piece.get("id") or "")
+            begun, call = self._open.get(index, ("", None))
+            if call is None or (call_id and call_id != begun):
+                call = CalledFunction("", "")
+                self._calls.append(call)
+                self._open[index] = (call_id, call)
+            function = table(piece.get("function")) or {}
+            call.name += str(function.get("name") or "")
+            arguments: Any = function.get("arguments") or ""
+            call.arguments += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+    def text(self, opener: str, use: ToolUse) -> str:
+        """As a list behind `opener`; empty without calls. Raises UpstreamError where the choice of `use` asks for some.
+
+        Not every server keeps to the choice, or to one call where no more are allowed.
+        """
+        named = use.choice.function.name if isinstance(use.choice, NamedTool) else None
+        calls = [call for call in self._calls if named in (None, call.name)][: None if use.parallel else 1]
+        if not calls and (named or use.choice == "required"):
+            raise UpstreamError("The local server made no tool call, and tool_choice asks for one.")
+        listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
+        return opener + msgspec.json.encode(listed).decode() if listed else ""
+
+
+def failed(url: str, error: httpx.HTTPError) -> UpdraftError:
+    return UpstreamError(f"The local server at {url} does not answer: {error or type(error).__name__}.")

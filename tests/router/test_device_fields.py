@@ -1,0 +1,118 @@
+"""Request fields that the device honours: several answers, prompt scores, grammars, template variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import updraft
+from router_fakes import CLOUD_TEXT, FakeCloud
+from updraft.router.config import RouterConfig
+
+USER: list[Any] = [{"role": "user", "content": "hello"}]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% else %}{{ '<think>\\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("llama_cpp")
+    from tiny_gguf import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf").gguf
+
+
+@pytest.fixture(scope="module")
+def client(tiny: Path) -> Iterator[openai.OpenAI]:
+    with updraft.OpenAI(config=RouterConfig(local=str(tiny)), max_retries=0) as client:
+        yield client
+
+
+def test_several_answers_are_those_of_consecutive_seeds() -> None:
+    pytest.importorskip("llama_cpp")
+    odd: list[Any] = [{"role": "user", "content": "zx qv jj 77 &"}]  # of which the model has no idea
+    asked: dict[str, Any] = {"model": "local", "messages": odd, "max_tokens": 8, "temperature": 2.0}
+    with updraft.OpenAI(config=RouterConfig(local="pocket"), max_retries=0) as client:
+        several = client.chat.completions.create(**asked, n=3, seed=5)
+        alone = [client.chat.completions.create(**asked, seed=5 + index) for index in range(3)]
+        with pytest.raises(openai.BadRequestError, match="streams one answer"):
+            client.chat.completions.create(**asked, n=2, stream=True)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert [each.message.content for each in several.choices] == [each.choices[0].message.content for each in alone]
+    assert len({each.message.content for each in several.choices}) > 1
+    assert several.usage is not None and alone[0].usage is not None
+    assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    spent = sum(each.usage.completion_tokens for each in alone if each.usage is not None)
+    assert several.usage.completion_tokens == spent
+
+
+def test_no_gate_judges_several_answers(tiny: Path, cloud: FakeCloud) -> None:
+    config = RouterConfig(local=str(tiny), cloud_url=cloud.url, cloud_model="pocket-large", confidence=1e-6)
+    with updraft.OpenAI(config=config) as client:
+        reply = client.chat.completions.create(model="auto", messages=USER, n=2)
+    assert reply.choices[0].message.content == CLOUD_TEXT
+    assert cloud.requests[-1]["n"] == 2
+
+
+def test_prompt_scores_are_those_of_the_engine(client: openai.OpenAI, tiny: Path) -> None:
+    from updraft.local_engine.engine import LocalEngine
+    from updraft.protocol.requests import Message
+
+    asked: dict[str, Any] = {"model": "local", "max_tokens": 1, "extra_body": {"prompt_logprobs": 2}}
+    chat: Any = client.chat.completions.create(messages=USER, **asked)
+    text: Any = client.completions.create(prompt="hello there", **asked)
+    with LocalEngine.load(tiny) as engine:
+        for entries, ids in (
+            (chat.prompt_logprobs, engine.encode_chat([Message("user", "hello")])),
+            (text.choices[0].prompt_logprobs, engine.encode_prompt("hello there")),
+        ):
+            scores = engine.score(ids)
+            assert entries[0] is None and len(entries) == len(ids)
+            for row, token, entry in zip(scores, ids[1:], entries[1:], strict=False):
+                assert entry[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=1e-3)
+                assert entry[str(token)]["rank"] == 1 + int((row > row[token]).sum())
+                best = max(entry.items(), key=lambda each: each[1]["logprob"])
+                assert (best[0], best[1]["rank"]) == (str(row.argmax()), 1)
+                assert 2 <= len(entry) <= 3
+
+
+def test_a_grammar_of_llama_cpp(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "local", "messages": USER, "max_tokens": 16, "temperature": 1.0}
+    grammar = 'root ::= "yes" | "no" tail\ntail ::= [!?]{2}'
+    for seed in range(4):
+        reply = client.chat.completions.create(**asked, seed=seed, extra_body={"grammar": grammar})
+        content = reply.choices[0].message.content or ""
+        assert content == "yes" or (content[:2] == "no" and len(content) == 4)
+    for fields, says in (
+        ({"grammar": "root ::= elephant"}, "elephant"),
+        ({"grammar": grammar, "json_schema": {}}, "exclude each other"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=says) as refused:
+            client.chat.completions.create(**asked, extra_body=fields)
+        assert refused.value.param in fields
+
+
+def test_variables_reach_the_chat_template(tiny: Path, tmp_path: Path) -> None:
+    """The template begins the model's thoughts, unless it is told not to."""
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    asked: dict[str, Any] = {"model": "local", "messages": USER, "max_tokens": 8}
+    config = RouterConfig(local=str(tiny), chat_template=str(template))
+    with updraft.OpenAI(config=config, max_retries=0) as client:
+
+        def reply(**options: Any) -> Any:
+            return client.chat.completions.create(**asked, extra_body={"chat_template_kwargs": options})
+
+        thinking, plain = reply(), reply(enable_thinking=False)
+        assert thinking.choices[0].message.reasoning_content and not thinking.choices[0].message.content
+        assert plain.choices[0].message.content and not hasattr(plain.choices[0].message, "reasoning_content")
+        assert plain.usage.prompt_tokens > thinking.usage.prompt_tokens
+        for wrong in ({"marks": "<|im_end|>"}, {"a b": 1}, {"messages": [1]}):
+            with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):
+                reply(**wrong)
