@@ -94,8 +94,9 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
     from ..shared.console import Console
     from ..shared.tables import columns, dollars
 
-    headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M tokens")
+    headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)
+    table.padding = 0  # ten columns fit a terminal
     for each in tried:
         times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
         table.add_row(
