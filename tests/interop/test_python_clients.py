@@ -101,46 +101,47 @@ def test_llm(place: Place, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def test_anthropic(daemon: str) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=daemon.removesuffix("/v1"), api_key=KEY, max_retries=0)
-    _skip_without(daemon, "/v1/messages")
     message = client.messages.create(model="auto", max_tokens=50, messages=HELLO)
     assert message.content[0].text == TEXT
     with client.messages.stream(model="auto", max_tokens=50, messages=HELLO) as stream:
         assert "".join(stream.text_stream) == TEXT
-    tool = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
-    called = client.messages.create(
-        model="auto", max_tokens=50, messages=[{"role": "user", "content": "In 'Oslo'?"}], tools=[tool]
-    )
-    assert [part.input for part in called.content if part.type == "tool_use"] == [{"city": "Oslo"}]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    options: Any = {
+        "model": "auto",
+        "max_tokens": 50,
+        "tools": [{"name": name, "input_schema": schema} for name in ("weather", "people")],
+    }
+    turns: Any = [{"role": "user", "content": "Tell me both of 'Oslo'."}]
+    with client.messages.stream(messages=turns, **options) as stream:
+        called = stream.get_final_message()
+    calls = [part for part in called.content if part.type == "tool_use"]
+    assert [(part.name, part.input) for part in calls] == [("weather", {"city": "Oslo"}), ("people", {"city": "Oslo"})]
+    results = [{"type": "tool_result", "tool_use_id": part.id, "content": "3"} for part in calls]
+    turns += [{"role": "assistant", "content": called.content}, {"role": "user", "content": results}]
+    assert client.messages.create(messages=turns, **options).content[0].text == TEXT
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="nobody's", max_tokens=50, messages=HELLO)
 
 
 def test_ollama(daemon: str) -> None:
     ollama = pytest.importorskip("ollama")
-    _skip_without(daemon, "/api/chat")
     client = ollama.Client(host=daemon.removesuffix("/v1"))
     assert client.chat(model="auto", messages=HELLO).message.content == TEXT
-    assert (
-        "".join(part.message.content or "" for part in client.chat(model="auto", messages=HELLO, stream=True)) == TEXT
-    )
+    parts = client.chat(model="auto", messages=HELLO, stream=True)
+    assert "".join(part.message.content or "" for part in parts) == TEXT
+    assert client.generate(model="auto", prompt="Hello").response == TEXT
+    assert client.embed(model="cloud", input="Hello").embeddings == [[5.0, 1.0]]
+    assert "auto" in [each.model for each in client.list().models]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    called = client.chat(model="auto", messages=HELLO, tools=[tool]).message
+    assert called.tool_calls and called.tool_calls[0].function.name == "weather"
+    with pytest.raises(ollama.ResponseError, match="nobody's"):
+        client.chat(model="nobody's", messages=HELLO)
 
 
 def test_openai_responses(place: Place) -> None:
     if place.name == "gateway":
         pytest.skip("the scripted cloud has no Responses API for a gateway to relay to")
-    if place.name == "daemon":
-        _skip_without(place.url, "/v1/responses")
-    import openai
-
-    try:
-        assert _openai(place).responses.create(model=place.model, input="Hello").output_text == TEXT
-    except openai.NotFoundError as error:
-        pytest.skip(f"no Responses API here: {error}")
+    assert _openai(place).responses.create(model=place.model, input="Hello").output_text == TEXT
     with _openai(place).responses.stream(model=place.model, input="Hello") as stream:
         assert json.loads(stream.get_final_response().model_dump_json())["status"] == "completed"
-
-
-def _skip_without(url: str, path: str) -> None:
-    """Skip where the daemon does not know the route: another part of Updraft brings it."""
-    import httpx
-
-    if httpx.post(url.removesuffix("/v1") + path, json={}).status_code == 404:
-        pytest.skip(f"the daemon has no {path}")

@@ -30,7 +30,9 @@ class FormParser:
         message["content-type"] = content_type
         boundary = message.get_boundary("")
         if message.get_content_type() != "multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY:
-            raise InvalidRequestError("Send the file as multipart/form-data with a boundary.", param="file")
+            raise InvalidRequestError(
+                "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
+            )
         self._delimiter = b"\r\n--" + boundary.encode()
         self._buffer = bytearray(b"\r\n")  # the first delimiter may be the very beginning
         self._parts = 0

@@ -89,5 +89,11 @@ _CHARTS: dict[str, Callable[[Router, bool], Awaitable[bytes]]] = {
     "reliability": _reliability,
 }
 ROUTES = (
-    Route("GET", "/updraft/charts/{chart}", chart, "`savings`, `curve` or `reliability` as SVG; `?dark`: on dark"),
+    Route(
+        "GET",
+        "/updraft/charts/{chart}",
+        chart,
+        "`savings`, `curve` or `reliability` as SVG; `?dark`: on dark",
+        query=("dark",),
+    ),
 )

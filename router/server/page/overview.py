@@ -13,7 +13,7 @@ import msgspec
 from ....classifier.calibration.drift_report import DriftReport
 from ....classifier.target import Target
 from ....protocol.decoding import decode, prepare_types
-from ....protocol.errors import NotFoundError
+from ....protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...config import TARGETS
 from ...gates.exploration import ExplorationGates
@@ -109,7 +109,10 @@ async def set_target(context: RequestContext) -> WireResponse:
     wanted = decode(context.request.body, TargetRequest).quality
     await context.router.start()
     others = dict.fromkeys(name for name in TARGETS if name != "quality")
-    await context.router.reconfigure(replace(context.router.config, quality=wanted, **others))
+    try:
+        await context.router.reconfigure(replace(context.router.config, quality=wanted, **others))
+    except ConfigurationError as error:
+        raise InvalidRequestError(error.message, param="quality", code="invalid_value") from error
     log.warning("the page sets the target: quality %g", wanted)
     return await status(context)
 

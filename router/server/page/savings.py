@@ -16,6 +16,7 @@ from ..routes.route import RequestContext, Route
 _DAY_S = 86_400
 _RECENT, _MAX_ROWS, _MAX_DAYS = 1000, 1000, 365
 _ABANDONED = 499
+_FILTERS = ("limit", "tier")
 _TIERS = ("local", "cloud", "none")
 
 
@@ -79,7 +80,7 @@ async def savings(context: RequestContext) -> WireResponse:
 
 
 async def requests(context: RequestContext) -> WireResponse:
-    query = query_of(context.request.query, ("limit", "tier"))
+    query = query_of(context.request.query, _FILTERS)
     limit = _number(query, "limit", 100, _MAX_ROWS)
     tier = query.get("tier")
     if tier is not None and tier not in _TIERS:
@@ -124,12 +125,20 @@ def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int
 
 
 ROUTES = (
-    Route("GET", "/updraft/savings", savings, "the ledger's totals of the last `days` (30)", response_type=Savings),
+    Route(
+        "GET",
+        "/updraft/savings",
+        savings,
+        "the ledger's totals of the last `days` (30)",
+        response_type=Savings,
+        query=("days",),
+    ),
     Route(
         "GET",
         "/updraft/requests",
         requests,
         "the ledger's newest `limit` (100) rows, of one `tier` if it is given",
         response_type=RequestList,
+        query=_FILTERS,
     ),
 )

@@ -29,6 +29,21 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+#: Query parameters that are more than a text. Lists are cut by the first two.
+_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1},
+    "order": {"enum": ["asc", "desc"]},
+    "starting_after": {"type": "integer", "minimum": 0},
+    "stream": {"type": "boolean"},
+    "days": {"type": "integer", "minimum": 1},
+    "metadata": {"type": "object", "additionalProperties": _TEXT},
+}
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
+    "additionalProperties": _TEXT,
+}
 _OLLAMA_ERROR: dict[str, Any] = {"type": "object", "required": ["error"], "properties": {"error": _TEXT}}
 
 
@@ -50,28 +65,37 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    ollamas = route.path.startswith("/api/")
     answer: dict[str, Any] = {"*/*": {}}
     if route.response_type is not None:
         answer = {"application/json": {"schema": schema_of[route.response_type]}}
-    streamed: dict[str, Any] = {"text/event-stream": {}} if route.streams else {}
-    error = {"schema": {"$ref": _REF.format(name="OllamaError" if route.path.startswith("/api/") else "Error")}}
+    streamed: dict[str, Any] = {"application/x-ndjson" if ollamas else "text/event-stream": {}} if route.streams else {}
+    error = {"schema": {"$ref": _REF.format(name="OllamaError" if ollamas else "Error")}}
     failure = {"description": "refused", "content": {"application/json": error}}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in re.findall(r"\{(\w+)", route.path)
-        ],
+        ]
+        + [_query_parameter(name) for name in route.query],
         "responses": {
             "200": {"description": "the answer", "content": {**answer, **streamed}},
             "4XX": failure,
             "5XX": failure,
         },
     }
-    if route.request_type is not None or route.method == "POST":
-        schema = {"type": "object"} if route.request_type is None else schema_of[route.request_type]
+    if route.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+    elif route.request_type is not None:
+        schema = schema_of[route.request_type]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
+
+
+def _query_parameter(name: str) -> dict[str, Any]:
+    style = {"style": "deepObject", "explode": True} if name == "metadata" else {}
+    return {"name": name, "in": "query", "schema": _QUERY.get(name, _TEXT), **style}
 
 
 async def describe(context: RequestContext) -> WireResponse:

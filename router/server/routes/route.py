@@ -42,8 +42,12 @@ class Route:
     # Structs of the body and of the answer, where there are some.
     request_type: type | None = None
     response_type: type | None = None
-    # True where the answer may be a stream of server-sent events.
+    # True where the answer may be a stream: of server-sent events, or in Ollama's API of lines.
     streams: bool = False
+    # Names of the query parameters.
+    query: tuple[str, ...] = ()
+    # True where the body is a form with a file.
+    form: bool = False
 
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 _MODELS = cycle(("auto", "local", "cloud"))
+_KNOWN = cycle((True, True, False))
 _USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 _UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
@@ -67,18 +69,44 @@ class Described(NamedTuple):
     schema: Any
     url: str
     session: Any
+    # What lies in the stores, by the placeholder that stands for it.
+    known: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def described() -> Iterator[Described]:
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Described]:
     paths = [Route(f"/v1/{path}", _answer, methods=["POST"]) for path in ("chat/completions", "completions")]
     others = [Route("/v1/embeddings", _embed, methods=["POST"]), Route("/v1/{path:path}", _other, methods=["POST"])]
     with serving(Starlette(routes=[*paths, *others])) as cloud:
-        config = RouterConfig(cloud_url=cloud, cloud_model="big", ledger=None)
+        folder = tmp_path_factory.mktemp("daemon")
+        config = RouterConfig(
+            cloud_url=cloud,
+            cloud_model="big",
+            confidence=0.5,
+            ledger=folder / "ledger.sqlite3",
+            store=folder / "answers.sqlite3",
+            files=folder / "files",
+        )
         with serving(daemon_app(Router(config, tiers(ScriptedLocal(), config))), lifespan=True) as url:
             document = httpx.get(f"{url}/openapi.json").json()
             with requests.Session() as session:
-                yield Described(schemathesis.openapi.from_dict(document), url, session)
+                yield Described(schemathesis.openapi.from_dict(document), url, session, _kept(url))
+
+
+def _kept(url: str) -> dict[str, str]:
+    """One of each kind of what is kept. The daemon answers batches that nobody awaits."""
+    with httpx.Client(base_url=f"{url}/v1") as http:
+        chat = {"model": "local", "messages": [{"role": "user", "content": "hi"}], "store": True}
+        completion = http.post("/chat/completions", json=chat)
+        response = http.post("/responses", json={"model": "local", "input": "hi", "store": True}).json()["id"]
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {**chat, "store": False}}
+        form = {"files": {"file": ("a.jsonl", json.dumps(line).encode())}, "data": {"purpose": "batch"}}
+        file = http.post("/files", **form).json()["id"]
+        about = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = http.post("/batches", json=about).json()["id"]
+    request = completion.headers["x-updraft-request-id"]
+    kept = {"completion": completion.json()["id"], "response": response, "file": file, "batch": batch, "id": request}
+    return {**kept, "model": "local", "chart": "savings"}
 
 
 def check_all(described: Described, examples: int) -> None:
@@ -88,14 +116,18 @@ def check_all(described: Described, examples: int) -> None:
     failures: list[str] = []
     for found in described.schema.get_all_operations():
         operation = found.ok()
-        if operation.path.startswith("/updraft/"):
-            continue  # the page's own: they fetch and delete models
+        if operation.path.startswith("/updraft/models"):
+            continue  # they fetch and delete models
 
         @settings(max_examples=examples, database=None, **_UNHURRIED)
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
             if isinstance(case.body, dict) and "model" in case.body:
                 case.body["model"] = next(_MODELS)
+            if case.method != "DELETE" and next(_KNOWN):
+                case.path_parameters = {
+                    name: described.known.get(name, value) for name, value in case.path_parameters.items()
+                }
             case.call_and_validate(base_url=described.url, session=described.session, checks=CHECKS)
 
         try:
@@ -103,6 +135,29 @@ def check_all(described: Described, examples: int) -> None:
         except (AssertionError, BaseExceptionGroup, schemathesis.errors.SchemathesisError) as error:
             failures.append(f"{operation.label}: {error}"[:2000])
     assert not failures, "\n\n".join(failures)
+
+
+def test_parameters_forms_and_streams_are_those_of_the_routes(described: Described) -> None:
+    for path, operations in described.schema.raw_schema["paths"].items():
+        if "get" not in operations:
+            continue
+        told = {each["name"] for each in operations["get"]["parameters"] if each["in"] == "query"}
+        answer = httpx.get(described.url + path.replace("{chart}", "curve"), params={"nobody's": "1"})
+        _, _, known = answer.text.partition("is unknown here. Known: ")
+        assert told == set(filter(None, known.partition(".")[0].split(", "))), path
+    assert httpx.post(f"{described.url}/v1/files", json={}).json()["error"]["code"] == "invalid_form"
+    assert list(_content(described, "/v1/files", "requestBody")) == ["multipart/form-data"]
+    hello = {"model": "local", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    for path in ("/api/chat", "/v1/chat/completions"):
+        kind = httpx.post(described.url + path, json=hello).headers["content-type"].partition(";")[0]
+        assert kind in _content(described, path, "responses", "200"), path
+
+
+def _content(described: Described, path: str, *keys: str) -> dict[str, Any]:
+    found = described.schema.raw_schema["paths"][path]["post"]
+    for key in keys:
+        found = found[key]
+    return found["content"]
 
 
 def test_thirty_requests_an_operation(described: Described) -> None:

@@ -18,6 +18,7 @@ from .files import BATCH_DAYS, DAY_S, expires_s
 from .pagination import list_of, page_of, query_of
 
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_LISTED = ("limit", "after")
 _WINDOW, _WINDOW_S = "24h", DAY_S
 
 
@@ -68,7 +69,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def list_batches(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, ("limit", "after"))
+    owner, query = _owner(context), query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True)
     found, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
     context.batches.work()
@@ -95,7 +96,7 @@ _PATH = "/v1/batches"
 _BATCH = f"{_PATH}/{{batch}}"
 ROUTES = (
     Route("POST", _PATH, create, "answer the requests of a file in the background", BatchRequest, Batch),
-    Route("GET", _PATH, list_batches, "the caller's batches"),
+    Route("GET", _PATH, list_batches, "the caller's batches", query=_LISTED),
     Route("GET", _BATCH, retrieve, "one of them", response_type=Batch),
     Route("POST", f"{_BATCH}/cancel", cancel, "end it; what is answered stays", response_type=Batch),
 )

@@ -24,6 +24,7 @@ from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
 _KIND = "chat.completion"
+_LISTED = (*PAGE_PARAMETERS, "model", "metadata")
 
 
 class MetadataUpdate(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,7 +103,7 @@ async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGener
 
 
 async def list_stored(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, (*PAGE_PARAMETERS, "model", "metadata"))
+    owner, query = _owner(context), query_of(context.request.query, _LISTED)
     metadata = {name[len("metadata[") : -1]: value for name, value in query.items() if name.startswith("metadata[")}
     page = page_of(query, newest_first=False)
     found, more = await context.answers.use(
@@ -154,9 +155,15 @@ async def _find(context: RequestContext) -> StoredAnswer:
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
     Route("POST", "/v1/chat/completions", create, "routed", ChatRequest, ChatCompletion, streams=True),
-    Route("GET", "/v1/chat/completions", list_stored, "those stored with `store: true`; these five want the setting"),
+    Route(
+        "GET",
+        "/v1/chat/completions",
+        list_stored,
+        "those stored with `store: true`; these five want the setting",
+        query=_LISTED,
+    ),
     Route("GET", _STORED, retrieve, "one of them"),
     Route("POST", _STORED, update, "change its `metadata`", MetadataUpdate),
     Route("DELETE", _STORED, delete, "forget it"),
-    Route("GET", f"{_STORED}/messages", list_messages, "what it answers"),
+    Route("GET", f"{_STORED}/messages", list_messages, "what it answers", query=PAGE_PARAMETERS),
 )

@@ -19,6 +19,7 @@ from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
 UPLOADS = "/v1/files"
+_LISTED = (*PAGE_PARAMETERS, "purpose")
 MAX_FILE = 512 * MB  # as OpenAI's
 MAX_UPLOAD = MAX_FILE + MB  # with the rest of the form
 DAY_S = 86_400
@@ -115,7 +116,7 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
 
 
 async def list_files(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, (*PAGE_PARAMETERS, "purpose"))
+    owner, query = _owner(context), query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True, most=_MAX_LISTED, usual=_MAX_LISTED)
     found, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
     return list_of(msgspec.to_builtins(found), has_more=more)
@@ -168,8 +169,8 @@ async def _find(context: RequestContext) -> FileObject:
 
 _FILE = f"{UPLOADS}/{{file}}"
 ROUTES = (
-    Route("POST", UPLOADS, create, "upload a file of up to 512 MB, as a form", response_type=FileObject),
-    Route("GET", UPLOADS, list_files, "the caller's files"),
+    Route("POST", UPLOADS, create, "upload a file of up to 512 MB, as a form", response_type=FileObject, form=True),
+    Route("GET", UPLOADS, list_files, "the caller's files", query=_LISTED),
     Route("GET", _FILE, retrieve, "one of them", response_type=FileObject),
     Route("DELETE", _FILE, delete, "delete it"),
     Route("GET", f"{_FILE}/content", content, "its content"),

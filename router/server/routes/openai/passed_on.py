@@ -18,13 +18,13 @@ def _to_cloud(path: str, what: str) -> Handler:
 
 _SUMMARY = "passed on to a cloud that has it; refused for `local` and private requests"
 ROUTES = tuple(
-    Route("POST", f"/v1/{path}", _to_cloud(path, what), _SUMMARY)
-    for path, what in (
-        ("moderations", "moderations"),
-        ("rerank", "rankings"),
-        ("audio/speech", "voices"),
-        ("audio/transcriptions", "transcriptions"),
-        ("audio/translations", "translations"),
-        ("images/generations", "images"),
+    Route("POST", f"/v1/{path}", _to_cloud(path, what), _SUMMARY, None if form else dict, form=form)
+    for path, what, form in (
+        ("moderations", "moderations", False),
+        ("rerank", "rankings", False),
+        ("audio/speech", "voices", False),
+        ("audio/transcriptions", "transcriptions", True),
+        ("audio/translations", "translations", True),
+        ("images/generations", "images", False),
     )
 )

@@ -38,6 +38,8 @@ from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 log = logging.getLogger("updraft.router")
 
 _KIND = "response"
+_RETRIEVED = ("include", "include_obfuscation", "starting_after", "stream")
+_LISTED = (*PAGE_PARAMETERS, "include")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ async def _logged(running: BackgroundResponse, payloads: AsyncIterator[bytes]) -
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    query = query_of(context.request.query, ("include", "include_obfuscation", "starting_after", "stream"))
+    query = query_of(context.request.query, _RETRIEVED)
     streams = query.get("stream") == "true"
     running, after = _running(context), _starting_after(query)
     if running is not None and not streams:
@@ -217,7 +219,7 @@ async def cancel(context: RequestContext) -> WireResponse:
 
 
 async def input_items(context: RequestContext) -> WireResponse:
-    query = query_of(context.request.query, (*PAGE_PARAMETERS, "include"))
+    query = query_of(context.request.query, _LISTED)
     running = _running(context)
     items = (await _find(context)).input if running is None else running.input
     data, more = page_in(items, page_of(query, newest_first=True))
@@ -256,8 +258,9 @@ ROUTES = (
     Route("POST", "/v1/responses/input_tokens", input_tokens, "how many tokens of the model on the device it takes",
           ResponsesRequest, tokens.InputTokens),
     Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four want the setting `store`",
-          streams=True),
+          streams=True, query=_RETRIEVED),
     Route("DELETE", "/v1/responses/{response}", delete, "forget it"),
     Route("POST", "/v1/responses/{response}/cancel", cancel, "stop it, where it is made in the background"),
-    Route("GET", "/v1/responses/{response}/input_items", input_items, "the conversation that it answers"),
+    Route("GET", "/v1/responses/{response}/input_items", input_items, "the conversation that it answers",
+          query=_LISTED),
 )  # fmt: skip
