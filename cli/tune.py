@@ -34,7 +34,7 @@ def tune(
 
     from ..embedded.pocket import pocket_small_gguf
     from ..local_engine.build_check import ensure_usable_build
-    from ..local_engine.opening import memory_room
+    from ..local_engine.opening import ProcessMemory
     from ..local_engine.tuning.search import tune as measure
     from ..protocol.errors import InvalidRequestError
     from .models.names import resolve
@@ -44,7 +44,7 @@ def tune(
         raise InvalidRequestError("There is nothing to tune in no model: name a GGUF file.")
     path = pocket_small_gguf() if name == "pocket" else Path(name)
     ensure_usable_build(pocket_small_gguf())
-    room = memory_room()
+    room = ProcessMemory().room()
     if as_json:
         json_output.show(_facts(path.name, measure(path, room)))
     else:

@@ -14,6 +14,8 @@ from ..protocol.errors import ModelLoadError
 from ..text.templates.sources import CHATML, TemplateSources
 from .options import LocalOptions
 
+__all__ = ["engine_version", "identity_of", "template_sources"]
+
 _ENGINE = "llama-cpp-python"
 
 

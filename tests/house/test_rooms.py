@@ -34,7 +34,7 @@ ROOMS = {
         "tuning",
         "opening",
         "trial_load build_check",
-        "engine",
+        "engine pool",
         "model_identity runtime",
         "options",
         "llama",

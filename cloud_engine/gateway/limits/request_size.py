@@ -14,6 +14,7 @@ from ....protocol.requests import check_message_count
 MAX_ANSWERS = 128
 MAX_BIASES = 1024
 MAX_DEPTH = 32
+MAX_SCHEMA_BYTES = 2**20
 _BYTES_PER_TOKEN = 3
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
@@ -68,11 +69,10 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
 
 
 def _num_prompts(prompt: msgspec.Raw) -> int:
-    """A list of tokens is one prompt, one of texts or of such lists as many as it has."""
-    if not bytes(prompt).startswith(b"["):
+    """A list of tokens is one prompt, one of texts or of such lists as many as it has. Nothing is decoded."""
+    if not (given := bytes(prompt)).startswith(b"["):
         return 1
-    items = msgspec.json.decode(prompt, type=list[msgspec.Raw])
-    return len(items) if items and bytes(items[0])[:1] in (b'"', b"[") else 1
+    return _without_escapes(given).count(b'"') // 2 or max(1, given.count(b"[") - 1)
 
 
 def decode_size(body: bytes) -> RequestSize:
@@ -104,8 +104,9 @@ def _check(name: str, count: int, most: int) -> None:
 
 def _check_depth(name: str, value: msgspec.Raw) -> None:
     """The brackets outside of texts: each round takes the innermost away, however many there are."""
-    plain = bytes(value).replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = _TEXT.sub(b"", plain).translate(_SQUARE, _NO_BRACKETS)
+    if len(given := bytes(value)) > MAX_SCHEMA_BYTES:
+        raise InvalidRequestError(f"{name} has more than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
+    brackets = _TEXT.sub(b"", _without_escapes(given)).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
             return
@@ -114,3 +115,8 @@ def _check_depth(name: str, value: msgspec.Raw) -> None:
         raise InvalidRequestError(
             f"{name} is nested more than {MAX_DEPTH} levels deep: flatten its schema.", param=name, code="invalid_value"
         )
+
+
+def _without_escapes(value: bytes) -> bytes:
+    """Every quote that is left begins or ends a text."""
+    return value.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -325,7 +325,6 @@ COLUMNS = {name: np.ones(3, np.float32) for name in ("before", "local", "cloud",
         _packed(**{name: column[None] for name, column in COLUMNS.items()}),
         _packed(**COLUMNS | {"before": np.full(3, np.nan)}),
         _packed(**COLUMNS | {"local": np.array([None] * 3)}),
-        _packed(**COLUMNS | {"before": np.zeros(2**27, np.float32)}),
         _packed(**COLUMNS | {"prompts": np.float32(-5)}),
         _claiming(2**50),
     ],
@@ -333,6 +332,12 @@ COLUMNS = {name: np.ones(3, np.float32) for name in ("before", "local", "cloud",
 def test_calibration_rows_that_are_none_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="calibrate again"):
         unpack_calibration(Path("calibration.npz"), data)
+
+
+def test_rows_that_unpack_to_more_than_anybody_calibrates_with_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.classifier.calibration.rows._MAX_BYTES", 100)
+    with pytest.raises(ConfigurationError, match="more than 100 bytes"):
+        unpack_calibration(Path("calibration.npz"), _packed(**COLUMNS))
 
 
 def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:

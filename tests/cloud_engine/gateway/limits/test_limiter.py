@@ -167,6 +167,7 @@ def test_durations(seconds: float, shown: str) -> None:
         ({"n": 129}, "n"),
         ({"best_of": 10**9}, "best_of"),
         ({"messages": [{}] * 10_001}, "messages"),
+        ({"tools": ["x" * 2**20]}, "tools"),
         ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
     ],
 )
@@ -197,6 +198,7 @@ def test_sizes() -> None:
     assert (two.max_tokens, two.answers) == (300, 6), "whichever limit the node reads"
     assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answers == 6
     assert decode_size(b'{"prompt": [1, 2, 3]}').answers == 1
+    assert decode_size(json.dumps({"prompt": ['"[\\', "b"]}).encode()).answers == 2
     image = {"image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
     size = decode_size(json.dumps({"messages": [image]}).encode())
     assert size.max_tokens is None
