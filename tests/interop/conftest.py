@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from interop_cloud import MODEL, scripted_cloud
 from server_processes import running
 
 KEY = "sk-interop-0123456789"
+PYTHONS = (sys.executable, str(Path(__file__).parents[2] / ".venv" / "bin" / "python"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,21 @@ def gateway(cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     command = ["-m", "updraft", "gateway", "--node", cloud_url.removesuffix("/v1"), "--keys", str(folder / "keys")]
     with running(*command, "--db", str(folder / "usage.sqlite3"), "--port", "0") as process:
         yield f"{process.url}/v1", key
+
+
+def _has_torch(python: str) -> bool:
+    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[str]:
+    """The URL of a node, with /v1. It wants torch: of this environment, or of `make install`."""
+    found = [each for each in PYTHONS if Path(each).exists() and _has_torch(each)]
+    if not found:
+        pytest.skip("a node needs torch: make install")
+    command = ["-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--port", "0"]
+    with running(*command, "--exit-with-parent", python=found[0]) as process:
+        yield f"{process.url}/v1"
 
 
 @pytest.fixture(scope="session", params=["transport", "daemon", "gateway"])

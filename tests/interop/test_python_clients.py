@@ -139,6 +139,23 @@ def test_ollama(daemon: str) -> None:
         client.chat(model="nobody's", messages=HELLO)
 
 
+def test_anthropic_and_openai_at_a_node(node: str) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    import openai
+
+    client = anthropic.Anthropic(base_url=node.removesuffix("/v1"), api_key=KEY, max_retries=0)
+    model = client.models.list().data[0].id
+    asked: Any = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    message = client.messages.create(max_tokens=20, extra_body={"temperature": 0}, **asked)
+    with client.messages.stream(max_tokens=20, extra_body={"temperature": 0}, **asked) as stream:
+        assert "".join(stream.text_stream) == message.content[0].text
+    assert client.messages.count_tokens(**asked).input_tokens == message.usage.input_tokens > 0
+    with openai.OpenAI(base_url=node, api_key=KEY, max_retries=0) as other:
+        answer = other.chat.completions.create(max_tokens=20, temperature=0, **asked)
+        response = other.responses.create(model=model, input="What is 17 + 25?", max_output_tokens=20, temperature=0)
+    assert answer.choices[0].message.content == response.output_text == message.content[0].text
+
+
 def test_openai_responses(place: Place) -> None:
     if place.name == "gateway":
         pytest.skip("the scripted cloud has no Responses API for a gateway to relay to")

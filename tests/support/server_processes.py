@@ -22,13 +22,15 @@ class Process:
 
 
 @contextmanager
-def running(*command: str, log: Path | None = None, umask: int = -1, **variables: str) -> Iterator[Process]:
+def running(
+    *command: str, log: Path | None = None, umask: int = -1, python: str = sys.executable, **variables: str
+) -> Iterator[Process]:
     """`python command...`, from its `ready` line to its end. `log`: where its standard error goes."""
     environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1", **variables}
     with (
         contextlib.nullcontext() if log is None else log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, *command],
+            [python, *command],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -75,7 +75,7 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
     operation: dict[str, Any] = {
         "summary": route.summary,
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": r"^\w"}}
             for name in re.findall(r"\{(\w+)", route.path)
         ]
         + [_query_parameter(name) for name in route.query],
