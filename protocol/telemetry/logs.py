@@ -31,6 +31,7 @@ _SECRETS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]+"), r"\1 [redacted]"),
     (re.compile(r"\b(sk|hf|updraft)[-_][A-Za-z0-9_-]{24,}"), r"\1-[redacted]"),
     (re.compile(r"(\w://)[^\s/@]+@"), r"\1[redacted]@"),
+    (re.compile(r"(?i)([?&][\w-]*(?:key|token|secret)=)[^\s&#'\"]+"), r"\1[redacted]"),
 )
 
 

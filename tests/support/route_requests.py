@@ -135,6 +135,7 @@ OF_THIS_MACHINE = frozenset(
         *("/v1/chat/completions/{completion}", "/v1/responses/{response}/cancel", "/v1/files", "/v1/batches"),
         *("/v1/batches/{batch}/cancel", "/api/show", "/updraft/requests/{id}/feedback", "/updraft/trace"),
         *("/updraft/models/pull", "/updraft/models/memory", "/updraft/markdown"),
+        *("/v1/responses/input_tokens", "/updraft/target"),
     )
 )
 

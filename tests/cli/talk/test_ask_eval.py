@@ -186,3 +186,11 @@ def test_chat_survives_a_failing_answer(updraft, fake_cloud) -> None:
         done = updraft("chat", *flags, env={"CLOUD_KEY": KEY}, input="hi\nhello\n")
     assert done.returncode == 0
     assert done.stderr.count("The cloud is out of order.") == 2
+
+
+def test_chat_survives_a_command_that_fails(updraft, cloud, environment) -> None:
+    (Path(environment["UPDRAFT_HOME"]) / "ledger.sqlite3").write_bytes(b"no database, " * 1000)
+    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input="/model\n/tier cloud\n")
+    assert done.returncode == 0
+    assert "file is not a database" in done.stderr
+    assert "tier: cloud" in done.stderr

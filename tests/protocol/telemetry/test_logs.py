@@ -22,6 +22,7 @@ def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     handler.setStream(stream)
     root.error("the node said %s", "Authorization: Bearer canary-key and http://me:canary-password@host/")
     root.error("a key: %s", "sk-proj-canary" + "x" * 30)
+    root.error("asked http://host/v1/chat?api-version=1&api-key=canary-query&x=1")
     try:
         raise ValueError("canary-prompt")
     except ValueError:
@@ -31,9 +32,10 @@ def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("written", ["json"], indirect=True)
 def test_json_lines_hold_no_secret_and_no_message_of_an_exception(written: io.StringIO) -> None:
-    first, second, third = map(json.loads, written.getvalue().splitlines())
+    first, second, asked, third = map(json.loads, written.getvalue().splitlines())
     assert first["message"] == "the node said Authorization: Bearer [redacted] and http://[redacted]@host/"
     assert second["message"] == "a key: sk-[redacted]"
+    assert asked["message"] == "asked http://host/v1/chat?api-version=1&api-key=[redacted]&x=1"
     assert (third["level"], third["message"], third["exception"]) == ("error", "it failed", "ValueError")
     assert "raise ValueError" in third["stack"]
     assert first["time"].endswith("Z")
@@ -46,4 +48,5 @@ def test_lines_for_people_hold_no_secret(written: io.StringIO) -> None:
     assert "canary-key" not in text
     assert "canary-password" not in text
     assert "sk-proj" not in text
+    assert "canary-query" not in text
     assert "it failed" in text
