@@ -322,7 +322,9 @@ def gateway(
     db: Annotated[
         str | None,
         typer.Option(
-            metavar="DB", help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]"
+            envvar="UPDRAFT_GATEWAY_DB",
+            metavar="DB",
+            help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]",
         ),
     ] = None,
     ledger_failure: Annotated[
@@ -334,7 +336,12 @@ def gateway(
     ] = None,
     limits: Annotated[Path | None, typer.Option(help="TOML file with the limits of tenants and models.")] = None,
     limits_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Redis or Valkey server, for limits that gateways share.")
+        str | None,
+        typer.Option(
+            envvar="UPDRAFT_GATEWAY_LIMITS_URL",
+            metavar="URL",
+            help="Redis or Valkey server, for limits that gateways share.",
+        ),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Key database, as updraft keys makes it. [keys.sqlite3 in the state folder]")

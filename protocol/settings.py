@@ -21,6 +21,8 @@ PROCESS_VARIABLES = {
     "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
     "UPDRAFT_LOG_FORMAT": "`json` writes the logs of servers as an object a line; `--log-format` goes first.",
     "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
+    "UPDRAFT_GATEWAY_DB": "The gateway's ledger, as `--db`: its URL holds a password.",
+    "UPDRAFT_GATEWAY_LIMITS_URL": "The server of the gateways' limits, as `--limits-url`.",
     "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
     "UPDRAFT_TEST_SMOLLM2": "The file of smollm2, for tests that want a real model.",
     "UPDRAFT_LLAMA_KERNELS": "`off` leaves llama.cpp's own kernels in place of ours.",

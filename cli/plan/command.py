@@ -125,7 +125,9 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
         times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"
         output.echo(f"--mode {name}: {each['share']:.1%} within, {times}.")
     if "preallocated" in found:
-        by_rate = ", ".join(f"{nodes} at {rate} times the rate" for rate, nodes in found["nodes_by_rate"].items())
+        by_rate = ", ".join(
+            f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in found["nodes_by_rate"].items()
+        )
         waste, kept = found["preallocated"]["kv_waste"], found["preallocated"]["share"]
         output.echo(f"Nodes: {by_rate}.")
         output.echo(f"Continuous batching: {found['continuous_over_static']:.1f} times the tokens of static batches.")

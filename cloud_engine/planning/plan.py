@@ -121,13 +121,24 @@ class Planner:
     def at_rate(self, factor: float) -> Planner:
         return replace(self, trace=faster(list(self.trace), factor))
 
-    def sensitivity(self) -> dict[str, int]:
-        """Nodes where so many times as many requests come."""
-        return {f"{rate:g}": self.at_rate(rate).enough().nodes for rate in _RATES}
+    def sensitivity(self) -> dict[str, int | None]:
+        """Nodes where so many times as many requests come. None: more than are tried."""
+        found: dict[str, int | None] = {}
+        for rate in _RATES:
+            try:
+                found[f"{rate:g}"] = self.at_rate(rate).enough().nodes
+            except ConfigurationError:  # of the rate, not of the plan
+                found[f"{rate:g}"] = None
+        return found
 
     def with_device(self, cloud_share: float) -> FleetFigures:
         """The fleet for this share of the requests, which goes to the cloud as calibration promises."""
-        return replace(self, trace=sample(list(self.trace), cloud_share)).enough()
+        left = sample(list(self.trace), cloud_share)
+        if not left:
+            raise ConfigurationError(
+                "The cloud's share of the trace is no request: plan with more.", param="cloud_share"
+            )
+        return replace(self, trace=left).enough()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
         """As many nodes in each mode, with the limits that follow from the costs of their steps."""
@@ -139,7 +150,7 @@ class Planner:
     def preallocated(self, nodes: int) -> FleetFigures:
         """As many nodes whose requests each hold memory for a whole context: one block of this length."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
-        length = config.context_length or max(row.prompt + row.output for row in self.trace)
+        length = config.context_length or max(row.prompt + row.output for row in self._servable())
         places = slots // length
         if not places:
             raise ConfigurationError("The KV cache does not hold one context.", param="num_blocks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,6 +17,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import text_lines
 from ..gateway.ledger.opening import is_url, open_reader
 
+_AZURE_TOKENS = ("ContextTokens", "GeneratedTokens")
 _HASHED_TOKENS = 512  # of Mooncake's blocks
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
@@ -58,8 +59,8 @@ def read_trace(source: str, most: int) -> list[PlannedRequest]:
     suffix = "" if is_url(source) else Path(source).suffix
     rows = {".csv": _azure, ".jsonl": _mooncake}.get(suffix, _ledger)(source)
     try:
-        found = list(islice((row for row in rows if row.prompt and row.output), most))
-    except (OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
+        found = list(islice((row for row in rows if row.prompt > 0 and row.output > 0), most))
+    except (OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
             f"{source} is no trace: {error}. It must be a CSV with TIMESTAMP, ContextTokens and GeneratedTokens, "
             "JSON Lines with timestamp, input_length and output_length, or a gateway's ledger.",
@@ -86,9 +87,10 @@ def _azure(source: str) -> Iterator[PlannedRequest]:
     path = Path(source)
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
-            # Seven decimals of a second, of which Python reads six.
-            arrived = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            yield PlannedRequest(arrived, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            arrived = datetime.fromisoformat(row["TIMESTAMP"])
+            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # no hour of a clock is there twice
+            prompt, output = (msgspec.convert(row[name], _Tokens, strict=False) for name in _AZURE_TOKENS)
+            yield PlannedRequest(arrived.timestamp(), prompt, output)
 
 
 def _mooncake(source: str) -> Iterator[PlannedRequest]:

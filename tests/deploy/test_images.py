@@ -19,7 +19,7 @@ def stages() -> dict[str, tuple[str, list[str]]]:
         if start := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
             found[start[2]] = (start[1], instructions := [])
         else:
-            instructions.append(line)  # pyright: ignore[reportPossiblyUnbound]
+            instructions.append(line)  # pyright: ignore[reportPossiblyUnboundVariable]
     return found
 
 

@@ -127,6 +127,8 @@ def test_the_command_line_takes_every_argument(rendered: dict[str, list[Object]]
         (container,) = pod["containers"]
         command = commands.commands[container["name"]]
         context = command.make_context(container["name"], list(container["args"]))
+        named = {each["name"] for each in container.get("env", ()) if each["name"].startswith("UPDRAFT_")}
+        assert named <= {parameter.envvar for parameter in command.params}
         assert context.params["host"] == "0.0.0.0"
         given = {variable for argument in container["args"] for variable in re.findall(r"\$\((\w+)\)", argument)}
         configured = {name for each in kinds(rendered[profile], "ConfigMap") for name in each["data"]}
@@ -189,7 +191,12 @@ def test_secrets_are_in_secrets_only(rendered: dict[str, list[Object]]) -> None:
     shown = [json.dumps(each) for each in rendered["high-availability"] if each["kind"] != "Secret"]
     assert not KEY.search(" ".join(shown))
     assert "url-value" not in " ".join(shown)
-    assert "$(DATABASE_URL)" in " ".join(shown)
+    read = {name for each in values(rendered["high-availability"], "env") for name in (row["name"] for row in each)}
+    assert {"UPDRAFT_GATEWAY_DB", "UPDRAFT_GATEWAY_LIMITS_URL"} <= read
+    arguments = [
+        argument for _, pod in pods(rendered["high-availability"]) for argument in pod["containers"][0]["args"]
+    ]
+    assert not [argument for argument in arguments if re.match("--(db|limits-url)", argument)]
 
 
 def test_one_gateway_at_a_time_has_the_volume_and_several_have_none(rendered: dict[str, list[Object]]) -> None:

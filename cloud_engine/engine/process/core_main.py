@@ -113,7 +113,10 @@ def _engine(load: Load, progress: Progress) -> Engine:
 
     keep_freed_memory()
     draft = Path(load.draft) if load.draft is not None else None
-    return Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
+    engine = Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
+    used = (load.config.max_batch_size, load.config.token_budget, load.config.max_step_ms)
+    _log.info("limits: --max-batch-size %d --token-budget %d --max-step-ms %d", *used)
+    return engine
 
 
 def _send_heartbeats(folder: Path) -> None:

@@ -131,6 +131,19 @@ def test_what_fits_no_node_is_counted_and_nothing_else() -> None:
         Planner(trace[:1], SHAPE, LOOSE).figures(1)
 
 
+def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() -> None:
+    trace = [*[PlannedRequest(0.0, 60, 40)] * 8, PlannedRequest(0.1, 5_000, 5)]
+    shape = replace(SHAPE, config=replace(CONFIG, context_length=None))
+    assert Planner(trace, shape, LOOSE).preallocated(1).refused == 1
+    heavy = [PlannedRequest(number * 0.05, 60, 40) for number in range(80)]
+    alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).enough().nodes
+    rates = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95), most_nodes=alone).sensitivity()
+    assert rates["2"] is None
+    assert rates["0.5"] is not None
+    with pytest.raises(ConfigurationError, match="is no request"):
+        Planner(heavy, shape, LOOSE).with_device(1e-9)
+
+
 def test_a_shared_prefix_is_computed_once() -> None:
     trace = [PlannedRequest(float(number), 1100, 2, (1, 2, 3 + number)) for number in range(3)]
     shape = NodeShape(replace(CONFIG, context_length=None, token_budget=2048), COSTS, 400)
@@ -178,10 +191,16 @@ def test_traces(tmp_path: Path) -> None:
     assert len(row.prompt_ids(0)) == 600
     assert faster([PlannedRequest(4.0, 1, 1)], 2.0) == [PlannedRequest(2.0, 1, 1)]
     assert 250 < len(sample([row] * 1000, 0.3)) < 350
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.5+00:00,3,4\n2024-05-10 00:00:01+00:00,5,6\n"
+    )
+    assert read_trace(str(azure), 10)[1] == PlannedRequest(0.5, 5, 6)
     with closing(sqlite3.connect(tmp_path / "other.sqlite3")) as other:
         other.execute("CREATE TABLE t (x)")
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     (tmp_path / "empty.jsonl").write_text("")
-    for name in ("bad.csv", "empty.jsonl", "missing.csv", "other.sqlite3"):
+    for name, row in (("short.csv", "2024-05-10 00:00:00,3"), ("negative.csv", "2024-05-10 00:00:00,-3,4")):
+        (tmp_path / name).write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n")
+    for name in ("bad.csv", "short.csv", "negative.csv", "empty.jsonl", "missing.csv", "other.sqlite3"):
         with pytest.raises(ConfigurationError, match=name):
             read_trace(str(tmp_path / name), 10)
