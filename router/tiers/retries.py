@@ -20,7 +20,8 @@ T = TypeVar("T")
 async def retried(attempt: Callable[[], Awaitable[T]], breaker: CircuitBreaker, until: float) -> T:
     """The result of the first of three attempts that succeeds. Raises the CloudFailure of the last one.
 
-    `until`: the end of the caller's patience, on the clock of `time.monotonic`. A wait beyond it is not begun.
+    `until`: the end of the caller's patience, on the clock of `time.monotonic`. A wait beyond it is not begun, and
+    where the server names no time, none that would take more than half of what is left: another tier may need it.
     """
     billed = False
     for backoff_s in (*_BACKOFF_S, None):
@@ -31,10 +32,11 @@ async def retried(attempt: Callable[[], Awaitable[T]], breaker: CircuitBreaker, 
             failure.unbilled = not billed
             if backoff_s is None or not failure.transient or breaker.is_open:
                 raise
+            left_s = until - time.monotonic()
             wait_s = failure.retry_after_s
             if wait_s is None:
-                wait_s = backoff_s * (1 + _JITTER * random.random())
-            if time.monotonic() + wait_s >= until:
+                wait_s, left_s = backoff_s * (1 + _JITTER * random.random()), left_s / 2
+            if wait_s >= left_s:
                 raise
             await asyncio.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")

@@ -14,8 +14,15 @@ from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
+from updraft.router.tiers import retries
 
 __all__ = ["cloud", "cloud_server"]
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cloud that fails is asked again at once."""
+    monkeypatch.setattr(retries, "_BACKOFF_S", (0.02, 0.04))
 
 
 @pytest.fixture

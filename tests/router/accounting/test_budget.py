@@ -27,6 +27,8 @@ from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.request.caller import Caller
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
 ESCALATE = ScriptedGates(before=True)
 

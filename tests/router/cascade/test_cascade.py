@@ -15,6 +15,8 @@ from updraft.protocol.http.wire import WireRequest
 from updraft.router.gates.gates import NoPolicyGates
 from updraft.text.tool_formats import ToolFormat
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 # Gate 0: rules
 
 

@@ -13,6 +13,8 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, unuse
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 NO_RETRY = {"x-should-retry": "false"}
 
 

@@ -15,6 +15,8 @@ from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.state import Tiers
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 async def ask(bench: Any, stream: bool, **fields: Any) -> tuple[str, dict[str, Any]]:
     if stream:

@@ -10,6 +10,8 @@ from cascade_bench import run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.telemetry import tracing
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 
 @pytest.fixture
 def finished(monkeypatch: pytest.MonkeyPatch) -> Any:

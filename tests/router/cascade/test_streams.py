@@ -11,6 +11,8 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import EngineError
 
+pytestmark = pytest.mark.usefixtures("short_waits")
+
 # Streams
 
 
