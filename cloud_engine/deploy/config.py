@@ -177,7 +177,34 @@ def read_config(path: Path) -> CloudConfig:
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     config.check()
-    return config
+    return _resolved(config)
+
+
+def _resolved(config: CloudConfig) -> CloudConfig:
+    """The same with whole paths: replicas run in folders of their own."""
+    gateway = msgspec.structs.replace(
+        config.gateway,
+        **{name: _whole(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
+    )
+    models = tuple(
+        msgspec.structs.replace(
+            model,
+            step_costs=_whole(model.step_costs),
+            **{name: _whole_if_there(getattr(model, name)) for name in ("model", "draft", "chat_template")},
+        )
+        for model in config.models
+    )
+    return msgspec.structs.replace(config, gateway=gateway, models=models)
+
+
+def _whole(place: str | None) -> str | None:
+    """An address stays as it is."""
+    return place if place is None or "://" in place else str(absolute(place))
+
+
+def _whole_if_there(name: str | None) -> str | None:
+    """What is no file here may be a name."""
+    return _whole(name) if name is not None and Path(name).expanduser().exists() else name
 
 
 def _loader(yaml: Any) -> Any:

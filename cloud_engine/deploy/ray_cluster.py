@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from .credentials import Credentials
 
 APP = "updraft"
 _LEAVE_S = 10.0
+_CONNECT_S = 5.0
 _HEALTH_S = 2.0  # between two checks; three that fail are one too many
 _LOOK_BACK_S = 12.0
 _MAX_ONGOING = 4096  # the gateway has limits of its own
@@ -141,6 +143,8 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     gateway = config.gateway
     http = {"host": gateway.host, "port": gateway.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    if address is not None:
+        check_reachable(address)
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     ray.init(address=address or "local", **own)
     for number, handler in handlers.items():  # Ray's own would abort the process
@@ -160,16 +164,28 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
 
 
 def remove_from_ray(address: str) -> None:
-    """Stop the cloud on a cluster, when its requests are finished."""
+    """Stop the cloud on a cluster, when its requests are finished. Raises ConfigurationError."""
     _require_ray()
     import ray
     from ray import serve
 
+    check_reachable(address)
     ray.init(address=address)
     try:
         serve.delete(APP)
     finally:
         ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConfigurationError where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", which finds a cluster or says that there is none
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 
 
 def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:

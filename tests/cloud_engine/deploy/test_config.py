@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from updraft.cloud_engine.deploy.config import (
 )
 from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.foreign import serve_config
-from updraft.cloud_engine.deploy.ray_cluster import gateway_version, node_version
+from updraft.cloud_engine.deploy.ray_cluster import check_reachable, gateway_version, node_version
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
 from updraft.cloud_engine.engine.config import MODES
@@ -92,6 +93,31 @@ def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
     file = tmp_path / "cloud.yaml"
     file.write_text(block)
     assert read_config(file).models[0].replicas == Replicas(min=1, max=3)
+
+
+def test_files_are_those_of_the_folder_where_the_command_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas run in folders of their own. A name is no file, and an address stays."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "cloud.yaml").write_text(
+        "gateway: {keys: k.sqlite3, db: 'postgresql://host/db', prices: p.toml}\n"
+        "models: [{name: a, model: mine, draft: pocket, chat_template: chatml}]"
+    )
+    config = read_config(Path("cloud.yaml"))
+    gateway, model = config.gateway, config.models[0]
+    assert (gateway.keys, gateway.prices) == (str(tmp_path / "k.sqlite3"), str(tmp_path / "p.toml"))
+    assert (gateway.db, gateway.limits) == ("postgresql://host/db", None)
+    assert (model.model, model.draft, model.chat_template) == (str(tmp_path / "mine"), "pocket", "chatml")
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for asked in (address, f"ray://{address}", "127.0.0.1:99999"):
+            with pytest.raises(ConfigurationError, match="No Ray cluster answers"):
+                check_reachable(asked)
+    check_reachable("auto")
 
 
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
