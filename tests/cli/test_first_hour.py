@@ -27,6 +27,8 @@ NEXT = "the next command"
 # As the functions of a shell, so that they are found whatever the path is.
 COMMANDS = 'updraft() { "$PYTHON" -m updraft "$@"; }\npython() { "$PYTHON" "$@"; }\n'
 VARIES = (
+    # 120 prompts decide little: which tier answers this one depends on what the device read beside them.
+    (r"(The capital of France is )?Paris\.?\s+(local|cloud) because P\(gain\) .*? generation", "Paris, by a tier"),
     (r"chatcmpl-\w+", "(id)"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S*", "(time)"),
     (r"(?<![\w/:])[~/][\w~.-]*/[\w./-]*/", "(folder)/"),
