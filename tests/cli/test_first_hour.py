@@ -28,7 +28,11 @@ NEXT = "the next command"
 COMMANDS = 'updraft() { "$PYTHON" -m updraft "$@"; }\npython() { "$PYTHON" "$@"; }\n'
 VARIES = (
     # 120 prompts decide little: which tier answers this one depends on what the device read beside them.
-    (r"(The capital of France is )?Paris\.?\s+(local|cloud) because P\(gain\) .*? generation", "Paris, by a tier"),
+    (
+        r"(The capital of France is Paris\.\s+local because P\(gain\) \S+ at most|"
+        r"Paris\s+cloud because P\(gain\) \S+ above) \S+ (before|after) generation",
+        "Paris, by a tier",
+    ),
     (r"chatcmpl-\w+", "(id)"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S*", "(time)"),
     (r"(?<![\w/:])[~/][\w~.-]*/[\w./-]*/", "(folder)/"),
