@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tiny_model import write_model
+from waiting import wait_for
 
 TOKENS = 600
 
@@ -43,19 +44,31 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
+def generated(node: Any) -> float:
+    """The tokens that came out of a node's model so far."""
+    lines = httpx.get(f"{node.url}/metrics", timeout=60).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_generated_tokens_total "))
+
+
 def killing(
     gateway: Any, nodes: list[Any], path: str, body: dict[str, Any], after: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """The chunks of a stream whose node is killed whenever the client has as many of them."""
+    """The chunks of a stream whose node is killed whenever the client has as many of them.
+
+    Each node says something of its own first: two that die without are the request's fault, which is refused then.
+    """
     got: list[dict[str, Any]] = []
+    said = {node.url: generated(node) for node in nodes if node.popen.poll() is None}
     with httpx.stream("POST", f"{gateway.url}{path}", json={**body, "stream": True}, timeout=120) as response:
         assert response.status_code == 200
         for event in events(response.iter_lines()):
             got.append(event)
             if len(got) in after:
                 listed = httpx.get(f"{gateway.url}/admin/nodes").json()["nodes"]
-                (busy,) = [each["url"] for each in listed if each["in_flight"]]
-                os.kill(next(node.popen.pid for node in nodes if node.url == busy), signal.SIGKILL)
+                (url,) = [each["url"] for each in listed if each["in_flight"]]
+                busy = next(node for node in nodes if node.url == url)
+                wait_for(lambda node=busy: generated(node) > said[node.url] + 10)
+                os.kill(busy.popen.pid, signal.SIGKILL)
     return got
 
 
