@@ -121,8 +121,8 @@ class MethodNotAllowedError(InvalidRequestError):
     status = 405
     default_code = "method_not_allowed"
 
-    def __init__(self, message: str, allowed: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, allowed: str = "", *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
         self.allowed = allowed
 
     def headers(self) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Settings of all tests: property tests are judged by their results, not by the load of the machine they run on."""
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -9,6 +11,12 @@ settings.register_profile(
 # pytest --hypothesis-profile thorough
 settings.register_profile("thorough", settings.get_profile("updraft"), max_examples=1000)
 settings.load_profile("updraft")
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would the programs that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from background import SIGINT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TASKS = 20
@@ -51,7 +50,7 @@ def test_the_demo_measures_everything_and_loses_nothing_with_a_node_killed(envir
     assert picture.read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("blow", [SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
+@pytest.mark.parametrize("blow", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process(environment, tmp_path, blow: signal.Signals) -> None:
     """SIGKILL leaves no time to tidy up: the children notice by themselves that their parent is gone."""
     with (tmp_path / "stderr").open("w") as stderr:

