@@ -14,7 +14,7 @@ settings.load_profile("updraft")
 
 
 def pytest_configure() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would the programs that tests start and interrupt."""
+    """What a shell starts in the background ignores SIGINT, and so would the programs that tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from updraft.local_engine.pool import ModelPool
 from updraft.protocol.errors import EngineError, ModelLoadError, ModelTooLargeError, OverloadedError
+from waiting import wait_for
 
 NEEDS = {"a": 10, "b": 12, "c": 16, "d": 22, "huge": 200}
 TOTAL = 40
@@ -276,10 +277,7 @@ def test_the_keep_alive_time_passes_by_itself() -> None:
     with pool.use("a"):
         time.sleep(0.1)
         assert machine.there  # in use, however long
-    deadline = time.monotonic() + 5
-    while machine.there and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert machine.there == []
+    wait_for(lambda: not machine.there)
     pool.close()
 
 

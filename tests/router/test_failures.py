@@ -56,13 +56,13 @@ async def fate(bench: Bench, index: int) -> str:
     fields = {"seed": index, "max_tokens": 20, **hold}
     await asyncio.sleep(index * 0.02)
     if index % 8 == 3:  # some leave
-        task = asyncio.create_task(bench.ask(model, timeout_s=4.0, **fields))
+        task = asyncio.create_task(bench.ask(model, timeout_s=60.0, **fields))
         await asyncio.sleep(0.05)
         task.cancel()
         (ended,) = await asyncio.gather(task, return_exceptions=True)
         return "left" if isinstance(ended, asyncio.CancelledError) else "answered before it left"
     if index % 2:
-        response = await bench.ask(model, timeout_s=4.0, stream=True, **fields)
+        response = await bench.ask(model, timeout_s=60.0, stream=True, **fields)
         if isinstance(response.body, bytes):
             return error_of(json.loads(response.body))
         raw = b"".join([chunk async for chunk in response.body])
@@ -71,7 +71,7 @@ async def fate(bench: Bench, index: int) -> str:
             return error_of(json.loads(payloads[-1]))
         text = text_of([json.loads(payload) for payload in payloads[:-1]])
     else:
-        answer = await bench.answer(model, timeout_s=4.0, **fields)
+        answer = await bench.answer(model, timeout_s=60.0, **fields)
         if "error" in answer:
             return error_of(answer)
         text = answer["choices"][0]["message"]["content"]

@@ -26,6 +26,7 @@ from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
+from waiting import wait_for
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -388,19 +389,19 @@ def test_an_error_in_the_middle_of_a_stream(client: updraft.OpenAI, cloud: FakeC
 
 @passes_errors_on
 def test_a_timeout_is_openais_and_is_not_repeated(client: updraft.OpenAI, local: ScriptedLocal) -> None:
-    local.delay_s = 0.2
+    local.delay_s = 100.0
     begun = time.monotonic()
     with pytest.raises(openai.APITimeoutError):
-        client.chat.completions.create(model="local", messages=USER, timeout=0.5)
-    assert time.monotonic() - begun < 5
+        client.chat.completions.create(model="local", messages=USER, timeout=1.0)
+    assert time.monotonic() - begun < 100
     assert local.started == 1
     assert local.running == 0
 
 
 @passes_errors_on
 def test_a_stream_that_stalls_times_out(client: updraft.OpenAI, local: ScriptedLocal) -> None:
-    stream = client.chat.completions.create(model="local", messages=USER, stream=True, timeout=0.5)
-    local.delay_s = 30
+    stream = client.chat.completions.create(model="local", messages=USER, stream=True, timeout=1.0)
+    local.delay_s = 100.0
     with pytest.raises(openai.APITimeoutError):
         list(stream)
     assert local.running == 0
@@ -410,10 +411,7 @@ def test_closing_a_stream_early_stops_the_work(client: updraft.OpenAI, cloud: Fa
     cloud.mode = "drip"
     with client.chat.completions.create(model="cloud", messages=USER, stream=True) as stream:
         next(stream)
-    for _ in range(100):
-        if cloud.disconnects:
-            break
-        time.sleep(0.02)
+    wait_for(lambda: cloud.disconnects)
     assert cloud.disconnects == 1
 
 
@@ -423,11 +421,7 @@ def test_a_dropped_stream_stops_too(client: updraft.OpenAI, local: ScriptedLocal
     assert local.running == 1
     del stream
     gc.collect()
-    for _ in range(100):
-        if not local.running:
-            break
-        time.sleep(0.02)
-    assert local.running == 0
+    wait_for(lambda: not local.running)
 
 
 def test_copies_share_one_router(client: updraft.OpenAI, local: ScriptedLocal) -> None:
@@ -473,7 +467,7 @@ def test_close_cancels_a_request_of_another_thread(config: RouterConfig, local: 
     while not local.running:
         time.sleep(0.01)
     client.close()
-    thread.join(10)
+    thread.join(60)
     assert len(caught) == 1
 
 
@@ -609,12 +603,12 @@ def test_async_completion_stream_and_errors(config: RouterConfig, cloud: FakeClo
 def test_async_timeout_cancel_and_early_close(config: RouterConfig, local: ScriptedLocal, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with async_client(config) as client:
-            local.delay_s = 0.2
+            local.delay_s = 100.0
             with pytest.raises(openai.APITimeoutError):
                 await client.chat.completions.create(model="local", messages=USER, timeout=0.5)
             task = asyncio.create_task(client.chat.completions.create(model="local", messages=USER))
-            await asyncio.sleep(0.3)
-            assert local.running == 1
+            while not local.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -622,12 +616,8 @@ def test_async_timeout_cancel_and_early_close(config: RouterConfig, local: Scrip
             stream = await client.chat.completions.create(model="cloud", messages=USER, stream=True)
             await anext(aiter(stream))
             await stream.close()
-            for _ in range(100):
-                if cloud.disconnects and not local.running:
-                    break
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(wait_for, lambda: cloud.disconnects and not local.running)
             assert cloud.disconnects == 1
-            assert local.running == 0
 
     asyncio.run(test())
 
@@ -675,7 +665,7 @@ def test_the_adapter_of_older_openai_releases(config: RouterConfig, local: Scrip
             assert response.headers["content-type"].startswith("text/event-stream")
             assert list(response.iter_lines())[-2] == "data: [DONE]"
         assert client.get("/nowhere").status_code == 404
-        local.delay_s = 0.3
+        local.delay_s = 100.0
         with pytest.raises(httpx.ReadTimeout):
             client.post("/chat/completions", json=body, timeout=0.5)
 

@@ -65,7 +65,7 @@ class FakeGeneration:
                 self.answer.stop_reason = self._tier.stop_reason
                 self._tier.finished += 1
             raise StopAsyncIteration
-        await asyncio.sleep(self._tier.delay_s)
+        await asyncio.sleep(3600 if self._tier.hangs_at == index else self._tier.delay_s)
         if self._tier.fails_at == index:
             raise self._tier.error
         token = FakeToken(index, self._words[index], FakeSignals(), ((index, -0.05), (99, -3.0)))
@@ -113,6 +113,7 @@ class ScriptedLocal:
         self.sampling = SamplingDefaults(temperature=0.25)
         self.too_long = False
         self.fails_at: int | None = None
+        self.hangs_at: int | None = None
         self.error: Exception = RuntimeError("never set")
         self.started = 0
         self.finished = 0

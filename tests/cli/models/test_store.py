@@ -123,7 +123,7 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=20)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "The same command goes on" in printed
     assert "Traceback" not in printed
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
             time.sleep(0.01)
         (pip,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=20)
+        _, printed = process.communicate(timeout=60)
         index.ending.set()
     assert process.returncode == 130
     assert "The same command begins again" in printed

@@ -38,13 +38,13 @@ def test_ask_prints_the_answer_and_where_it_came_from(updraft, cloud) -> None:
     assert "ms" in done.stderr
 
 
-def test_ask_reads_standard_input_and_can_be_quiet(updraft, cloud) -> None:
-    done = updraft("ask", "-", "-q", *cloud, env={"CLOUD_KEY": KEY}, input="What is 2 + 2?\n")
+def test_ask_reads_standard_input_and_can_be_quiet(in_process, cloud) -> None:
+    done = in_process("ask", "-", "-q", *cloud, env={"CLOUD_KEY": KEY}, input="What is 2 + 2?\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 + 2 = 4\n", "")
 
 
-def test_ask_as_json(updraft, cloud) -> None:
-    done = updraft("ask", "Capital of France?", "--json", *cloud, env={"CLOUD_KEY": KEY})
+def test_ask_as_json(in_process, cloud) -> None:
+    done = in_process("ask", "Capital of France?", "--json", *cloud, env={"CLOUD_KEY": KEY})
     found = json.loads(done.stdout)
     assert found["answer"] == "Paris"
     assert found["updraft"]["tier"] == "cloud"
@@ -56,10 +56,10 @@ def test_bytes_that_are_no_text_are_asked_with_a_mark_in_their_place(updraft, cl
     assert (done.returncode, done.stdout) == (0, "I do not know.\n")
 
 
-def test_odd_arguments_are_named_and_not_quoted_from_python(updraft, tmp_path: Path) -> None:
-    folder = updraft("keys", "create", "a", "--keys", str(tmp_path))
+def test_odd_arguments_are_named_and_not_quoted_from_python(in_process, tmp_path: Path) -> None:
+    folder = in_process("keys", "create", "a", "--keys", str(tmp_path))
     assert folder.returncode == 2 and f"Cannot use {tmp_path} as the key database" in " ".join(folder.stderr.split())
-    assert updraft("log", "-n", "9" * 30).returncode == 2
+    assert in_process("log", "-n", "9" * 30).returncode == 2
 
 
 def test_ask_says_how_to_sample(updraft) -> None:
@@ -70,17 +70,17 @@ def test_ask_says_how_to_sample(updraft) -> None:
     assert "temperature must be between 0 and 2" in refused.stderr
 
 
-def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
-    done = updraft("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong-key"})
+def test_the_servers_own_message_reaches_the_user(in_process, cloud) -> None:
+    done = in_process("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong-key"})
     assert done.returncode == 1
     assert "That key is unknown here." in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_eval_counts(updraft, cloud, task_file, tmp_path) -> None:
+def test_eval_counts(in_process, cloud, task_file, tmp_path) -> None:
     out = tmp_path / "out.json"
     priced = {"CLOUD_KEY": KEY, "UPDRAFT_PRICES_CLOUD_INPUT": "0.5", "UPDRAFT_PRICES_CLOUD_OUTPUT": "1.5"}
-    done = updraft("eval", "--file", str(task_file), "--json", str(out), *cloud, env=priced)
+    done = in_process("eval", "--file", str(task_file), "--json", str(out), *cloud, env=priced)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["tiers"] == ["cloud", "routed"]
@@ -96,9 +96,9 @@ def test_eval_counts(updraft, cloud, task_file, tmp_path) -> None:
     assert "66.7%" in done.stdout
 
 
-def test_eval_fails_when_an_answer_is_missing(updraft, fake_cloud, task_file) -> None:
+def test_eval_fails_when_an_answer_is_missing(in_process, fake_cloud, task_file) -> None:
     with fake_cloud(broken=True) as url:
-        done = updraft(
+        done = in_process(
             "eval",
             "--file",
             str(task_file),
@@ -116,10 +116,10 @@ def test_eval_fails_when_an_answer_is_missing(updraft, fake_cloud, task_file) ->
     assert done.stderr.rstrip().endswith("That key is unknown here.")
 
 
-def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(updraft, fake_cloud, task_file) -> None:
+def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(in_process, fake_cloud, task_file) -> None:
     with fake_cloud(broken=True) as url:
         flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
-        done = updraft("eval", "--file", str(task_file), "--json", *flags, env={"CLOUD_KEY": KEY})
+        done = in_process("eval", "--file", str(task_file), "--json", *flags, env={"CLOUD_KEY": KEY})
     assert done.returncode == 1
     found = json.loads(done.stdout)["errors"]
     assert (found["count"], found["by_kind"]) == (6, {"BadRequestError": 6})
@@ -128,14 +128,14 @@ def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(updraft, fake_cl
     assert "6 questions got no answer: 6 BadRequestError. The first: BadRequestError: The cloud is" in done.stderr
 
 
-def test_an_unknown_cloud_model_is_named_with_those_there_are(updraft, cloud) -> None:
-    done = updraft("ask", "hi", *cloud, "--cloud-model", "unheard-of", env={"CLOUD_KEY": KEY})
+def test_an_unknown_cloud_model_is_named_with_those_there_are(in_process, cloud) -> None:
+    done = in_process("ask", "hi", *cloud, "--cloud-model", "unheard-of", env={"CLOUD_KEY": KEY})
     assert done.returncode == 1
     assert f"No such model. {cloud[1]} has no model 'unheard-of', but big, small." in done.stderr
 
 
-def test_eval_refuses_a_tier_that_is_not_there(updraft, cloud, task_file) -> None:
-    done = updraft("eval", "--file", str(task_file), "--tier", "local", *cloud, env={"CLOUD_KEY": KEY})
+def test_eval_refuses_a_tier_that_is_not_there(in_process, cloud, task_file) -> None:
+    done = in_process("eval", "--file", str(task_file), "--tier", "local", *cloud, env={"CLOUD_KEY": KEY})
     assert done.returncode == 2
     assert "no local tier" in done.stderr
 
@@ -151,14 +151,14 @@ def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit", "EXIT"])
-def test_chat_is_left_by_a_word(updraft, cloud, word: str) -> None:
-    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=f"{word}\nCapital of France?\n")
+def test_chat_is_left_by_a_word(in_process, cloud, word: str) -> None:
+    done = in_process("chat", *cloud, env={"CLOUD_KEY": KEY}, input=f"{word}\nCapital of France?\n")
     assert (done.returncode, "Paris" in done.stdout) == (0, False)
 
 
-def test_chat_tells_models_and_why(updraft, cloud) -> None:
+def test_chat_tells_models_and_why(in_process, cloud) -> None:
     lines = "/why\n/model\n/model big\n/model moon\nCapital of France?\n/why\n"
-    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=lines)
+    done = in_process("chat", *cloud, env={"CLOUD_KEY": KEY}, input=lines)
     assert done.returncode == 0, done.stderr
     for line in (
         "There is no answer yet.",
@@ -180,17 +180,17 @@ def test_chat_breaks_lines_between_words(environment, cloud, tmp_path: Path) -> 
     assert "2 + 2\r\n= 4\r\n" in shown
 
 
-def test_chat_survives_a_failing_answer(updraft, fake_cloud) -> None:
+def test_chat_survives_a_failing_answer(in_process, fake_cloud) -> None:
     with fake_cloud(broken=True) as url:
         flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
-        done = updraft("chat", *flags, env={"CLOUD_KEY": KEY}, input="hi\nhello\n")
+        done = in_process("chat", *flags, env={"CLOUD_KEY": KEY}, input="hi\nhello\n")
     assert done.returncode == 0
     assert done.stderr.count("The cloud is out of order.") == 2
 
 
-def test_chat_survives_a_command_that_fails(updraft, cloud, environment) -> None:
+def test_chat_survives_a_command_that_fails(in_process, cloud, environment) -> None:
     (Path(environment["UPDRAFT_HOME"]) / "ledger.sqlite3").write_bytes(b"no database, " * 1000)
-    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input="/model\n/tier cloud\n")
+    done = in_process("chat", *cloud, env={"CLOUD_KEY": KEY}, input="/model\n/tier cloud\n")
     assert done.returncode == 0
     assert "file is not a database" in done.stderr
     assert "tier: cloud" in done.stderr

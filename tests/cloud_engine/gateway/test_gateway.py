@@ -377,7 +377,7 @@ def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
     )
     gateway.process.terminate()
     thread.join()
-    assert gateway.process.wait(15) == 0
+    assert gateway.process.wait(60) == 0
     assert answers[0].choices[0].message.content == "x" * 100
     with closing(sqlite3.connect(gateway.db)) as connection:
         assert connection.execute("SELECT status, completion_tokens FROM usage").fetchall() == [(200, 100)]

@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 from tiny_model import write_model
+from updraft.cloud_engine.engine.process.core_process import HUNG_S
 
 CONTEXT = 8192
 ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 0, "repetition_detection": False}
@@ -78,7 +79,7 @@ def node(started: Start) -> Iterator[Node]:
         yield node
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> float:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> float:
     """Seconds until `condition` held."""
     started = time.monotonic()
     while not condition():
@@ -183,7 +184,7 @@ def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
         whole, queued = (pool.submit(node.post, **ENDLESS, n=n) for n in (1, 2))
         wait_for(lambda: node.metric("waiting") == 2)
         node.core.kill()
-        assert wait_for(lambda: node.health().status_code == 503) < 1
+        assert wait_for(lambda: node.health().status_code == 503) < HUNG_S / 2
         error = node.health().json()["error"]
         assert (error["type"], error["code"]) == ("engine_error", "engine_down")
         assert "SIGKILL" in error["message"]
@@ -197,14 +198,14 @@ def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
             assert response.json()["error"] == error
         assert node.metric("healthy") == node.metric("running") == 0
         node.server.send_signal(signal.SIGTERM)
-        assert node.server.wait(10) == 0
+        assert node.server.wait(60) == 0
 
 
 def test_a_restarted_core_serves_again(started: Start) -> None:
     with started("--restart") as node:
         before = node.post(prompt="Hello", max_tokens=10, temperature=0).json()["choices"]
         node.core.kill()
-        assert wait_for(lambda: node.health().status_code == 503) < 1
+        assert wait_for(lambda: node.health().status_code == 503) < HUNG_S / 2
         assert node.health().json()["error"]["code"] == "engine_restarting"
         refused = node.post(**ENDLESS)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
@@ -219,7 +220,7 @@ def test_a_core_does_not_outlive_its_face(started: Start) -> None:
         sockets = Path(core.cmdline()[-1])
         assert sockets.stat().st_mode & 0o777 == 0o700
         node.server.kill()
-        wait_for(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, 3)
+        wait_for(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE)
         assert not sockets.exists()
 
 
@@ -236,7 +237,7 @@ def test_sigterm_lets_requests_finish(started: Start) -> None:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
                 assert answer.headers["retry-after"] == "1"
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert node.server.wait(10) == 0
+        assert node.server.wait(60) == 0
         assert not core.is_running()
 
 
@@ -250,7 +251,7 @@ def test_what_the_drain_s_deadline_finds_gets_a_typed_error(started: Start) -> N
             assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
         assert whole.result().status_code == 503
         assert whole.result().json()["error"]["type"] == "overloaded_error"
-        assert node.server.wait(5) == 0
+        assert node.server.wait(60) == 0
 
 
 def test_a_broken_chat_template_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_stopped_pull_goes_on_where_it_was(
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(stop)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     kept, hub.pause_s = part_size(library), 0.0
     assert library.find("tiny") is None

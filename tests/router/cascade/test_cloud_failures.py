@@ -82,7 +82,7 @@ def test_a_stream_that_has_begun_ends_as_the_setting_says(bench: Any, cloud: Fak
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_busy_cloud_is_asked_again_and_answers(bench: Any, cloud: FakeCloud, stream: bool) -> None:
     async def test() -> None:
-        cloud.mode, cloud.headers = "429", {"retry-after": "0.3"}
+        cloud.mode, cloud.headers = "429", {"retry-after": "1"}
         async with bench(ScriptedGates(before=True)) as b:
             pending = asyncio.create_task(b.stream() if stream else b.answer())
             while not cloud.requests:  # noqa: ASYNC110 - the server is another thread

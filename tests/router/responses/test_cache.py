@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,11 +118,17 @@ def test_what_an_answer_says_of_itself_is_kept(bench: Any, first_streams: bool) 
     run(test())
 
 
-def test_answers_age(bench: Any) -> None:
+def test_answers_age(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("updraft.router.responses.cache.time", SimpleNamespace(monotonic=lambda: now))
+
     async def test() -> None:
-        async with bench(cache=CacheSettings(max_mb=1.0, ttl_s=0.2)) as b:
-            routes = [(await b.answer(seed=3))["updraft"]["route"] for _ in range(2)]
-            await asyncio.sleep(0.25)
+        nonlocal now
+        async with bench(cache=CacheSettings(max_mb=1.0, ttl_s=60.0)) as b:
+            routes = [(await b.answer(seed=3))["updraft"]["route"]]
+            now = 60.0
+            routes.append((await b.answer(seed=3))["updraft"]["route"])
+            now = 60.1
             routes.append((await b.answer(seed=3))["updraft"]["route"])
         assert routes == ["local", "cache", "local"]
 

@@ -37,7 +37,7 @@ def daemon(cloud: FakeCloud) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         yield f"{url.replace('http', 'ws')}/v1/chat/ws", process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
 
 
@@ -46,7 +46,7 @@ def ask(socket: ClientConnection, **fields: Any) -> None:
 
 
 def told(socket: ClientConnection) -> dict[str, Any]:
-    return json.loads(socket.recv(timeout=20))
+    return json.loads(socket.recv(timeout=60))
 
 
 def until(socket: ClientConnection, kind: str) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from serving import serving
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
+from waiting import wait_for
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
 TEXT_EVENTS = [
@@ -217,11 +217,7 @@ def test_a_stream_that_is_left_stops_the_cloud(client: openai.OpenAI, cloud: Fak
     cloud.mode = "drip"
     with client.responses.create(model="cloud", input="hello", stream=True) as stream:
         assert next(iter(stream)).type == "response.created"
-    for _ in range(500):
-        if cloud.disconnects:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the cloud goes on")
+    wait_for(lambda: cloud.disconnects)
 
 
 def test_the_async_client(config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -39,7 +40,7 @@ async def collect(engine: ThreadedEngine, request: GenerationRequest) -> list[in
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the engine's counters are no events
             await asyncio.sleep(0.002)
 
@@ -77,7 +78,7 @@ def test_a_step_that_hangs_is_seen_and_a_reader_that_is_slow_is_not_one(make_eng
     healthy_step = engine.step
 
     def step():
-        assert going_on.wait(20)
+        assert going_on.wait(60)
         return healthy_step()
 
     engine.step = step  # type: ignore[method-assign]
@@ -85,10 +86,12 @@ def test_a_step_that_hangs_is_seen_and_a_reader_that_is_slow_is_not_one(make_eng
     async def scenario(served: ThreadedEngine) -> None:
         assert served.stats().seconds_since_step == 0
         await asyncio.sleep(0.5)
+        asked = time.monotonic()
         stream = served.generate(endless("a"))
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0.05)
-        assert 0.04 < served.stats().seconds_since_step < 0.5, "since it was asked, not since it was last busy"
+        seconds = served.stats().seconds_since_step
+        assert 0.04 < seconds <= time.monotonic() - asked, "since it was asked, not since it was last busy"
         going_on.set()
         await first
         await until(lambda: served.stats().finished_requests == 1)

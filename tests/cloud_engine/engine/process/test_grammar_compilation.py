@@ -68,7 +68,7 @@ class Compiler:
     def __call__(self, request: GenerationRequest) -> None:
         self.compiled.append(request.request_id)
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_thread_that_died_is_replaced_and_places_are_given_back(make_engine, m
         preparations = Preparations(lambda _: None, lambda _: None)
         preparations.begin(plain("lost"))
         assert preparations._thread is not None
-        preparations._thread.join(10)
+        preparations._thread.join(60)
     done = SimpleQueue()
     preparations._done = done.put
     preparations.begin(plain("next"))
@@ -209,7 +209,7 @@ def test_an_id_given_away_again_is_another_preparation() -> None:
     compiler, done = Compiler(), SimpleQueue[str]()
     preparations = Preparations(compiler, done.put)
     preparations.begin(constrained("same", "first"))
-    assert compiler.begun.wait(5)
+    assert compiler.begun.wait(60)
     preparations.cancel("same")
     preparations.begin(constrained("same", "second"))
     assert preparations.take("same") is None

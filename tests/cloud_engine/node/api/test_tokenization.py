@@ -34,10 +34,10 @@ class Patient(Tokenizer):
         self.answered = threading.Event()
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return str(self.answered.wait(10))
+        return str(self.answered.wait(60))
 
     def encode_prompt(self, text: str) -> list[int]:
-        return [int(self.answered.wait(10))]
+        return [int(self.answered.wait(60))]
 
 
 @pytest.mark.parametrize(
