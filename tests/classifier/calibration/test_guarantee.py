@@ -21,8 +21,9 @@ from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresho
 from updraft.classifier.training.gates import FittedGates, Material, calibrated
 from updraft.classifier.training.router_model import fit_router
 
-RUNS, ROWS, ALPHA = 30, 400, 0.1
-FEW = 6  # where every run ends alike
+ROWS, ALPHA = 400, 0.1
+RUNS = pytest.mark.parametrize("runs", [12, pytest.param(30, marks=pytest.mark.soak)])
+FEW = 3  # where every run ends alike
 # Of all requests: how many more than in hindsight a useful router may send up.
 MAX_ABOVE_HINDSIGHT = 0.2
 
@@ -34,7 +35,7 @@ def separable() -> SimulatedPopulation:
     return replace(found, features={"prompt": found.features["prompt"]})
 
 
-def measured(population: SimulatedPopulation, procedure: Procedure | None = None, runs: int = RUNS) -> dict[str, float]:
+def measured(population: SimulatedPopulation, procedure: Procedure | None, runs: int) -> dict[str, float]:
     found = simulate(population, ROWS, runs, procedure)
     return figures([run["gate 1", ALPHA] for run in found], ALPHA)
 
@@ -51,23 +52,26 @@ def former(material: Material, seed: int, members: Sequence[str]) -> FittedGates
     return FittedGates({"prompt": router}, np.arange(n), calibrated({"prompt": p_gain}, material, np.arange(n)))
 
 
-def test_what_ships_keeps_its_promise_and_is_of_use(separable: SimulatedPopulation) -> None:
-    found = measured(separable)
-    assert found["violations"] <= limit_of_violations(RUNS)
+@RUNS
+def test_what_ships_keeps_its_promise_and_is_of_use(separable: SimulatedPopulation, runs: int) -> None:
+    found = measured(separable, None, runs)
+    assert found["violations"] <= limit_of_violations(runs)
     assert found["above_hindsight"] < MAX_ABOVE_HINDSIGHT
     assert 0.5 * ALPHA < found["risk"] <= ALPHA, "what may be lost is used"
 
 
-def test_gates_two_and_three_leave_the_promise_as_it_is() -> None:
+@RUNS
+def test_gates_two_and_three_leave_the_promise_as_it_is(runs: int) -> None:
     confidently_wrong = populations()[2]
-    runs = list(simulate(confidently_wrong, ROWS, 25))
+    simulated = list(simulate(confidently_wrong, ROWS, runs))
     for name in GATES:
-        found = figures([run[name, ALPHA] for run in runs], ALPHA)
-        assert found["violations"] <= limit_of_violations(25), name
+        found = figures([run[name, ALPHA] for run in simulated], ALPHA)
+        assert found["violations"] <= limit_of_violations(runs), name
 
 
-def test_the_former_procedure_breaks_its_promise(separable: SimulatedPopulation) -> None:
-    assert measured(separable, Procedure(fit=former))["violations"] > 2 * limit_of_violations(RUNS)
+@RUNS
+def test_the_former_procedure_breaks_its_promise(separable: SimulatedPopulation, runs: int) -> None:
+    assert measured(separable, Procedure(fit=former), runs)["violations"] > 2 * limit_of_violations(30)
 
 
 def test_a_router_that_always_escalates_is_of_no_use(separable: SimulatedPopulation) -> None:

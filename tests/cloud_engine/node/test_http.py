@@ -71,10 +71,11 @@ def test_many_inputs_keep_their_order(client: openai.OpenAI) -> None:
 
 def test_leaving_aborts_embeddings(nodes: list[str]) -> None:
     url = nodes[0]
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/embeddings", json={"model": "tiny", "input": ["x" * CONTEXT] * 2048}, timeout=1)
-    wait_for(lambda: sample(url, "updraft_engine_running") + sample(url, "updraft_engine_waiting") == 0)
-    assert sample(url, "updraft_engine_aborted_requests_total") > 0
+    aborted = sample(url, "updraft_engine_aborted_requests_total")
+    while sample(url, "updraft_engine_aborted_requests_total") == aborted:  # a busy machine may not have begun
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/embeddings", json={"model": "tiny", "input": ["x" * CONTEXT] * 2048}, timeout=1)
+        wait_for(lambda: sample(url, "updraft_engine_running") + sample(url, "updraft_engine_waiting") == 0)
     assert sample(url, "updraft_engine_kv_blocks_used") == 0
 
 
