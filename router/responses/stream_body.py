@@ -70,5 +70,6 @@ def events_of(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
         include_usage = cascade.job.include_usage
         return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
     if isinstance(reply, LiveReply):
-        return streams.live(cascade, reply.run)
+        several = cascade.chat.num_answers > 1
+        return streams.several(cascade, reply.run) if several else streams.live(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")

