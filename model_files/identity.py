@@ -28,6 +28,9 @@ _TENSORS = (
 )
 
 
+SERVED = "served by "  # how the quantisation begins of what a server says of its model
+
+
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """A local model as far as its answers depend on it."""
@@ -42,6 +45,11 @@ class ModelIdentity:
     sha256: str = ""
     # Package and version that ran it.
     engine: str = ""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is what a local server tells."""
+        return self.quantization.startswith(SERVED)
 
     def difference(self, other: ModelIdentity) -> tuple[str, str] | None:
         """The first thing that differs, as each of them has it. None where answers are the same."""
