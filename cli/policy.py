@@ -259,6 +259,7 @@ class _Policy:
 
     def _served_check(self, name: str, made: ModelIdentity, whole: bool) -> Check | None:
         """Of a model behind the local server, which is asked where models are read `whole`; None for another."""
+        from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
         from ..router.gates.selection import other_weights
 
@@ -266,7 +267,7 @@ class _Policy:
             return None
         if not whole:
             asks = Check("model", "warn", f"{self.config.local} was not asked: updraft policy verify does that", "")
-            return asks if made.is_served else None
+            return asks if made.quantization.startswith(SERVED) else None
         assert not isinstance(self.loaded, UpdraftError)
         try:
             here = served_model(self.config)

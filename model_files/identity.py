@@ -46,11 +46,6 @@ class ModelIdentity:
     # Package and version that ran it.
     engine: str = ""
 
-    @property
-    def is_served(self) -> bool:
-        """Whether it is what a local server tells."""
-        return self.quantization.startswith(SERVED)
-
     def difference(self, other: ModelIdentity) -> tuple[str, str] | None:
         """The first thing that differs, as each of them has it. None where answers are the same."""
         if self.quantization != other.quantization:

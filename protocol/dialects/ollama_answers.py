@@ -6,7 +6,6 @@ import struct
 import time
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -114,20 +113,14 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
     }
 
 
-def pull_line(event: dict[str, Any]) -> dict[str, Any]:
+def pull_line(event: dict[str, Any]) -> bytes:
     """How far a pull is: an event with `done` bytes, `name` at its end, or `error`."""
     if "error" in event:
-        return {"error": event["error"]["message"]}
+        return _line({"error": event["error"]["message"]})
     if "name" in event:
-        return {"status": "success"}
+        return _line({"status": "success"})
     total = {} if event["total"] is None else {"total": event["total"]}
-    return {"status": event["message"] or "pulling", **total, "completed": event["done"]}
-
-
-async def pull_lines(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
-    async with aclosing(events):
-        async for event in events:
-            yield _line(pull_line(event))
+    return _line({"status": event["message"] or "pulling", **total, "completed": event["done"]})
 
 
 def _vector(sent: list[float] | str) -> list[float]:

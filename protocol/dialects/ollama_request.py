@@ -96,20 +96,16 @@ class OllamaEmbedding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /api/pull`."""
 
-    model: str = ""
-    # The older word for it.
-    name: str = ""
+    model: str
     stream: bool = True
-    # Only false: no download here goes without TLS.
+    # No download here goes without TLS.
     insecure: Literal[False] = False
 
     @property
     def wanted(self) -> str:
-        """The model, in the words of `updraft pull`. Raises InvalidRequestError."""
-        if not (self.model or self.name):
-            raise _invalid("model", "it is required")
-        wanted = model_name(self.model or self.name)
-        return f"hf:{wanted.removeprefix('hf.co/')}" if wanted.startswith("hf.co/") else wanted
+        """The model, in the words of `updraft pull`."""
+        name = model_name(self.model)
+        return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
 
 
 class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

