@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ...protocol.errors import (
     BudgetExceededError,
     InvalidRequestError,
-    MissingDependencyError,
     UnknownFieldError,
     UnsupportedFeatureError,
     UpdraftError,
@@ -15,6 +14,7 @@ from ...protocol.errors import (
 from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
+_NOT_CONFIGURED = "local_not_configured"
 _MAX_REASON = 200  # characters of an error: it may repeat values of the request
 
 
@@ -49,8 +49,13 @@ def no_local_configured() -> InvalidRequestError:
     return InvalidRequestError(
         "No local model is configured: set local to a GGUF file or to a model fetched with `updraft pull`.",
         param="model",
-        code="local_not_configured",
+        code=_NOT_CONFIGURED,
     )
+
+
+def is_local_configured(missing: UpdraftError) -> bool:
+    """Whether there is to be a local model, which is missing for another reason than that."""
+    return missing.code != _NOT_CONFIGURED
 
 
 def no_cloud_configured() -> InvalidRequestError:
@@ -81,7 +86,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
     unsupported = job.unsupported or (_no_tools() if job.has_tools and not availability.local_tools else None)
     no_local = availability.local_missing or unsupported
-    if job.requested_tier == "local" or job.private or job.privacy_rule is not None:
+    if job.only_local:
         if no_local is not None:
             raise no_local if job.privacy_rule is None else kept_by(job.privacy_rule, no_local)
         return Ruling(local=True, cloud=False, reason=_why_local(job))
@@ -146,9 +151,9 @@ def _why_not_cloud(availability: TierAvailability) -> str:
 
 
 def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> str:
-    if isinstance(availability.local_missing, MissingDependencyError):
-        return f"no local model: {availability.local_missing.message}"
     if availability.local_missing is not None:
+        if is_local_configured(availability.local_missing):
+            return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
         return "no local model is configured"
     unknown = isinstance(no_local, UnknownFieldError)
     why = "a field that is unknown here" if unknown else no_local.message[:_MAX_REASON]
@@ -156,6 +161,6 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
-    if isinstance(no_local, MissingDependencyError):
+    if is_local_configured(no_local):
         return no_local
     return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")

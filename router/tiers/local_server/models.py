@@ -95,7 +95,7 @@ async def _json(
         response = await client.request(method, f"{address.url}/{path}", json=body)
     except httpx.HTTPError as error:
         raise ModelLoadError(
-            f"The local server at {address.url} does not answer ({error or type(error).__name__}): start it, or "
+            f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}): start it, or "
             "correct local."
         ) from error
     if response.status_code != 200:
