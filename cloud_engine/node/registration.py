@@ -36,6 +36,7 @@ class RegistrationOptions:
         """Raises ConfigurationError for what cannot work with a node that listens on `host`."""
         try:
             gateway = httpx.URL(self.gateway)
+            _ = gateway.host  # is decoded only now
         except (httpx.InvalidURL, ValueError):
             gateway = httpx.URL()
         if gateway.scheme not in ("http", "https") or not gateway.host:
