@@ -53,11 +53,6 @@ def no_local_configured() -> InvalidRequestError:
     )
 
 
-def is_local_configured(missing: UpdraftError) -> bool:
-    """Whether there is to be a local model, which is missing for another reason than that."""
-    return missing.code != _NOT_CONFIGURED
-
-
 def no_cloud_configured() -> InvalidRequestError:
     return InvalidRequestError(
         "No cloud is configured: set cloud_url to an OpenAI-compatible endpoint.",
@@ -152,15 +147,15 @@ def _why_not_cloud(availability: TierAvailability) -> str:
 
 def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> str:
     if availability.local_missing is not None:
-        if is_local_configured(availability.local_missing):
-            return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
-        return "no local model is configured"
+        if availability.local_missing.code == _NOT_CONFIGURED:
+            return "no local model is configured"
+        return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
     unknown = isinstance(no_local, UnknownFieldError)
     why = "a field that is unknown here" if unknown else no_local.message[:_MAX_REASON]
     return f"beyond the local model: {why}"
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
-    if is_local_configured(no_local):
+    if no_local.code != _NOT_CONFIGURED:
         return no_local
     return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")
