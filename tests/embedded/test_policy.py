@@ -30,6 +30,8 @@ from updraft.classifier.policy.policy import Policy
 from updraft.embedded.collect import collect
 from updraft.embedded.policy import TARGETS
 
+pytestmark = pytest.mark.slow  # such files come first
+
 TARGET = 0.98
 
 

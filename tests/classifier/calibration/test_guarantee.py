@@ -21,6 +21,7 @@ from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresho
 from updraft.classifier.training.gates import FittedGates, Material, calibrated
 from updraft.classifier.training.router_model import fit_router
 
+pytestmark = pytest.mark.slow
 ROWS, ALPHA = 400, 0.1
 RUNS = pytest.mark.parametrize("runs", [12, pytest.param(30, marks=pytest.mark.soak)])
 FEW = 3  # where every run ends alike

@@ -34,6 +34,8 @@ from updraft.protocol.requests import Message
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.tiers.interfaces import LocalAnswer
 
+pytestmark = pytest.mark.slow  # such files come first
+
 RECIPE = FitRecipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 

@@ -30,6 +30,8 @@ from updraft.classifier.training.train import FitRecipe, fit_policy, material_of
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
+pytestmark = pytest.mark.slow  # such files come first
+
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 PAIR = {"local": "small", "cloud": "large"}
 RECIPE = FitRecipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")

@@ -16,6 +16,8 @@ from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft_oracle import QUESTIONS, oracle
 
+pytestmark = pytest.mark.slow  # such files come first
+
 __all__ = ["oracle"]
 
 NOWHERE = ["--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big"]

@@ -21,6 +21,8 @@ from full_cloud import running_full_cloud
 from gateway_keys import make_key
 from waiting import wait_for
 
+pytestmark = pytest.mark.slow  # such files come first
+
 GATEWAY = ("-m", "updraft", "gateway", "--port", "0")
 
 

@@ -22,6 +22,8 @@ import pytest
 from tiny_model import write_model
 from updraft.cloud_engine.engine.process.core_process import HUNG_S
 
+pytestmark = pytest.mark.slow  # such files come first
+
 CONTEXT = 8192
 ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 0, "repetition_detection": False}
 
