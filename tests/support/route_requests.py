@@ -109,6 +109,7 @@ BODIES: Mapping[str, dict[str, Json]] = {
     },
     "/api/generate": {**_OLLAMA, "prompt": "hello", "system": "Be brief."},
     "/api/embed": {"model": "auto", "input": ["hello"]},
+    "/api/embeddings": {"model": "auto", "prompt": "hello"},
 }
 _TURN = [{"role": "user", "content": "TEXT"}]
 #: The least that each of them asks with; `TEXT` stands for what.
@@ -125,6 +126,7 @@ QUESTIONS: Mapping[str, dict[str, Json]] = {
     "/api/chat": {"messages": _TURN, "options": {"num_predict": 4}},
     "/api/generate": {"prompt": "TEXT", "options": {"num_predict": 4}},
     "/api/embed": {"input": "TEXT"},
+    "/api/embeddings": {"prompt": "TEXT"},
 }
 #: Forms, which no rule can read.
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -134,7 +136,7 @@ OF_THIS_MACHINE = frozenset(
         *("/tokenize", "/detokenize", "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"),
         *("/v1/chat/completions/{completion}", "/v1/responses/{response}/cancel", "/v1/files", "/v1/batches"),
         *("/v1/batches/{batch}/cancel", "/api/show", "/updraft/requests/{id}/feedback", "/updraft/trace"),
-        *("/updraft/models/pull", "/updraft/models/memory", "/updraft/markdown"),
+        *("/updraft/models/pull", "/api/pull", "/updraft/models/memory", "/updraft/markdown"),
         *("/v1/responses/input_tokens", "/updraft/target"),
     )
 )

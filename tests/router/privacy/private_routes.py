@@ -39,7 +39,7 @@ async def read(endpoints: Endpoints, request: WireRequest) -> tuple[int, bytes]:
 
 def plain(path: str, *, stream: bool) -> Ask:
     async def ask(endpoints: Endpoints, text: str) -> str:
-        more = {} if path == "/api/embed" else {"stream": stream}
+        more = {} if path.startswith("/api/embed") else {"stream": stream}
         status, body = await read(endpoints, question(path, text, **more))
         return f"{status} {'private' if b'private' in body else ''}"
 
