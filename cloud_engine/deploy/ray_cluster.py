@@ -16,6 +16,7 @@ import msgspec
 
 from ... import __version__
 from ...protocol.errors import ConfigurationError, MissingDependencyError
+from ...protocol.http.access import is_loopback
 from ...protocol.http.server import bind_socket
 from ...protocol.safety.system import END_SIGNALS
 from . import servers
@@ -41,7 +42,7 @@ def application(config: CloudConfig) -> Any:
     _require_ray()
     from ray import serve
 
-    from .ray_deployments import EngineNode, Gateway
+    from .ray_deployments import DirectGateway, EngineNode, Gateway
 
     config.check()
     Credentials(config.keys).prepare()
@@ -56,14 +57,16 @@ def application(config: CloudConfig) -> Any:
         deployment(EngineNode, **node_options(model), version=node_version(config, model)).bind(config, model)
         for model in ours
     ]
-    gateway = deployment(Gateway, **_gateway_options(config), version=gateway_version(config))
+    kind = DirectGateway if config.gateway.direct else Gateway
+    gateway = deployment(kind, **_gateway_options(config), version=gateway_version(config))
     return gateway.bind(config, *nodes)
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Another one where replicas would run something else. How many there are does not matter."""
-    runs = replace(servers.gateway_options(config), workers=1)
-    return _version(config, runs, runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
+    """Another one where replicas would run something else. How many there are does not matter to Ray's own."""
+    runs, is_direct = servers.gateway_options(config), config.gateway.direct
+    told = runs if is_direct else replace(runs, workers=1)
+    return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
 
 
 def node_version(config: CloudConfig, model: ModelDeployment) -> str:
@@ -84,11 +87,11 @@ def _gateway_options(config: CloudConfig) -> dict[str, Any]:
     gateway = config.gateway
     return {
         "name": "gateway",
-        "num_replicas": gateway.replicas,
+        "num_replicas": 1 if gateway.direct else gateway.replicas,
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
         "health_check_period_s": _HEALTH_S,
-        "max_surge_percent": 100,
+        "max_surge_percent": 0 if gateway.direct else 100,  # a port has one owner
         "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
     }
 
@@ -152,7 +155,9 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     try:
         _check_machines(config, ray.nodes())
         logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
+        serve.start(
+            proxy_location="Disabled" if gateway.direct else "EveryNode", http_options=http, logging_config=logs
+        )
         serve.run(application(config), name=APP, logging_config=logs)
         on_ready(config.url)
         if address is None:
@@ -196,7 +201,14 @@ def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None
             "Between machines Updraft speaks plain HTTP with keys: set `insecure: true` if their network is private.",
             param="insecure",
         )
-    if config.gateway.replicas > 1 and not config.gateway.labels:
+    gateway = config.gateway
+    if gateway.direct and (not gateway.labels or is_loopback(gateway.host) or gateway.host in ("", "0.0.0.0", "::")):
+        raise ConfigurationError(
+            "A direct gateway listens on one machine: set `gateway.labels` to its labels, and `gateway.host` to its "
+            "address.",
+            param="host",
+        )
+    if gateway.replicas > 1 and not gateway.labels:
         raise ConfigurationError(
             "Replicas of the gateway share files: set `gateway.labels` to those of one machine, or `replicas: 1`.",
             param="labels",

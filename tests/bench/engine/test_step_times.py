@@ -27,7 +27,7 @@ def test_without_noise_there_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(step_times, "StepContent", SimpleNamespace(of=of))
     monkeypatch.setattr(step_times, "time", SimpleNamespace(process_time=lambda: now_s))
-    for name, value in (("_STEPS", 600), ("_ROUNDS", 1), ("LOADS", (0.8,))):
+    for name, value in (("_ROUNDS", 1), ("LOADS", (0.8,))):
         monkeypatch.setattr(step_times, name, value)
     torch.set_num_threads(1)
     model = load_model(pocket.pocket_large_folder())
