@@ -28,6 +28,8 @@ _LEAVE_S = 10.0
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # between two checks; three that fail are one too many
 _LOOK_BACK_S = 12.0
+_SETTINGS, _HEADER_BYTES = b"\x04", 9  # the first frame that a server of HTTP/2 sends
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 _MAX_ONGOING = 4096  # the gateway has limits of its own
 _KEEP_ALIVE_S = 65
 _ENVIRONMENT = {
@@ -149,7 +151,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     if address is not None:
         check_reachable(address)
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
-    ray.init(address=address or "local", **own)
+    _join(address or "local", **own)
     for number, handler in handlers.items():  # Ray's own would abort the process
         signal.signal(number, handler)
     try:
@@ -175,20 +177,36 @@ def remove_from_ray(address: str) -> None:
     from ray import serve
 
     check_reachable(address)
-    ray.init(address=address)
+    _join(address)
     try:
         serve.delete(APP)
     finally:
         ray.shutdown()
 
 
+def _join(address: str, **options: Any) -> None:
+    """Raises ConfigurationError for an address without a cluster."""
+    import ray
+
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigurationError(
+            f"No Ray cluster at {address}: {error} Start one with `ray start --head`, or leave --address out.",
+            param="address",
+        ) from error
+
+
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError where nobody listens: Ray itself would try for minutes."""
+    """Raises ConfigurationError where no server of HTTP/2 listens, as Ray's are: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto", which finds a cluster or says that there is none
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            if connection.recv(_HEADER_BYTES)[3:4] != _SETTINGS and os.environ.get("RAY_USE_TLS", "0") == "0":
+                raise OSError("something else listens there")
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 

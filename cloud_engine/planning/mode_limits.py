@@ -62,7 +62,7 @@ def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> Mod
 def _step_s(costs: StepTimeModel, sequences: int, prompt_tokens: int = 0) -> float:
     """Of requests with a token each, and of a chunk of another's prompt."""
     pairs = prompt_tokens * (_CONTEXT + prompt_tokens // 2)
-    return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs))
+    return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs, min(1, prompt_tokens)))
 
 
 def _drafts(costs: StepTimeModel, sequences: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT, _ROWS = 3, 5  # the column of `context_tokens`, and the first of `StepContent.rows`
+_CONTEXT, _ROWS = 3, 6  # the column of `context_tokens`, and the first of `StepContent.rows`
 _SMALLEST_CACHE = 9  # as a power of two tokens
 _HELD_UP = 8.0  # times what a step should take
 _ROUNDS = 5

@@ -43,13 +43,16 @@ class StepContent:
     context_tokens: int
     # Pairs of tokens in the attention of the others.
     prompt_pairs: int
+    # How many these are.
+    chunks: int = 0
 
     @staticmethod
     def of(batch: Sequence[ScheduledRequest]) -> StepContent:
         tokens = sum(item.num_tokens for item in batch)
         context = sum(item.start for item in batch if item.num_tokens == 1)
         pairs = sum(item.num_tokens * (item.start + item.num_tokens // 2) for item in batch if item.num_tokens > 1)
-        return StepContent(1, len(batch), tokens - len(batch), context, pairs)
+        chunks = sum(item.num_tokens > 1 for item in batch)
+        return StepContent(1, len(batch), tokens - len(batch), context, pairs, chunks)
 
     def rows(self) -> list[int]:
         """Tokens of the step: of the first two, of the next two, of the next four, and so on."""
@@ -72,6 +75,8 @@ class StepTimeModel:
     context_tokens: float = 0.0
     # For a pair of tokens in a prompt.
     prompt_pairs: float = 0.0
+    # For a prompt of which a chunk is read.
+    chunks: float = 0.0
     # Tokens looked back on that the processor's caches hold.
     cached_tokens: float = 0.0
     # More for each beyond those.
@@ -95,6 +100,7 @@ class StepTimeModel:
             + self.prompt_tokens * content.prompt_tokens
             + self.context_tokens * content.context_tokens
             + self.prompt_pairs * content.prompt_pairs
+            + self.chunks * content.chunks
             + self.uncached_tokens * max(0.0, content.context_tokens - self.cached_tokens)
             + sum(map(mul, self.rows, content.rows()))
         )
