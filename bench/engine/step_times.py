@@ -69,7 +69,7 @@ class _Recording(Engine):
 def measured_steps(
     model: Decoder, running: int, workload: Workload, clock: Clock, seed: int = 1
 ) -> Iterator[tuple[StepContent, float]]:
-    """Of batches from one to `running`, each up to half as large again as the last. Where a request ends, another comes.
+    """Of batches from one to `running`. Where a request ends, another comes.
 
     Prompts are the workload's. Every second one is cut, so that chunks are of all lengths. Answers are short.
     """
@@ -118,12 +118,12 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     config = replace(config, num_blocks=num_blocks)
     first = list(measured_steps(model, running, workload, clock, 0))
     shape = NodeShape(config, fit(first), num_blocks)
-    at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
-    fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
+    all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     for load in LOADS * _ROUNDS:
+        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # at present
         arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
         trace = [
             PlannedRequest(float(at_s), len(work.prompt), work.output)
@@ -132,7 +132,8 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         steps: list[tuple[StepContent, float]] = []
         engine = _Recording(model, config, clock)
         real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
-        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps or first)), 1)[0])
+        shape = replace(shape, costs=fit(steps or first))
+        simulated[load].append(simulate(trace, shape, 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
         ours, theirs = _figures(simulated[load]), _figures(real[load])

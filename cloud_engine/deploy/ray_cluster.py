@@ -60,7 +60,7 @@ def application(config: CloudConfig) -> Any:
         for model in ours
     ]
     kind = DirectGateway if config.gateway.direct else Gateway
-    gateway = deployment(kind, **_gateway_options(config), version=gateway_version(config))
+    gateway = deployment(kind, **gateway_options(config), version=gateway_version(config))
     return gateway.bind(config, *nodes)
 
 
@@ -85,7 +85,7 @@ def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
     return found.hexdigest()[:16]
 
 
-def _gateway_options(config: CloudConfig) -> dict[str, Any]:
+def gateway_options(config: CloudConfig) -> dict[str, Any]:
     gateway = config.gateway
     return {
         "name": "gateway",
@@ -155,7 +155,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     for number, handler in handlers.items():  # Ray's own would abort the process
         signal.signal(number, handler)
     try:
-        _check_machines(config, ray.nodes())
+        check_machines(config, ray.nodes())
         logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
         serve.start(
             proxy_location="Disabled" if gateway.direct else "EveryNode", http_options=http, logging_config=logs
@@ -211,7 +211,7 @@ def check_reachable(address: str) -> None:
         raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 
 
-def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
+def check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
     if sum(bool(machine["Alive"]) for machine in machines) < 2:
         return
     if not config.insecure:
