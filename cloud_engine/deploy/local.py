@@ -36,8 +36,9 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     nodes: list[_Server] = []
     leaving: list[_Server] = []
     try:
-        _update(nodes, config, gateway.process.wait_ready)
-        on_ready(config.url)
+        url = gateway.process.wait_ready()
+        _update(nodes, config)
+        on_ready(url)
         while True:
             time.sleep(_POLL_S)
             for server in (gateway, *nodes):
@@ -72,7 +73,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
         return []
 
 
-def _update(nodes: list[_Server], config: CloudConfig, meanwhile: Callable[[], object] = lambda: None) -> list[_Server]:
+def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
     """Start those that are missing, then stop the others. Returns these, which finish what they have in flight."""
     kept: list[_Server] = []
     started: list[_Server] = []
@@ -83,7 +84,6 @@ def _update(nodes: list[_Server], config: CloudConfig, meanwhile: Callable[[], o
                 same = next((node for node in nodes if node.options == options and node not in kept), None)
                 kept += [same] if same else []
                 started += [] if same else [_Server(options, model.drain_seconds)]
-        meanwhile()
         for node in started:
             node.process.wait_ready()
     except BaseException:

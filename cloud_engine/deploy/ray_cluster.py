@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from ... import __version__
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.access import is_loopback
 from ...protocol.http.server import bind_socket
+from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.system import END_SIGNALS
+from ...protocol.settings import state_folder
 from . import servers
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
@@ -150,6 +153,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
     if address is not None:
         check_reachable(address)
+    compiler = _start_compiler() if address is None else None
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     _join(address or "local", **own)
     for number, handler in handlers.items():  # Ray's own would abort the process
@@ -168,6 +172,16 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
         if address is None:
             serve.shutdown()
         ray.shutdown()
+        if compiler is not None:
+            compiler.kill()
+            compiler.wait()
+
+
+def _start_compiler() -> subprocess.Popen[bytes] | None:
+    """For nodes of this machine, while Ray starts. None where kernels are there, of whatever version."""
+    if any((state_folder() / "native").glob("*.so")):
+        return None
+    return subprocess.Popen(python_command("-m", "updraft.kernels.runtime.native_library"), env=child_environment())
 
 
 def remove_from_ray(address: str) -> None:
@@ -191,10 +205,7 @@ def _join(address: str, **options: Any) -> None:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
-        raise ConfigurationError(
-            f"No Ray cluster at {address}: {error} Start one with `ray start --head`, or leave --address out.",
-            param="address",
-        ) from error
+        raise ConfigurationError(f"Ray cannot be reached at {address}: {error}", param="address") from error
 
 
 def check_reachable(address: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields, replace
 
 import numpy as np
 
@@ -13,8 +13,6 @@ _CONTEXT, _ROWS = 3, 6  # the column of `context_tokens`, and the first of `Step
 _SMALLEST_CACHE = 9  # as a power of two tokens
 _HELD_UP = 8.0  # times what a step should take
 _ROUNDS = 5
-_MAX_CHANGES = 60  # of the costs that are not zero
-_LEAST_GAIN = 1e-9
 
 
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
@@ -26,6 +24,7 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     for filled, (content, _) in zip(contents, steps, strict=True):
         rows = content.rows()
         filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # the last rows cost what tokens of prompts do
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]
@@ -42,36 +41,22 @@ def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[floa
     for _ in range(_ROUNDS):
         costs = _non_negative(columns, seconds, scale)
         scale = columns @ costs
-    *sums, uncached = map(float, costs)
-    largest, rows = int(contents[:, 1].max()), tuple(sums[_ROWS:])
-    found = StepTimeModel(*sums[:_ROWS], cached, uncached, largest_batch=largest, rows=rows)
+    named = dict(zip((field.name for field in fields(StepContent)), map(float, costs), strict=False))
+    largest, rows, uncached = int(contents[:, 1].max()), tuple(map(float, costs[_ROWS:-1])), float(costs[-1])
+    found = StepTimeModel(**named, cached_tokens=cached, uncached_tokens=uncached, rows=rows)
+    found = replace(found, largest_batch=largest)
     return float(np.square(seconds / scale - 1).sum()), found
 
 
 def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Least squares with the active set of Lawson and Hanson."""
-    triangle = np.linalg.qr(
-        np.column_stack([contents, seconds]) / scale[:, None], mode="r"
-    )  # the same errors, in few rows
-    weighted, wanted = triangle[:, :-1], triangle[:, -1]
+    weighted = contents / scale[:, None]
     sizes = np.linalg.norm(weighted, axis=0)
-    weighted /= (sizes := np.where(sizes, sizes, 1.0))
-    costs, free = np.zeros(len(sizes)), np.zeros(len(sizes), bool)
-    for _ in range(_MAX_CHANGES):
-        gains = np.where(free, 0.0, weighted.T @ (wanted - weighted @ costs))
-        if gains.max() <= _LEAST_GAIN * np.linalg.norm(wanted):
+    kept = list(np.flatnonzero(sizes))
+    costs = np.zeros(len(sizes))
+    while kept:
+        solved, *_ = np.linalg.lstsq(weighted[:, kept] / sizes[kept], seconds / scale, rcond=None)
+        if (solved >= 0).all():
+            costs[kept] = solved / sizes[kept]
             break
-        free[gains.argmax()] = True
-        while (solved := _solved(weighted, wanted, free)).min() < 0:
-            below = solved < 0
-            costs += (costs[below] / (costs - solved)[below]).min() * (solved - costs)
-            free &= costs > _LEAST_GAIN
-            costs *= free
-        costs = solved
-    return costs / sizes
-
-
-def _solved(weighted: np.ndarray, wanted: np.ndarray, free: np.ndarray) -> np.ndarray:
-    found = np.zeros(len(free))
-    found[free], *_ = np.linalg.lstsq(weighted[:, free], wanted, rcond=None)
-    return found
+        kept.pop(int(solved.argmin()))
+    return costs
