@@ -281,9 +281,8 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
             log.warning("exploration is off: what it would teach is kept nowhere (experience)")
         return None
     pair = pair_name(_pair(config, tiers.local.model_id))
-    monitor = None if gates is None else gates.monitor
     explored = 1.0 if config.shadow else config.exploration
-    return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
+    return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text)
 
 
 def _open_experience(path: Path | None) -> Experience | None:

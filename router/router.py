@@ -35,6 +35,7 @@ from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
 from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_tiers
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
+from .gates.exploration import ExplorationGates
 from .model_names import ModelNames
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
@@ -153,6 +154,7 @@ class Router:
         tiers = self._running()
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
+            gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         if self._ledger is not None:
@@ -367,10 +369,17 @@ class Router:
             from .feedback.comparable_answer import cloud_comparable_answer
 
             comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
-            streamed = completion is None
-            self._learner.observe(
-                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.reader(), streamed)
+            gates = cascade.tiers.gates
+            judged = JudgedRequest(
+                cascade.record,
+                cascade.chat.messages,
+                answer,
+                comparable,
+                cascade.reader(),
+                streamed=completion is None,
+                monitor=gates.monitor if isinstance(gates, ExplorationGates) else None,
             )
+            self._learner.observe(judged)
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import getrandbits  # no secret, and quicker
 from typing import Any
 
@@ -43,6 +43,7 @@ TENANT_HEADER = b"x-updraft-tenant"
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
+_HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
 _KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
@@ -122,15 +123,18 @@ async def read_body(request: Request) -> bytes:
 
 async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
-    body, url = await read_body(request), request.url
-    return WireRequest(request.method, url.path, dict(request.headers), body, query=url.query)
+    return _wire_request(request, await read_body(request))
 
 
 def upload_wire_request(request: Request) -> WireRequest:
     """The request with its body as it comes. That raises as `read_body`."""
-    return WireRequest(
-        request.method, request.url.path, dict(request.headers), query=request.url.query, upload=_pieces(request)
-    )
+    return replace(_wire_request(request), upload=_pieces(request))
+
+
+def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
+    """`request.url` would read the path again, decoded, and find a query behind a `?` that is part of a name."""
+    query = request.scope["query_string"].decode("latin-1")
+    return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes]:
@@ -148,7 +152,7 @@ def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> 
     """
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
-    route = request.method + " " + request.url.path
+    route = request.method + " " + request.scope["path"]
     return _StreamedResponse(response, route, request_id(request.scope), heartbeat_s)
 
 
@@ -202,11 +206,14 @@ class _StreamedResponse(Response):
         self._heartbeat_s = heartbeat_s
         self._last = 0.0  # when something was sent, on the clock of the event loop
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, heart = asyncio.get_running_loop(), None
         try:
             async with while_connected(receive):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if scope.get(_HEAD_ONLY):
+                    await send({"type": "http.response.body", "body": b""})
+                    return
                 heart = asyncio.create_task(self._beat(send)) if self._heartbeat_s else None
                 async for chunk in self._chunks:
                     self._last = loop.time()
@@ -255,6 +262,8 @@ class _Shell:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET", _HEAD_ONLY: True}
         exchange = _Exchange(scope, receive, send, self._limits.of(scope["path"]))
         try:
             _check_framing(scope)
@@ -379,14 +388,14 @@ def _usable_id(raw: bytes) -> str:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(_as_updraft_error(request, error), request.url.path)
+    response = error_response(_as_updraft_error(request, error), request.scope["path"])
     response.headers.update(error.headers or {})
     return response
 
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
-    route = f"{request.method} {request.url.path}"
-    kept = request.url.path.startswith(_KEPT)
+    path: str = request.scope["path"]
+    route, kept = f"{request.method} {path}", path.startswith(_KEPT)
     elsewhere = " Files, batches and stored answers are the router's: use `updraft serve`." if kept else ""
     if error.status_code == 404:
         return NotFoundError(f"{route} is not a route of this server.{elsewhere}")

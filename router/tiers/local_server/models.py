@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from ....model_files.identity import ModelIdentity
+from ....model_files.identity import SERVED, ModelIdentity
 from ....protocol.errors import ModelLoadError
 from ....protocol.http.foreign import error_in, json_of
 from ...request.json_narrowing import table, tables
@@ -85,7 +85,7 @@ async def _identity(
         same = (f"{name}:latest", name)
         known["digest"] = next((each.get("digest") for each in listed if each.get("name") in same), None)
     weights = sha256(msgspec.json.encode([owner, name, known])).hexdigest()
-    return ModelIdentity(f"served by {'Ollama' if is_ollama else owner}", weights, "")
+    return ModelIdentity(f"{SERVED}{'Ollama' if is_ollama else owner}", weights, "")
 
 
 async def _json(

@@ -210,6 +210,19 @@ def test_disconnect_closes_the_stream_at_once(url: str) -> None:
     assert report["in_flight"] == 1
 
 
+def test_head_is_a_get_without_its_body_and_leaves_no_stream(url: str) -> None:
+    before = len(httpx.get(f"{url}/closed").json()["closed_at"])
+    with httpx.Client(base_url=url) as http:
+        for _ in range(2):
+            head = http.head("/endless")
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"].startswith("text/event-stream")
+        assert http.head("/typed").status_code == 400
+        assert http.head("/echo").status_code == 405
+        seen = http.get("/closed").json()
+    assert (len(seen["closed_at"]), seen["in_flight"]) == (before, 1), "its body was not even begun"
+
+
 def test_a_stream_that_fails_is_cut_not_ended(url: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError), httpx.stream("GET", f"{url}/broken-stream") as response:
         list(response.iter_bytes())
