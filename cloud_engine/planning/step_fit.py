@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -41,10 +41,9 @@ def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[floa
     for _ in range(_ROUNDS):
         costs = _non_negative(columns, seconds, scale)
         scale = columns @ costs
-    named = dict(zip((field.name for field in fields(StepContent)), map(float, costs), strict=False))
-    largest, rows, uncached = int(contents[:, 1].max()), tuple(map(float, costs[_ROWS:-1])), float(costs[-1])
-    found = StepTimeModel(**named, cached_tokens=cached, uncached_tokens=uncached, rows=rows)
-    found = replace(found, largest_batch=largest)
+    sums, rows, uncached = costs[:_ROWS], tuple(map(float, costs[_ROWS:-1])), float(costs[-1])
+    found = StepTimeModel(*map(float, sums), cached_tokens=cached, uncached_tokens=uncached)
+    found = replace(found, rows=rows, largest_batch=int(contents[:, 1].max()))
     return float(np.square(seconds / scale - 1).sum()), found
 
 
