@@ -116,8 +116,9 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     # As a node has them: memory that is used again and again, and not a new piece for each request.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
     config = replace(config, num_blocks=num_blocks)
-    first = list(measured_steps(model, running, workload, clock, 0))
-    shape = NodeShape(config, fit(first), num_blocks)
+    measured = list(measured_steps(model, running, workload, clock, 0))
+    least = len(measured)  # for batches of every size
+    shape = NodeShape(config, fit(measured), num_blocks)
     all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
@@ -129,10 +130,10 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
             PlannedRequest(float(at_s), len(work.prompt), work.output)
             for at_s, work in zip(arrived - arrived[0], requests, strict=True)
         ]
-        steps: list[tuple[StepContent, float]] = []
+        before = len(measured)
         engine = _Recording(model, config, clock)
-        real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
-        shape = replace(shape, costs=fit(steps or first))
+        real[load].append(_really(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
+        shape = replace(shape, costs=fit(measured[min(before, len(measured) - least) :]))
         simulated[load].append(simulate(trace, shape, 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
