@@ -10,6 +10,7 @@ from typing import Any
 
 import h11
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
@@ -17,14 +18,19 @@ from .connection_limits import ConnectionLimits
 
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
+_MAX_EVENTS = 256
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
 
 class _Framing(h11.Connection):
-    """h11, with a short way for the pieces of a stream, and one write for the head and the body of a whole answer."""
+    """h11, with a short way for the pieces of a stream, and one write for the head and the body of a whole answer.
+
+    It tells of so many events at a time: a read may hold 40,000 chunks of a byte, which take more than a second.
+    """
 
     _is_chunked = False
+    _events_left = _MAX_EVENTS
     _head = b""  # of a whole answer, whose body comes next
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
@@ -40,6 +46,29 @@ class _Framing(h11.Connection):
         self._head = output
         return b""
 
+    def begin_turn(self) -> None:
+        self._events_left = _MAX_EVENTS
+
+    @property
+    def has_more(self) -> bool:
+        return self._events_left <= 0
+
+    def next_event(self) -> Any:
+        if self._events_left <= 0:
+            return h11.NEED_DATA
+        self._events_left -= 1
+        return super().next_event()
+
+
+class _Flow(FlowControl):
+    """Reads nothing while events of the last read are left."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
 
 class Connection(H11Protocol):
     """The parser is the same wherever it runs: uvicorn would take another one, with other limits, where it is there."""
@@ -54,6 +83,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
             return
@@ -66,7 +96,12 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self.conn.begin_turn()
         super().data_received(data)
+        self._after_events()
+
+    def _after_events(self) -> None:
+        self._take_turns()
         cycle: Any = self.cycle  # None before the first request
         if cycle is not None and not cycle.response_complete:
             self._limits.works(self)
@@ -75,6 +110,26 @@ class Connection(H11Protocol):
         self._stop_waiting()
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._wait()
+
+    def _take_turns(self) -> None:
+        """Leave what events there still are to the next turn of the event loop."""
+        if self._flow.held == self.conn.has_more:
+            return
+        self._flow.held = self.conn.has_more
+        if self._flow.held:
+            self.flow.pause_reading()
+            self.loop.call_soon(self._go_on)
+        else:
+            self.flow.resume_reading()
+
+    def _go_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        self.conn.begin_turn()
+        self.handle_events()
+        if self._flow.held and self.conn.has_more:
+            self.loop.call_soon(self._go_on)
+        self._after_events()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         super().handle_websocket_upgrade(event)
@@ -94,6 +149,7 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:  # of a request that is answered already
             self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
         super().on_response_complete()
+        self._take_turns()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -311,12 +311,16 @@ class _Shell:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
+    """Raises InvalidRequestError where two servers could see two requests, for more headers than apps send, and for a
+    compressed body, which may stand for a thousand times its size.
+    """
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other.", code="invalid_http")
     if len(names) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
+    if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
+        raise InvalidRequestError("No body with a Content-Encoding is read: send it as it is.", code="invalid_http")
 
 
 class _Exchange:

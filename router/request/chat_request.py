@@ -61,6 +61,10 @@ class RoutingRequest:
     forwarded: Forwarded = NOTHING
 
     @property
+    def only_local(self) -> bool:
+        return self.requested_tier == "local" or self.private or self.privacy_rule is not None
+
+    @property
     def stream(self) -> bool:
         return self.body.get("stream") is True
 

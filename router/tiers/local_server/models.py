@@ -93,9 +93,9 @@ async def _json(
 ) -> dict[str, Any]:
     try:
         response = await client.request(method, f"{address.url}/{path}", json=body)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ValueError) as error:  # the latter for a redirect to what is no URL
         raise ModelLoadError(
-            f"The local server at {address.url} does not answer ({error or type(error).__name__}): start it, or "
+            f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}): start it, or "
             "correct local."
         ) from error
     if response.status_code != 200:
