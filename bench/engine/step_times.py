@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import chain, count, islice
+from random import Random
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from .driving import GREEDY, engine_config
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
 _ROUNDS = 2
-_STEPS = 6_000  # enough for batches of every size
+_MAX_OUTPUT = 32  # tokens
 _TURN = 40  # steps
 _QUANTILES = {"p50": 50, "p99": 99}
 
@@ -66,12 +67,21 @@ class _Recording(Engine):
 
 
 def measured_steps(
-    model: Decoder, running: int, workload: Workload, clock: Clock
+    model: Decoder, running: int, workload: Workload, clock: Clock, seed: int = 1
 ) -> Iterator[tuple[StepContent, float]]:
-    """Of batches of every size, with prompts and answers of the workload: where one ends, another comes. Endless."""
-    sizes = sorted({running, *(2**power for power in range(running.bit_length()))})
-    for number, size in enumerate(cycle(sizes)):
-        drawn = draw(replace(workload, count=3 * size, seed=workload.seed + 1 + number), model.config.vocab_size)
+    """Of batches from one to `running`. Where a request ends, another comes.
+
+    Prompts are the workload's. Every second one is cut, so that chunks are of all lengths. Answers are short.
+    """
+    between = (3 * 2**power // 2 for power in range(1, (running // 3).bit_length() + 1))
+    sizes = sorted({running, *(2**power for power in range(running.bit_length())), *between})
+    random, short = Random(workload.seed + seed), min(workload.max_output, _MAX_OUTPUT)
+    for size in sizes:
+        others = replace(workload, count=2 * size, max_output=short, seed=random.getrandbits(32))
+        drawn = draw(others, model.config.vocab_size)
+        drawn[::2] = [
+            replace(work, prompt=work.prompt[: round(len(work.prompt) ** random.random())]) for work in drawn[::2]
+        ]
         engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
         coming, left = enumerate(drawn), [work.output for work in drawn]
         places = size
@@ -89,7 +99,8 @@ def measured_steps(
 
 
 def measured_step_time(model: Decoder, running: int, workload: Workload) -> StepTimeModel:
-    return fit(list(islice(measured_steps(model, running, workload, time.perf_counter), _STEPS)))
+    rounds = (measured_steps(model, running, workload, time.perf_counter, seed) for seed in range(_ROUNDS))
+    return fit(list(chain.from_iterable(rounds)))
 
 
 def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
@@ -99,29 +110,31 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     real run, because neighbours slow a machine down now and then. On a CPU all is in seconds of the processor.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
-    others = measured_steps(model, running, workload, clock)
+    others = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
     # As a node has them: memory that is used again and again, and not a new piece for each request.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
     config = replace(config, num_blocks=num_blocks)
-    first = list(islice(others, _STEPS))
-    shape = NodeShape(config, fit(first), num_blocks)
-    at_once, _ = simulate([PlannedRequest(0.0, len(work.prompt), work.output) for work in requests], shape, 1)
-    fastest = len(requests) / max(served.last_s or 0.0 for served in at_once)
+    measured = list(measured_steps(model, running, workload, clock, 0))
+    least = len(measured)  # for batches of every size
+    shape = NodeShape(config, fit(measured), num_blocks)
+    all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     for load in LOADS * _ROUNDS:
+        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # at present
         arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
         trace = [
             PlannedRequest(float(at_s), len(work.prompt), work.output)
             for at_s, work in zip(arrived - arrived[0], requests, strict=True)
         ]
-        steps: list[tuple[StepContent, float]] = []
+        before = len(measured)
         engine = _Recording(model, config, clock)
-        real[load].append(_really(engine, trace, requests, lambda taken=steps: taken.extend(islice(others, _TURN))))
-        simulated[load].append(simulate(trace, replace(shape, costs=fit(steps or first)), 1)[0])
+        real[load].append(_really(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
+        shape = replace(shape, costs=fit(measured[min(before, len(measured) - least) :]))
+        simulated[load].append(simulate(trace, shape, 1)[0])
     found: dict[str, float] = {}
     for load in LOADS:
         ours, theirs = _figures(simulated[load]), _figures(real[load])

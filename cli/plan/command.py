@@ -23,16 +23,22 @@ def plan(
     costs: Annotated[
         Path, typer.Option(metavar="JSON", help="Times of steps: updraft bench engine --only steps --json PATH.")
     ],
-    num_blocks: Annotated[int, typer.Option(min=1, help="Blocks of a node's KV cache: updraft_engine_kv_blocks.")],
+    num_blocks: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Blocks of a node's KV cache: updraft_engine_kv_blocks.")
+    ],
     requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of the trace, the first.")] = 1_000,
-    rate: Annotated[float, typer.Option(min=0.001, help="So many times as many requests in the same time.")] = 1.0,
-    ttft_s: Annotated[float, typer.Option(min=0.001, help="Objective: seconds to the first token.")] = 1.0,
-    tpot_s: Annotated[float, typer.Option(min=0.0001, help="Objective: seconds per token after it.")] = 0.1,
+    rate: Annotated[
+        float, typer.Option(min=0.001, max=1_000, help="So many times as many requests in the same time.")
+    ] = 1.0,
+    ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
+    tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per token after it.")] = 0.1,
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
-    block_size: Annotated[int, typer.Option(min=1, help="As of updraft node.")] = 16,
-    context_length: Annotated[int | None, typer.Option(min=1, help="As of updraft node. [as the cache holds]")] = None,
-    usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a node.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="As of updraft node.")] = 16,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="As of updraft node. [as the cache holds]")
+    ] = None,
+    usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
         float | None, typer.Option(min=0.001, max=1.0, help="Share that the device leaves, as calibration says.")
     ] = None,

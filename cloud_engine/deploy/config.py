@@ -34,6 +34,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Processes that answer.
     replicas: Positive = 2
+    # On Ray, the gateway listens on `port` itself, on one machine: no proxy of Ray's costs time.
+    direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
     # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.

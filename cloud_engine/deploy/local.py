@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...protocol.errors import ConfigurationError, UpdraftError
+from ...protocol.http.server import bind_socket
 from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from .config import CloudConfig
@@ -25,11 +26,12 @@ _log = logging.getLogger("updraft.cloud")
 def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[str], None]) -> None:
     """Serve what `read` finds in the file until KeyboardInterrupt. Nodes follow when the file changes.
 
-    `on_ready` is told the gateway's address when every model has its nodes. Raises ConfigurationError, or
-    ServerStartError for what does not start at first.
+    `on_ready` is told the gateway's address when every model has its nodes. Raises ConfigurationError, PortInUseError,
+    or ServerStartError for what does not start at first.
     """
     seen, config = _changed_at(file), read()
     Credentials(config.keys).prepare()
+    bind_socket(config.gateway.host, config.gateway.port).close()  # before any node is started in vain
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
     nodes: list[_Server] = []
     leaving: list[_Server] = []
@@ -85,6 +87,8 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
         for node in started:
             node.process.wait_ready()
     except BaseException:
+        for node in started:
+            node.process.ask_to_stop()
         for node in started:
             node.process.stop()
         raise

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,11 @@ import msgspec
 
 from ... import __version__
 from ...protocol.errors import ConfigurationError, MissingDependencyError
+from ...protocol.http.access import is_loopback
 from ...protocol.http.server import bind_socket
+from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.system import END_SIGNALS
+from ...protocol.settings import state_folder
 from . import servers
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
@@ -27,6 +31,8 @@ _LEAVE_S = 10.0
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # between two checks; three that fail are one too many
 _LOOK_BACK_S = 12.0
+_SETTINGS, _HEADER_BYTES = b"\x04", 9  # the first frame that a server of HTTP/2 sends
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 _MAX_ONGOING = 4096  # the gateway has limits of its own
 _KEEP_ALIVE_S = 65
 _ENVIRONMENT = {
@@ -41,7 +47,7 @@ def application(config: CloudConfig) -> Any:
     _require_ray()
     from ray import serve
 
-    from .ray_deployments import EngineNode, Gateway
+    from .ray_deployments import DirectGateway, EngineNode, Gateway
 
     config.check()
     Credentials(config.keys).prepare()
@@ -56,14 +62,16 @@ def application(config: CloudConfig) -> Any:
         deployment(EngineNode, **node_options(model), version=node_version(config, model)).bind(config, model)
         for model in ours
     ]
-    gateway = deployment(Gateway, **_gateway_options(config), version=gateway_version(config))
+    kind = DirectGateway if config.gateway.direct else Gateway
+    gateway = deployment(kind, **gateway_options(config), version=gateway_version(config))
     return gateway.bind(config, *nodes)
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Another one where replicas would run something else. How many there are does not matter."""
-    runs = replace(servers.gateway_options(config), workers=1)
-    return _version(config, runs, runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
+    """Another one where replicas would run something else. How many there are does not matter to Ray's own."""
+    runs, is_direct = servers.gateway_options(config), config.gateway.direct
+    told = runs if is_direct else replace(runs, workers=1)
+    return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
 
 
 def node_version(config: CloudConfig, model: ModelDeployment) -> str:
@@ -80,15 +88,15 @@ def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
     return found.hexdigest()[:16]
 
 
-def _gateway_options(config: CloudConfig) -> dict[str, Any]:
+def gateway_options(config: CloudConfig) -> dict[str, Any]:
     gateway = config.gateway
     return {
         "name": "gateway",
-        "num_replicas": gateway.replicas,
+        "num_replicas": 1 if gateway.direct else gateway.replicas,
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
         "health_check_period_s": _HEALTH_S,
-        "max_surge_percent": 100,
+        "max_surge_percent": 0 if gateway.direct else 100,  # a port has one owner
         "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
     }
 
@@ -145,14 +153,17 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
     if address is not None:
         check_reachable(address)
+    compiler = _start_compiler() if address is None else None
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
-    ray.init(address=address or "local", **own)
+    _join(address or "local", **own)
     for number, handler in handlers.items():  # Ray's own would abort the process
         signal.signal(number, handler)
     try:
-        _check_machines(config, ray.nodes())
+        check_machines(config, ray.nodes())
         logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
+        serve.start(
+            proxy_location="Disabled" if gateway.direct else "EveryNode", http_options=http, logging_config=logs
+        )
         serve.run(application(config), name=APP, logging_config=logs)
         on_ready(config.url)
         if address is None:
@@ -161,6 +172,16 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
         if address is None:
             serve.shutdown()
         ray.shutdown()
+        if compiler is not None:
+            compiler.kill()
+            compiler.wait()
+
+
+def _start_compiler() -> subprocess.Popen[bytes] | None:
+    """For nodes of this machine, while Ray starts. None where kernels are there, of whatever version."""
+    if any((state_folder() / "native").glob("*.so")):
+        return None
+    return subprocess.Popen(python_command("-m", "updraft.kernels.runtime.native_library"), env=child_environment())
 
 
 def remove_from_ray(address: str) -> None:
@@ -170,25 +191,38 @@ def remove_from_ray(address: str) -> None:
     from ray import serve
 
     check_reachable(address)
-    ray.init(address=address)
+    _join(address)
     try:
         serve.delete(APP)
     finally:
         ray.shutdown()
 
 
+def _join(address: str, **options: Any) -> None:
+    """Raises ConfigurationError for an address without a cluster."""
+    import ray
+
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigurationError(f"Ray cannot be reached at {address}: {error}", param="address") from error
+
+
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError where nobody listens: Ray itself would try for minutes."""
+    """Raises ConfigurationError where no server of HTTP/2 listens, as Ray's are: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto", which finds a cluster or says that there is none
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            if connection.recv(_HEADER_BYTES)[3:4] != _SETTINGS and os.environ.get("RAY_USE_TLS", "0") == "0":
+                raise OSError("something else listens there")
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 
 
-def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
+def check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
     if sum(bool(machine["Alive"]) for machine in machines) < 2:
         return
     if not config.insecure:
@@ -196,7 +230,14 @@ def _check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None
             "Between machines Updraft speaks plain HTTP with keys: set `insecure: true` if their network is private.",
             param="insecure",
         )
-    if config.gateway.replicas > 1 and not config.gateway.labels:
+    gateway = config.gateway
+    if gateway.direct and (not gateway.labels or is_loopback(gateway.host) or gateway.host in ("", "0.0.0.0", "::")):
+        raise ConfigurationError(
+            "A direct gateway listens on one machine: set `gateway.labels` to its labels, and `gateway.host` to its "
+            "address.",
+            param="host",
+        )
+    if gateway.replicas > 1 and not gateway.labels:
         raise ConfigurationError(
             "Replicas of the gateway share files: set `gateway.labels` to those of one machine, or `replicas: 1`.",
             param="labels",

@@ -1,4 +1,4 @@
-"""The deployments on Ray Serve: the gateway behind Serve's proxies, and nodes that register with it.
+"""The deployments on Ray Serve: the gateway, behind Serve's proxies or direct, and nodes that register with it.
 
 Requests go from the gateway to the nodes over HTTP, not through Ray: affinity, fail-over and metering are as ever.
 """
@@ -42,6 +42,21 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return open_gateway(self._options)
+
+
+class DirectGateway:
+    """The whole gateway, in a process of its own that listens itself: Serve only watches over it."""
+
+    def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
+        self._process = ServerProcess(gateway_options(config), config.gateway.drain_seconds)
+        self._process.wait_ready()
+
+    def check_health(self) -> None:
+        if not self._process.is_alive:
+            raise EngineDownError("The gateway's process died.")
+
+    async def __del__(self) -> None:
+        await asyncio.to_thread(self._process.stop)
 
 
 class EngineNode:

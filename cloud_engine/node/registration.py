@@ -66,6 +66,7 @@ class Registration:
         )
         self._task: asyncio.Task[None] | None = None
         self._said: str | None = None
+        self._is_lost = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -111,6 +112,8 @@ class Registration:
         try:
             answer = await self._client.send(request)
         except httpx.HTTPError as failure:
+            if method == "DELETE" and isinstance(failure, (httpx.NetworkError, httpx.ProtocolError)):
+                return ""  # a gateway that ended: the lease does so by itself
             return f"{type(failure).__name__}: {failure}"
         if answer.status_code == 200:
             return ""
@@ -118,8 +121,9 @@ class Registration:
         return str(error["message"])
 
     def _say(self, failure: str) -> None:
-        """Each change once: heartbeats go on either way."""
-        if failure == self._said:
+        """Each change once: heartbeats go on either way. A gateway that fails one of them may be starting anew."""
+        was_lost, self._is_lost = self._is_lost, bool(failure)
+        if failure == self._said or (self._said == "" and not was_lost):
             return
         self._said = failure
         if failure:

@@ -62,16 +62,15 @@ def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> Mod
 def _step_s(costs: StepTimeModel, sequences: int, prompt_tokens: int = 0) -> float:
     """Of requests with a token each, and of a chunk of another's prompt."""
     pairs = prompt_tokens * (_CONTEXT + prompt_tokens // 2)
-    return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs))
+    return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs, min(1, prompt_tokens)))
 
 
 def _drafts(costs: StepTimeModel, sequences: int) -> int:
     """Tokens of a draft that bring the most tokens per second, where verifying one costs as much as reading one."""
-    plain_s = _step_s(costs, sequences)
 
     def tokens_per_s(drafted: int) -> float:
         expected = sum(_ACCEPTANCE**number for number in range(drafted + 1))
-        return expected / (plain_s + sequences * drafted * costs.prompt_tokens)
+        return expected / costs.seconds(StepContent(1, sequences, sequences * drafted, sequences * _CONTEXT, 0))
 
     return max(range(1, _MAX_DRAFT + 1), key=tokens_per_s)
 

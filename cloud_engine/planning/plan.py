@@ -169,7 +169,8 @@ class Planner:
         for first in range(0, len(rows), size):
             batch = rows[first : first + size]
             count, prompt, output = len(batch), max(row.prompt for row in batch), max(row.output for row in batch)
-            seconds += costs.seconds(StepContent(1, count, count * (prompt - 1), 0, count * prompt * prompt // 2))
+            pairs = count * prompt * prompt // 2
+            seconds += costs.seconds(StepContent(1, count, count * (prompt - 1), 0, pairs, count))
             decodes = (StepContent(1, count, 0, count * context, 0) for context in range(prompt, prompt + output - 1))
             seconds += sum(map(costs.seconds, decodes))
         return sum(row.output for row in rows) / seconds

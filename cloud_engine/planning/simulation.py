@@ -137,7 +137,9 @@ def simulate(
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
     """Each request goes to the node with the fewest tokens in flight, as a gateway without a cached prefix does it."""
     caching = shape.config.prefix_caching and any(request.blocks for request in trace)
-    fleet = [SimulatedNode(shape.config, shape.costs, shape.num_blocks, caching=caching) for _ in range(nodes)]
+    needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
+    num_blocks = min(shape.num_blocks, needed)  # more would only take our memory
+    fleet = [SimulatedNode(shape.config, shape.costs, num_blocks, caching=caching) for _ in range(nodes)]
     served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):
         for node in fleet:

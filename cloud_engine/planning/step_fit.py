@@ -7,9 +7,9 @@ from dataclasses import astuple, replace
 
 import numpy as np
 
-from .step_time import StepContent, StepTimeModel
+from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT = 3  # the column of `context_tokens`
+_CONTEXT, _ROWS = 3, 6  # the column of `context_tokens`, and the first of `StepContent.rows`
 _SMALLEST_CACHE = 9  # as a power of two tokens
 _HELD_UP = 8.0  # times what a step should take
 _ROUNDS = 5
@@ -20,7 +20,11 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
 
     Errors are relative to the estimate: relative to what was measured, short steps would count for more than long ones.
     """
-    contents = np.array([astuple(content) for content, _ in steps], float)
+    contents = np.zeros((len(steps), _ROWS + MAX_ROW_COSTS))
+    for filled, (content, _) in zip(contents, steps, strict=True):
+        rows = content.rows()
+        filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # the last rows cost what tokens of prompts do
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]
@@ -37,18 +41,21 @@ def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[floa
     for _ in range(_ROUNDS):
         costs = _non_negative(columns, seconds, scale)
         scale = columns @ costs
-    found = StepTimeModel(*map(float, costs[:-1]), cached_tokens=cached, uncached_tokens=float(costs[-1]))
-    found = replace(found, largest_batch=int(contents[:, 1].max()))
+    sums, rows, uncached = costs[:_ROWS], tuple(map(float, costs[_ROWS:-1])), float(costs[-1])
+    found = StepTimeModel(*map(float, sums), cached_tokens=cached, uncached_tokens=uncached)
+    found = replace(found, rows=rows, largest_batch=int(contents[:, 1].max()))
     return float(np.square(seconds / scale - 1).sum()), found
 
 
 def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    kept = [column for column in range(contents.shape[1]) if contents[:, column].any()]
-    costs = np.zeros(contents.shape[1])
+    weighted = contents / scale[:, None]
+    sizes = np.linalg.norm(weighted, axis=0)
+    kept = list(np.flatnonzero(sizes))
+    costs = np.zeros(len(sizes))
     while kept:
-        solved, *_ = np.linalg.lstsq(contents[:, kept] / scale[:, None], seconds / scale, rcond=None)
+        solved, *_ = np.linalg.lstsq(weighted[:, kept] / sizes[kept], seconds / scale, rcond=None)
         if (solved >= 0).all():
-            costs[kept] = solved
+            costs[kept] = solved / sizes[kept]
             break
         kept.pop(int(solved.argmin()))
     return costs

@@ -218,3 +218,9 @@ def _run(command: list[str]) -> None:
         raise NativeBuildError(f"{command[0]}: {error}") from error
     if done.returncode:
         raise NativeBuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401 - the library takes its OpenMP
+
+    load()

@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError
 
-COSTS = {"steps": 0.02, "sequences": 1e-3, "prompt_tokens": 1e-4, "context_tokens": 1e-8, "prompt_pairs": 0}
+COSTS = {
+    "steps": 0.02,
+    "sequences": 1e-3,
+    "prompt_tokens": 1e-4,
+    "context_tokens": 1e-8,
+    "prompt_pairs": 0,
+    "chunks": 0,
+}
 COSTS |= {"cached_tokens": 300, "uncached_tokens": 1e-8, "largest_batch": 32}
 
 

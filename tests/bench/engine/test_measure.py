@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.models.decoder import Decoder
-from updraft.cloud_engine.planning.step_time import StepTimeModel
+from updraft.cloud_engine.planning.step_time import MAX_ROW_COSTS, StepTimeModel
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
@@ -44,7 +44,7 @@ MORE = {
     *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens"),
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
-    *(f"step_time_{field.name}" for field in fields(StepTimeModel)),
+    *StepTimeModel(1.0, 0.0, 0.0, rows=(0.0,) * MAX_ROW_COSTS).figures(),
     *(
         f"simulation_{figure}_error_{load}%"
         for figure in ("throughput", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")

@@ -7,7 +7,9 @@ import os
 import re
 import socket
 import stat
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +26,16 @@ from updraft.cloud_engine.deploy.config import (
 )
 from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.foreign import serve_config
-from updraft.cloud_engine.deploy.ray_cluster import check_reachable, gateway_version, node_version
+from updraft.cloud_engine.deploy.local import run_local
+from updraft.cloud_engine.deploy.ray_cluster import check_machines, check_reachable, gateway_version, node_version
+from updraft.cloud_engine.deploy.ray_cluster import gateway_options as ray_gateway_options
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
 from updraft.cloud_engine.engine.config import MODES
 from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.process import GatewayOptions
 from updraft.cloud_engine.node.process import NodeOptions
-from updraft.protocol.errors import ConfigurationError, UpdraftError
+from updraft.protocol.errors import ConfigurationError, PortInUseError, UpdraftError
 
 MODELS = "models: [{name: small, model: folder"
 
@@ -111,6 +115,12 @@ def test_files_are_those_of_the_folder_where_the_command_ran(tmp_path: Path, mon
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    """Also where something else listens, which speaks HTTP/1: Ray would wait for minutes, and not hear Ctrl-C."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(ConfigurationError, match="something else listens there"):
+            check_reachable(f"127.0.0.1:{other.server_port}")
+        other.shutdown()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -118,6 +128,31 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
             with pytest.raises(ConfigurationError, match="No Ray cluster answers"):
                 check_reachable(asked)
     check_reachable("auto")
+
+
+def test_a_direct_gateway_is_one_process_on_a_machine_that_is_named() -> None:
+    """Ray's own proxies take its port on every machine, and another replica would find it taken."""
+    gateway = GatewayConfig(replicas=3, direct=True, keys="keys", host="10.0.0.1", labels={"zone": "a"})
+    config = CloudConfig(models=(ModelDeployment(name="small", model="folder"),), gateway=gateway, insecure=True)
+    options = ray_gateway_options(config)
+    assert (options["num_replicas"], options["max_surge_percent"]) == (1, 0)
+    machines = [{"Alive": True}] * 2
+    check_machines(config, machines)
+    for other in ({"host": "127.0.0.1"}, {"host": "0.0.0.0"}, {"labels": {}}):
+        changed = msgspec.structs.replace(config, gateway=msgspec.structs.replace(gateway, **other))
+        check_machines(changed, machines[:1])
+        with pytest.raises(ConfigurationError, match="listens on one machine"):
+            check_machines(changed, machines)
+
+
+def test_a_port_that_is_taken_is_told_before_a_node_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        gateway = GatewayConfig(keys=str(tmp_path / "keys"), port=taken.getsockname()[1])
+        config = CloudConfig(models=(ModelDeployment(name="small", model="folder"),), gateway=gateway)
+        with pytest.raises(PortInUseError):
+            run_local(tmp_path / "cloud.yaml", lambda: config, pytest.fail)
 
 
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:

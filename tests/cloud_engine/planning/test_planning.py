@@ -153,11 +153,14 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 def test_costs_are_found_again_also_where_some_steps_were_held_up(tmp_path: Path) -> None:
     drawn = random.Random(3)
-    contents = [
-        StepContent(1, drawn.randint(1, 16), drawn.choice((0, 0, 300)), drawn.randint(0, 5000), drawn.randint(0, 9000))
-        for _ in range(300)
-    ]
-    costs = replace(COSTS, cached_tokens=2048.0, uncached_tokens=3e-6)
+    contents: list[StepContent] = []
+    for _ in range(400):
+        chunks = drawn.randint(0, 3)
+        prompt = sum(drawn.randint(1, 2 ** drawn.randint(1, 9)) for _ in range(chunks))
+        pairs = prompt * drawn.randint(1, 400)
+        contents.append(StepContent(1, chunks + drawn.randint(1, 16), prompt, drawn.randint(0, 5000), pairs, chunks))
+    rows = (0.0, 0.0, 0.001, 0.002, 0.0005, 0.0, 0.0, 2e-5, 0.0)
+    costs = replace(COSTS, chunks=0.004, cached_tokens=2048.0, uncached_tokens=3e-6, rows=rows)
     held_up = [(each, costs.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
     found = fit(held_up)
     for each in contents:
