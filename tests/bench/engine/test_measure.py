@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from updraft.bench.engine import measure as engine
-from updraft.bench.engine import peers, shapes, speculation, step_times
+from updraft.bench.engine import peers, shapes, speculation
 from updraft.bench.engine import speed as engine_speed
 from updraft.bench.engine.driving import engine_config, make_engine
 from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, Setting, measure
@@ -56,7 +56,6 @@ MORE = {
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(engine_speed, "_PREFIX_S", 0)
-    monkeypatch.setattr(step_times, "_STEPS", 300)
     monkeypatch.setattr(speculation, "_BLOCK_S", 0.05)
     monkeypatch.setattr(speculation, "_BLOCKS", 4)
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")
