@@ -6,50 +6,32 @@ import asyncio
 import socket
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
-import h11
 import msgspec
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .connection_limits import ConnectionLimits
 
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
+_REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
 
-class _Framing(h11.Connection):
-    """h11, with a short way for the pieces of a stream, and one write for the head and the body of a whole answer."""
+class Connection(HttpToolsProtocol):
+    """The parser is the same wherever it runs: uvicorn would take another one where this one is missing."""
 
-    _is_chunked = False
-    _head = b""  # of a whole answer, whose body comes next
-
-    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
-        if type(event) is h11.Data and self._is_chunked and event.data and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
-        output = super().send(event)
-        if type(event) is not h11.Response or output is None:
-            head, self._head = self._head, b""
-            return head + output if head and output is not None else output
-        self._is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
-        if self._is_chunked or b"\r\ncontent-length: " not in output.lower():
-            return output
-        self._head = output
-        return b""
-
-
-class Connection(H11Protocol):
-    """The parser is the same wherever it runs: uvicorn would take another one, with other limits, where it is there."""
-
+    _awaits: Literal["head", "body", "answer"] = "head"
+    _head_bytes = 0  # of a head that is not whole
+    _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self.conn = _Framing(h11.SERVER, _MAX_HEAD)
         self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -66,18 +48,43 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._head_bytes += len(data)
         super().data_received(data)
-        cycle: Any = self.cycle  # None before the first request
-        if cycle is not None and not cycle.response_complete:
+        if self._is_answering:
             self._limits.works(self)
-        if self.conn.their_state is h11.IDLE and self._waiting is not None:
-            return  # more of a head that began to come: no more time
+        if self._awaits == "head":
+            if self._head_bytes > _MAX_HEAD:
+                self.send_400_response("The head of the request is too long.")
+            if self._waiting is not None:
+                return  # more of a head that began to come: no more time
         self._stop_waiting()
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+        if self._awaits != "answer":
             self._wait()
 
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        super().handle_websocket_upgrade(event)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._awaits = "head"
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._awaits == "head":  # not a trailer
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._awaits = "body"
+        if not self.url.startswith(b"/") or b"#" in self.url:
+            raise ValueError("a target that is no path")  # the parser would look for one in it
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._awaits, self._head_bytes = "answer" if self._is_answering else "head", 0
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._current = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
         self._limits.works(self)
         protocol: Any = self.transport.get_protocol()
         lost = protocol.connection_lost
@@ -89,10 +96,13 @@ class Connection(H11Protocol):
         protocol.connection_lost = forget  # it has taken over, and counts until it ends
 
     def on_response_complete(self) -> None:
-        self._stop_waiting()  # uvicorn closes a connection on which nothing comes
-        self._limits.rests(self)
-        if self.conn.their_state is h11.SEND_BODY:  # of a request that is answered already
-            self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
+        if not self.pipeline:
+            self._stop_waiting()  # uvicorn closes a connection on which nothing comes
+            self._limits.rests(self)
+            if self._awaits == "body":  # of a request that is answered already
+                self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
+            else:
+                self._awaits = "head"
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -107,26 +117,31 @@ class Connection(H11Protocol):
         self._stop_waiting()
         self._stop_watching()
         self._limits.forget(self)
+        self._leave_current()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
+    @property
+    def _is_answering(self) -> bool:
+        return self._current is not None and not self._current.response_complete
+
     def _refuse(self, error: UpdraftError, status: int) -> None:
         """Ends the connection. No request on it is answered any more."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            events: list[Any] = [
-                h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
-            ]
-            events += [h11.Data(data=msgspec.json.encode(error.to_body())), h11.EndOfMessage()]
-            self.transport.write(b"".join(filter(None, map(self.conn.send, events))))
+        if not (self._is_answering and self._current.response_started):
+            body = msgspec.json.encode(error.to_body())
+            self.transport.write(_REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body))
+        self._leave_current()
         self.transport.close()
+
+    def _leave_current(self) -> None:
+        """Nobody waits for its answer any more, nor for those of requests behind it."""
+        self.pipeline.clear()
+        if self._is_answering:
+            self._current.disconnected = True
+            self._current.message_event.set()
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(REST_S, self.transport.close)

@@ -44,6 +44,7 @@ ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
 _MAX_HEADERS = 256
+_VERSIONS = ("1.1", "1.0", "2", "3")
 _KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
@@ -303,10 +304,17 @@ class _Shell:
 
 def _check_framing(scope: Scope) -> None:
     """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
-    names = [name for name, _ in scope["headers"]]
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other.", code="invalid_http")
-    if len(names) > _MAX_HEADERS:
+    headers = scope["headers"]
+    sent = dict(headers)
+    coding = sent.get(b"transfer-encoding")
+    if coding is not None and (b"content-length" in sent or scope["http_version"] == "1.0"):
+        raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
+    if coding is not None and coding.lower() != b"chunked":
+        raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
+    hosts = sum(name == b"host" for name, _ in headers) if len(sent) < len(headers) else 1
+    if hosts > 1 or scope["http_version"] not in _VERSIONS:
+        raise InvalidRequestError("A request has one Host, and version 1.0 or 1.1 of HTTP.", code="invalid_http")
+    if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
 
 
