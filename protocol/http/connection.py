@@ -13,9 +13,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .connection_limits import ConnectionLimits
+from .shell import GONE
 
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
+_MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is read
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
@@ -78,9 +80,12 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._awaits, self._head_bytes = "answer" if self._is_answering else "head", 0
+        if len(self.pipeline) < _MAX_AHEAD:
+            self.flow.resume_reading()  # else nobody would see that the client leaves
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
+        cycle.scope[GONE] = self.loop.create_future()
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
@@ -139,9 +144,10 @@ class Connection(HttpToolsProtocol):
     def _leave_current(self) -> None:
         """Nobody waits for its answer any more, nor for those of requests behind it."""
         self.pipeline.clear()
-        if self._is_answering:
+        if self._is_answering and not self._current.disconnected:
             self._current.disconnected = True
             self._current.message_event.set()
+            self._current.scope[GONE].set_result(None)
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(REST_S, self.transport.close)

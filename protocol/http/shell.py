@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import string
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from random import getrandbits  # no secret, and quicker
 from typing import Any
@@ -18,9 +18,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import (
@@ -38,6 +40,9 @@ from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
 TENANT_HEADER = b"x-updraft-tenant"
+
+#: In the scope of a request to our own server: done when its client goes away before it is answered.
+GONE = "updraft.gone"
 
 #: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
@@ -57,7 +62,7 @@ def create_app(
     max_body_bytes: int = 8 * 2**20,
     max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
-) -> FastAPI:
+) -> ShellApp:
     """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
 
     Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
@@ -65,21 +70,42 @@ def create_app(
     route. `max_upload_bytes`: the paths that take more than `max_body_bytes`. `lifespan` is Starlette's.
     """
     access = access or Access()
-    app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
-    if access.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=[origin.lower() for origin in access.allowed_origins],
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["*"],
-        )
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {})
-    app.add_middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic)
+    app.layers.append(Middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic))
+    if access.allowed_origins:
+        origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
+        app.layers.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every, expose_headers=every
+            )
+        )
+    app.user_middleware += app.layers
     return app
+
+
+class ShellApp(FastAPI):
+    """An app with endpoints beside the framework, within the same `layers`: a path there costs no walk through it."""
+
+    def __init__(self, **fastapis: Any) -> None:
+        super().__init__(**fastapis)
+        self.layers: list[Middleware] = []
+        self._posts: dict[str, ASGIApp] = {}
+
+    def add_post(self, path: str, endpoint: ASGIApp) -> None:
+        """An ASGI endpoint for POST. Another method gets the framework's answer."""
+        self.router.routes.append(Route(path, endpoint, methods=["POST"]))
+        for layer in reversed(self.layers):
+            endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
+        self._posts[path] = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._posts.get(scope["path"]) if is_post else None
+        await (super().__call__ if endpoint is None else endpoint)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +141,12 @@ def request_id(scope: Scope) -> str:
 
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises RequestTooLargeError, and RequestCancelledError if the client leaves before its end."""
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise RequestCancelledError("The client closed the connection while sending.") from error
+    pieces: list[bytes] = []
+    while (message := await request.receive())["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+    raise RequestCancelledError("The client closed the connection while sending.")
 
 
 async def read_wire_request(request: Request) -> WireRequest:
@@ -162,24 +190,25 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
     return Response(msgspec.json.encode(payload), status, headers, media_type="application/json")
 
 
-@contextlib.asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncGenerator[None]:
+@contextlib.contextmanager
+def while_connected(request: Request) -> Generator[None]:
     """Cancel the block when the client goes away, and raise RequestCancelledError from it.
 
-    The request body must have been read: from here on `receive` tells of nothing but the end of the connection.
+    The request body must have been read: from here on the client tells of nothing but the end of the connection.
     """
     task = asyncio.current_task()
-    assert task is not None, "an async context manager runs in a task"
-    gone = False
+    assert task is not None, "a request is answered in a task"
+    own: asyncio.Future[None] | None = request.scope.get(GONE)
+    left = own or asyncio.create_task(_left(request.receive))
+    gone = over = False
 
-    async def watch() -> None:
+    def leave(_left: asyncio.Future[None]) -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
+        if not over:
+            gone = True
+            task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    left.add_done_callback(leave)
     try:
         yield
     except asyncio.CancelledError:
@@ -187,8 +216,16 @@ async def while_connected(receive: Receive) -> AsyncGenerator[None]:
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
-        watcher.cancel()
-        await asyncio.wait([watcher])
+        over = True
+        left.remove_done_callback(leave)
+        if own is None:
+            left.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client goes away, behind servers that are not ours."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _StreamedResponse(Response):
@@ -203,10 +240,10 @@ class _StreamedResponse(Response):
         self._heartbeat_s = heartbeat_s
         self._last = 0.0  # when something was sent, on the clock of the event loop
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         loop, heart = asyncio.get_running_loop(), None
         try:
-            async with while_connected(receive):
+            with while_connected(Request(scope, receive)):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 heart = asyncio.create_task(self._beat(send)) if self._heartbeat_s else None
                 async for chunk in self._chunks:

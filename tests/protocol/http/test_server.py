@@ -186,10 +186,10 @@ def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not
 ) -> None:
     ended = threading.Semaphore(0)
 
-    async def stream(_scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         try:
-            async with while_connected(receive):
+            with while_connected(Request(scope, receive)):
                 while True:
                     await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
         except RequestCancelledError:
