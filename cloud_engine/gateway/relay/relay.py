@@ -120,8 +120,10 @@ class Relay:
 
 def _authorization(request: Request) -> str:
     """Anthropic's clients send the key in a header of its own."""
+    if found := request.headers.get("authorization"):
+        return found
     key = request.headers.get("x-api-key", "")
-    return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
+    return f"Bearer {key}" if key else ""
 
 
 async def _body_in_time(request: Request, deadline: float) -> bytes:
