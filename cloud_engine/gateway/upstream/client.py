@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,9 +64,9 @@ class Response:
     headers: Headers
     _connection: NodeConnection
 
-    async def read(self) -> bytes:
+    def read(self) -> Awaitable[bytes]:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
-        return await self._connection.read()
+        return self._connection.read()
 
     async def read_whole(self) -> bytes:
         """Raises UpstreamFailure, also for a body that has no end."""
