@@ -202,7 +202,7 @@ def while_connected(request: Request) -> Generator[None]:
     left = own or asyncio.create_task(_left(request.receive))
     gone = over = False
 
-    def leave(_left: asyncio.Future[None]) -> None:
+    def leave(_: asyncio.Future[None]) -> None:
         nonlocal gone
         if not over:
             gone = True
