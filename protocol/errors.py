@@ -51,6 +51,11 @@ class InvalidRequestError(UpdraftError):
     type = "invalid_request_error"
 
 
+def invalid_value(param: str, fault: str) -> InvalidRequestError:
+    """The error for a field with a fault."""
+    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
+
+
 class UnsupportedFeatureError(InvalidRequestError):
     """A well-formed option that this tier does not implement. Refused, never ignored."""
 

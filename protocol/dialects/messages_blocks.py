@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..errors import UnsupportedFeatureError, invalid_value
 
 Block = dict[str, Any]
 
@@ -27,7 +27,7 @@ def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> 
         elif role == "system":
             chat.append({"role": role, "content": _content(blocks, f"{param}.content")})
         else:
-            raise _invalid(f"{param}.role", "it must be user, assistant or system")
+            raise invalid_value(f"{param}.role", "it must be user, assistant or system")
     return chat
 
 
@@ -35,7 +35,7 @@ def _blocks(content: Any, param: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in cast("list[Any]", content)):
-        raise _invalid(param, "it must be a string or a list of content blocks")
+        raise invalid_value(param, "it must be a string or a list of content blocks")
     return cast("list[Block]", content)
 
 
@@ -77,7 +77,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
 
 def _call(block: Block, param: str) -> Block:
     if not isinstance(block.get("input"), dict):
-        raise _invalid(f"{param}.input", "it must be an object")
+        raise invalid_value(f"{param}.input", "it must be an object")
     function = {"name": _text(block, "name", param), "arguments": msgspec.json.encode(block["input"]).decode()}
     return {"id": _text(block, "id", param), "type": "function", "function": function}
 
@@ -117,7 +117,7 @@ def _data_url(source: Block, param: str) -> str:
 def _text(block: Block, name: str, param: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise _invalid(f"{param}.{name}", "it must be a string")
+        raise invalid_value(f"{param}.{name}", "it must be a string")
     return value
 
 
@@ -127,7 +127,3 @@ def _foreign(kind: Any, param: str) -> UnsupportedFeatureError:
         "documents as data, tool uses and their results.",
         param=param,
     )
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
-from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..errors import UnsupportedFeatureError, invalid_value
 from .messages_blocks import Block, messages_of
 
 #: Fields that chat requests have under the same name.
@@ -76,9 +76,9 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     # As they were sent: a null within a tool's arguments or schema means something.
     request.messages, request.tools = fields["messages"], fields.get("tools") or []
     if request.max_tokens < 1:
-        raise _invalid("max_tokens", f"it must be at least 1, got {request.max_tokens}")
+        raise invalid_value("max_tokens", f"it must be at least 1, got {request.max_tokens}")
     if not request.messages:
-        raise _invalid("messages", "it must hold at least one message")
+        raise invalid_value("messages", "it must hold at least one message")
     return request
 
 
@@ -114,13 +114,13 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
     choice = request.tool_choice
     if not request.tools:
         if choice is not None and choice.type in ("any", "tool"):
-            raise _invalid("tool_choice", "there are no tools to choose from: give tools")
+            raise invalid_value("tool_choice", "there are no tools to choose from: give tools")
         return {}
     fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]}
     if choice is None:
         return fields
     if (choice.type == "tool") != (choice.name is not None):
-        raise _invalid("tool_choice.name", 'a name goes with the type "tool", and only with that')
+        raise invalid_value("tool_choice.name", 'a name goes with the type "tool", and only with that')
     named = {"type": "function", "function": {"name": choice.name}}
     fields["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
     if choice.disable_parallel_tool_use:
@@ -140,7 +140,7 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
         if name not in _TOOL_FIELDS:
             raise unsupported(f"{param}.{name[:100]}")
     if not isinstance(fields.get("name"), str) or not isinstance(fields.get("input_schema"), dict):
-        raise _invalid(param, "a tool has a name and an input_schema")
+        raise invalid_value(param, "a tool has a name and an input_schema")
     function = {"name": fields["name"], "description": fields.get("description"), "parameters": fields["input_schema"]}
     function["strict"] = fields.get("strict")
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
@@ -156,19 +156,15 @@ def _effort(request: MessagesRequest) -> str | None:
         raise UnsupportedFeatureError("thinking.display: thinking is shown as it is.", param="thinking.display")
     budget = thinking.budget_tokens
     if (thinking.type == "enabled") != (budget is not None):
-        raise _invalid("thinking.budget_tokens", 'it goes with the type "enabled", and only with that')
+        raise invalid_value("thinking.budget_tokens", 'it goes with the type "enabled", and only with that')
     if budget is None:
         return wanted
     if not _MIN_BUDGET <= budget < request.max_tokens:
-        raise _invalid("thinking.budget_tokens", f"it must be at least {_MIN_BUDGET} and below max_tokens")
+        raise invalid_value("thinking.budget_tokens", f"it must be at least {_MIN_BUDGET} and below max_tokens")
     return wanted or ("low" if budget < _MEDIUM_BUDGET else "medium" if budget < _HIGH_BUDGET else "high")
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
     if wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}:
-        raise _invalid("output_config.format", 'it must be {"type": "json_schema", "schema": ...}')
+        raise invalid_value("output_config.format", 'it must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

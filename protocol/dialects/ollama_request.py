@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
-from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.foreign import object_of
 
 #: Options, and the fields of a chat request that say the same.
@@ -126,7 +126,7 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     elif request.format == "json":
         body["response_format"] = {"type": "json_object"}
     elif request.format:
-        raise _invalid("format", 'it must be "json" or a JSON schema')
+        raise invalid_value("format", 'it must be "json" or a JSON schema')
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -154,7 +154,7 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
             message["reasoning_content"] = turn["thinking"]
         if calls := turn.get("tool_calls"):
             if not isinstance(calls, list):
-                raise _invalid(f"{param}.tool_calls", "it must be a list")
+                raise invalid_value(f"{param}.tool_calls", "it must be a list")
             waiting = [
                 _call(call, f"call_{index}_{number}", param) for number, call in enumerate(cast("list[Any]", calls))
             ]
@@ -170,7 +170,7 @@ def _call(given: Any, call_id: str, param: str) -> dict[str, Any]:
     function = object_of(call.get("function"))
     name, arguments = function.get("name"), function.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _invalid(f"{param}.tool_calls", "each call has a function with a name and an object of arguments")
+        raise invalid_value(f"{param}.tool_calls", "each call has a function with a name and an object of arguments")
     called = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
     return {"id": call.get("id") or call_id, "type": "function", "function": called}
 
@@ -181,7 +181,7 @@ def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -
     named = (call for call in waiting if call["id"] == call_id or call["function"]["name"] == name)
     answered = next(named, waiting[0] if waiting else None)
     if answered is None:
-        raise _invalid(param, "the tool's result answers no call of an assistant before it")
+        raise invalid_value(param, "the tool's result answers no call of an assistant before it")
     waiting.remove(answered)
     return answered["id"]
 
@@ -190,7 +190,7 @@ def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:
     text: Any = turn.get("content") or ""
     pictures: Any = turn.get("images") or []
     if not isinstance(text, str) or not isinstance(pictures, list):
-        raise _invalid(param, "content must be a string, and images a list")
+        raise invalid_value(param, "content must be a string, and images a list")
     if not pictures:
         return text
     shown = [
@@ -204,8 +204,4 @@ def _data_url(picture: Any, param: str) -> str:
     for beginning, media_type in _PICTURES.items():
         if isinstance(picture, str) and picture.startswith(beginning):
             return f"data:{media_type};base64,{picture}"
-    raise _invalid(param, "it must be a PNG, JPEG, GIF or WebP in Base64")
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
+    raise invalid_value(param, "it must be a PNG, JPEG, GIF or WebP in Base64")

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.foreign import objects_of
 
 Item = dict[str, Any]
@@ -43,7 +43,7 @@ def _full(item: Item, param: str) -> Item:
     kind = str(item.get("type") or ("message" if "role" in item else "item_reference"))
     if kind == "item_reference":
         if not isinstance(item.get("id"), str):
-            raise _invalid(f"{param}.id", "a reference names an item")
+            raise invalid_value(f"{param}.id", "a reference names an item")
         return {"type": kind, "id": item["id"]}
     if kind not in _PREFIXES:
         raise UnsupportedFeatureError(
@@ -52,14 +52,14 @@ def _full(item: Item, param: str) -> Item:
     full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
         if item.get("role") not in _ROLES:
-            raise _invalid(f"{param}.role", f"it is one of {', '.join(_ROLES)}")
+            raise invalid_value(f"{param}.role", f"it is one of {', '.join(_ROLES)}")
         full["content"] = _parts(item, f"{param}.content")
     elif kind == "reasoning":
         full.setdefault("summary", [])
     else:
         for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
             if not isinstance(item.get(name), str):
-                raise _invalid(f"{param}.{name}", "it must be a string")
+                raise invalid_value(f"{param}.{name}", "it must be a string")
     return full
 
 
@@ -76,7 +76,7 @@ def _parts(message: Item, param: str) -> list[Item]:
 def _list_of_parts(value: Any, param: str) -> list[Item]:
     parts = objects_of(value)
     if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
-        raise _invalid(param, "it must be a string or a list of parts")
+        raise invalid_value(param, "it must be a string or a list of parts")
     return parts
 
 
@@ -146,7 +146,7 @@ def _part(part: Item, param: str) -> dict[str, Any]:
     if kind in ("input_text", "output_text", "text", "refusal"):
         name = "refusal" if kind == "refusal" else "text"
         if not isinstance(part.get(name), str):
-            raise _invalid(param, f"{name} must be a string")
+            raise invalid_value(param, f"{name} must be a string")
         return {"type": name, name: part[name]}
     if kind == "input_image" and part.get("image_url") is not None:
         image = {"url": part["image_url"], "detail": part.get("detail")}
@@ -161,7 +161,3 @@ def _part(part: Item, param: str) -> dict[str, Any]:
         "data or audio.",
         param=param,
     )
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

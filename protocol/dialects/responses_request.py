@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
-from ..errors import InvalidRequestError, UnsupportedFeatureError
+from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.foreign import objects_of
 from .responses_items import Item, messages_of
 
@@ -103,16 +103,16 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
     """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, ResponsesRequest)
     if request.stream_options is not None and not request.stream:
-        raise _invalid("stream_options", "it needs stream=true")
+        raise invalid_value("stream_options", "it needs stream=true")
     reasoning = request.reasoning or Reasoning()
     for name in ("summary", "generate_summary"):
         if getattr(reasoning, name) not in (None, "auto"):
             raise UnsupportedFeatureError(f'reasoning.{name}: use "auto", or leave it out.', param=f"reasoning.{name}")
     for name in request.include or ():
         if name not in _INCLUDABLE:
-            raise _invalid("include", f"it may hold {', '.join(_INCLUDABLE)}, not {name[:100]!r}")
+            raise invalid_value("include", f"it may hold {', '.join(_INCLUDABLE)}, not {name[:100]!r}")
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
-        raise _invalid("max_output_tokens", f"it must be at least 1, got {request.max_output_tokens}")
+        raise invalid_value("max_output_tokens", f"it must be at least 1, got {request.max_output_tokens}")
     check_metadata(request.metadata)
     return request
 
@@ -120,9 +120,9 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raises InvalidRequestError beyond OpenAI's limits."""
     if len(metadata) > _MAX_PAIRS:
-        raise _invalid("metadata", f"it may hold {_MAX_PAIRS} pairs, got {len(metadata)}")
+        raise invalid_value("metadata", f"it may hold {_MAX_PAIRS} pairs, got {len(metadata)}")
     if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in metadata.items()):
-        raise _invalid("metadata", f"keys have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
+        raise invalid_value("metadata", f"keys have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
 
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
@@ -197,7 +197,3 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
     raise UnsupportedFeatureError(
         f"tool_choice: {str(kind)[:100]!r} chooses a tool of OpenAI's servers. Use functions.", param="tool_choice"
     )
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ...protocol.decoding import read_object
-from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.dialects.forms import FORM, read_upload
+from ...protocol.errors import InvalidRequestError
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..cascade.escalation import cloud_call, traced
@@ -18,18 +18,14 @@ from ..tiers.interfaces import CloudUsage, Content
 from .direct import CloudsOwnError, DirectCall, DirectHandler, DirectReply
 from .streaming import StreamError
 
-_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,200})\r\n', re.IGNORECASE)
-
 
 def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
     """A JSON object and its model, `auto` where it names none; of a form, its model alone. Raises
     InvalidRequestError.
     """
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        found = _MODEL.search(request.body)
-        if found is None:
-            raise InvalidRequestError("model is required.", param="model", code="invalid_value")
-        model = found[1].decode(errors="replace")
+    kind = request.headers.get("content-type", "")
+    if kind.startswith(FORM):
+        model = read_upload(kind, request.body).model
         return {"model": model, "file": {"of": "a form"}}, model  # which no privacy rule can read
     body = read_object(request.body)
     check_names(body)
@@ -66,13 +62,11 @@ def _content(call: DirectCall, model: str) -> Content:
     """The body as it came, with the name that the cloud knows its model by."""
     sent = call.request
     kind = sent.headers.get("content-type", "")
-    if not kind.startswith("multipart/form-data"):
+    if not kind.startswith(FORM):
         named = {"model": model} if "model" in call.job.body else {}
         return json_content({**call.job.body, **named})
-    found = _MODEL.search(sent.body)
-    if found is None:
-        raise EngineError("The form lost its model.")
-    return Content(sent.body[: found.start(1)] + model.encode() + sent.body[found.end(1) :], kind, model)
+    place = read_upload(kind, sent.body).place
+    return Content(sent.body[: place.start] + model.encode() + sent.body[place.stop :], kind, model)
 
 
 def _usage(raw: bytes) -> CloudUsage | None:

@@ -17,7 +17,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ...protocol.decoding import read_object
-from ...protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
+from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
 from ...protocol.http.shell import Traffic
 from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -66,13 +66,13 @@ class ChatSocket:
             chat_id, kind = fields.pop("id", None), fields.pop("type", "chat")
             if not isinstance(chat_id, str) or not 0 < len(chat_id) <= _MAX_ID:
                 chat_id = None
-                raise _invalid("id", f"each message has an id, a text of 1 to {_MAX_ID} characters")
+                raise invalid_value("id", f"each message has an id, a text of 1 to {_MAX_ID} characters")
             if kind == "cancel":
                 self._cancel(chat_id)
             elif kind == "chat":
                 await self._begin(chat_id, fields)
             else:
-                raise _invalid("type", "it must be chat or cancel")
+                raise invalid_value("type", "it must be chat or cancel")
         except UpdraftError as error:
             await self._tell("error", chat_id, error=error.to_body()["error"])
 
@@ -83,7 +83,7 @@ class ChatSocket:
 
     async def _begin(self, chat_id: str, fields: dict[str, Any]) -> None:
         if chat_id in self._chats:
-            raise _invalid("id", f"{chat_id!r} is that of a chat that goes on")
+            raise invalid_value("id", f"{chat_id!r} is that of a chat that goes on")
         if len(self._chats) >= MAX_AT_ONCE:
             raise OverloadedError(f"{MAX_AT_ONCE} chats go on over this socket: let one of them end first.")
         if self._traffic.draining:
@@ -134,7 +134,3 @@ class ChatSocket:
         """Raises WebSocketDisconnect."""
         message = msgspec.json.encode({"type": kind, "id": chat_id, **fields})
         await self._socket.send_text(message.decode())
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from ....protocol.decoding import UNREADABLE, prepare_types, refusal
+from ....protocol.dialects.forms import read_upload
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
@@ -22,7 +23,6 @@ from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size
 from ..upstream.client import JSON, Response
 from .continuation import BegunAnswer
 from .dialects import PATHS, UPLOADS, Passage
-from .uploads import read_upload
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(

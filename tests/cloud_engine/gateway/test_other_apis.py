@@ -19,8 +19,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from updraft.cloud_engine.gateway.ledger.opening import open_reader
-from updraft.cloud_engine.gateway.relay.uploads import Upload, read_upload
-from updraft.protocol.errors import InvalidRequestError
 
 TEXT = json.dumps('a "type": "message_stop" b, "usage": {"output_tokens": 999}')
 RESPONSES = [
@@ -223,34 +221,3 @@ def test_audio_in_both_directions(setting: Setting) -> None:
     ((path, kind, body),) = setting.nodes[0].asked + setting.nodes[1].asked
     assert (path, kind, body) == ("/v1/audio/transcriptions", request.headers["content-type"], sent)
     assert counted(setting.last_row()) == (200, 14, 0, 2)
-
-
-def form(*parts: str, end: str = "--x--\r\n") -> bytes:
-    return ("".join(f"--x\r\n{part}\r\n" for part in parts) + end).encode()
-
-
-def field_of(name: str, value: str) -> str:
-    return f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'
-
-
-def test_what_a_form_says_of_its_model() -> None:
-    kind = "multipart/form-data; boundary=x"
-    said = field_of("model", "big")
-    hidden = 'Content-Disposition: form-data; name="file"; filename="m"\r\n\r\nname="model"\r\n\r\nsmall'
-    assert read_upload(kind, form(hidden, said, field_of("stream", "true"))) == Upload("big", stream=True)
-    for content_type, body in (
-        (kind, form(said, said)),
-        (kind, form(hidden)),
-        (kind, form(field_of("model", ""))),
-        (kind, form(field_of("model", "m" * 100_000))),
-        (kind, form('Content-Disposition: form-data; name="file"; name="model"\r\n\r\nsmall', said)),
-        (kind, form("Content-Disposition: form-data; name*=utf-8''model\r\n\r\nsmall", said)),
-        (kind, form(said, end="")),
-        (kind, form(*[field_of("a", "b")] * 100, said)),
-        (kind, form("a: b\r\n" * 1000 + field_of("a", "b"), said)),
-        ("application/json", form(said)),
-        ("multipart/form-data", form(said)),
-        (kind, b""),
-    ):
-        with pytest.raises(InvalidRequestError):
-            read_upload(content_type, body)

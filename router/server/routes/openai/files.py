@@ -10,11 +10,11 @@ from io import BufferedReader
 
 import msgspec
 
+from .....protocol.dialects.forms import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
 from ....request.caller import caller_of
 from ....storage.file_store import MB, FileObject, FileWriter, Label
-from ...batches.multipart import FormPart, read_form
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 

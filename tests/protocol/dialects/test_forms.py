@@ -9,8 +9,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.protocol.dialects.forms import FormParser, FormPart, read_upload
 from updraft.protocol.errors import InvalidRequestError
-from updraft.router.server.batches.multipart import FormParser, FormPart
 
 CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"x", b"\r", b"\n--x", b"\r\n--x", bytes(40)])).map(b"".join)
 
@@ -61,4 +61,39 @@ def test_a_head_and_the_number_of_parts_are_bounded() -> None:
         parse("multipart/form-data; boundary=x", b"--x\r\na: " + b"b" * 10_000, [])
     part = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n\r\n'
     with pytest.raises(InvalidRequestError, match="parts"):
-        parse("multipart/form-data; boundary=x", part * 40 + b"--x--", [])
+        parse("multipart/form-data; boundary=x", part * 70 + b"--x--", [])
+
+
+def form(*parts: str, end: str = "--x--\r\n") -> bytes:
+    return ("".join(f"--x\r\n{part}\r\n" for part in parts) + end).encode()
+
+
+def field_of(name: str, value: str) -> str:
+    return f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'
+
+
+def test_what_a_form_says_of_its_model() -> None:
+    kind = "multipart/form-data; boundary=x"
+    said = field_of("model", "big")
+    hidden = 'Content-Disposition: form-data; name="file"; filename="m"\r\n\r\nname="model"\r\n\r\nsmall'
+    body = form(hidden, said, field_of("stream", "true"))
+    upload = read_upload(kind, body)
+    assert (upload.model, upload.stream, body[upload.place]) == ("big", True, b"big")
+    for content_type, body in (
+        (kind, form(said, said)),
+        (kind, form(hidden)),
+        (kind, form(field_of("model", ""))),
+        (kind, form(field_of("model", "m" * 100_000))),
+        (kind, form('Content-Disposition: form-data; name="file"; name="model"\r\n\r\nsmall', said)),
+        (kind, form("Content-Disposition: form-data; name*=utf-8''model\r\n\r\nsmall", said)),
+        (kind, form(" Content-Disposition: form-data; name=model\r\n\r\nsmall", said)),
+        (kind, form(said, end="")),
+        (kind, form(said, end="--x--\r\n--x\r\n" + field_of("model", "small"))),
+        (kind, form(*[field_of("a", "b")] * 100, said)),
+        (kind, form("a: b\r\n" * 1000 + field_of("a", "b"), said)),
+        ("application/json", form(said)),
+        ("multipart/form-data", form(said)),
+        (kind, b""),
+    ):
+        with pytest.raises(InvalidRequestError):
+            read_upload(content_type, body)

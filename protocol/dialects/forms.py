@@ -1,16 +1,20 @@
-"""Forms with files (`multipart/form-data`, RFC 7578), read piece by piece: no file is ever whole in memory."""
+"""Forms with files (`multipart/form-data`, RFC 7578), read piece by piece: no file need be whole in memory."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from email.message import Message
 
-from ....protocol.errors import InvalidRequestError
+from ..errors import InvalidRequestError
+from ..safety.names import MAX_NAME
 
-_MAX_HEAD = 2**13  # bytes of the headers of one part
-_MAX_PARTS = 32
+FORM = "multipart/form-data"
+_MAX_HEAD = 2**12  # bytes of the headers of one part
+_MAX_PARTS = 64
 _MAX_BOUNDARY = 70  # RFC 2046
+_NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class FormPart:
     name: str
     # None: it is no file.
     filename: str | None
+    # Where its value begins, in bytes of the body.
+    start: int
 
 
 class FormParser:
@@ -29,12 +35,13 @@ class FormParser:
         message = Message()
         message["content-type"] = content_type
         boundary = message.get_boundary("")
-        if message.get_content_type() != "multipart/form-data" or not 0 < len(boundary) <= _MAX_BOUNDARY:
+        if message.get_content_type() != FORM or not 0 < len(boundary) <= _MAX_BOUNDARY:
             raise InvalidRequestError(
                 "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
             )
         self._delimiter = b"\r\n--" + boundary.encode()
         self._buffer = bytearray(b"\r\n")  # the first delimiter may be the very beginning
+        self._read = -2  # bytes of the body before the buffer
         self._parts = 0
         self._in_part = False
         self._ended = False
@@ -46,6 +53,8 @@ class FormParser:
         while not self._ended and self._step(found):
             pass
         if self._ended:
+            if self._buffer.strip():
+                raise _broken("it goes on after its end")
             self._buffer.clear()
         return found
 
@@ -60,12 +69,13 @@ class FormParser:
         if known > 0:
             if self._in_part:
                 found.append(bytes(self._buffer[:known]))
-            del self._buffer[:known]
+            self._drop(known)
         if place < 0:
             return False
         after = len(self._delimiter)
         if self._buffer.startswith(b"--", after):
             self._ended = True
+            self._drop(after + 2)
             return False
         head_end = self._buffer.find(b"\r\n\r\n", after)
         if head_end < 0:
@@ -73,10 +83,14 @@ class FormParser:
                 raise _broken("a part has a head without an end")
             return False
         head = bytes(self._buffer[after:head_end])
-        del self._buffer[: head_end + 4]
+        self._drop(head_end + 4)
         found.append(self._part(head))
         self._in_part = True
         return True
+
+    def _drop(self, size: int) -> None:
+        del self._buffer[:size]
+        self._read += size
 
     def _part(self, head: bytes) -> FormPart:
         self._parts += 1
@@ -94,7 +108,9 @@ class FormParser:
         name = message.get_param("name", header="content-disposition")
         if lines[0].strip() or not isinstance(name, str) or message.get_content_disposition() != "form-data":
             raise _broken("a part has no name")
-        return FormPart(name, message.get_filename())
+        if len(_NAME.findall("\n".join(lines))) != 1 or any(line[:1].isspace() for line in lines):
+            raise _broken("a part has several names, or a folded head")  # which others may read otherwise
+        return FormPart(name, message.get_filename(), self._read)
 
 
 async def read_form(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGenerator[FormPart | bytes]:
@@ -104,6 +120,39 @@ async def read_form(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGen
         for found in parser.feed(piece):
             yield found
     parser.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What routing needs of a form that goes on as it came."""
+
+    # The model that is asked for.
+    model: str
+    # Where its name stands, in bytes of the body.
+    place: slice
+    # Whether the answer is a stream.
+    stream: bool
+
+
+def read_upload(content_type: str, body: bytes) -> Upload:
+    """Raises InvalidRequestError for what is no form, or names no model, or several: a reader might take any."""
+    parser = FormParser(content_type)
+    models: list[slice] = []
+    stream, part = b"", FormPart("", None, 0)
+    for found in parser.feed(body):
+        if isinstance(found, FormPart):
+            part = found
+            if part.name == "model":
+                models.append(slice(part.start, part.start))
+        elif part.name == "model":
+            models[-1] = slice(part.start, part.start + len(found))
+        elif part.name == "stream":
+            stream = found.lower()
+    parser.end()
+    name = body[models[0]] if len(models) == 1 else b""
+    if not 0 < len(name) <= 4 * MAX_NAME or len(model := name.decode(errors="replace")) > MAX_NAME:
+        raise InvalidRequestError("The form must have one field model, with a name.", param="model")
+    return Upload(model, models[0], stream in (b"true", b"1"))
 
 
 def _broken(fault: str) -> InvalidRequestError:
