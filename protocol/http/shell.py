@@ -343,13 +343,13 @@ def _check_framing(scope: Scope) -> None:
     """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
     headers = scope["headers"]
     sent = dict(headers)
-    coding = sent.get(b"transfer-encoding")
-    if coding is not None and (b"content-length" in sent or scope["http_version"] == "1.0"):
+    coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
+    if coding is not None and (b"content-length" in sent or version == "1.0"):
         raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
     hosts = sum(name == b"host" for name, _ in headers) if len(sent) < len(headers) else 1
-    if hosts > 1 or scope["http_version"] not in _VERSIONS:
+    if hosts > 1 or version not in _VERSIONS:
         raise InvalidRequestError("A request has one Host, and version 1.0 or 1.1 of HTTP.", code="invalid_http")
     if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
