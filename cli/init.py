@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -187,7 +188,7 @@ def _write(answers: Answers, path: Path) -> None:
 
     key_file = None if answers.key_file is None else answers.key_file.expanduser().resolve()
     if answers.key is not None and key_file is None:
-        key_file = settings.state_folder() / "cloud_api_key"
+        key_file = _place_for(settings.state_folder() / "cloud_api_key", f"{answers.key}\n")
         write_private(key_file, f"{answers.key}\n")
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
@@ -197,8 +198,16 @@ def _write(answers: Answers, path: Path) -> None:
     # A JSON string is a TOML string as well.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
     if path.exists():
-        path.replace(path.with_name(f"{path.name}.old"))
+        old = path.replace(_place_for(path.with_name(f"{path.name}.old")))
+        _say(f"The old settings are in {old}; no key file was replaced.")
     write_private(path, "# Written by updraft init.\n" + "".join(lines))
+
+
+def _place_for(path: Path, text: str | None = None) -> Path:
+    """The path, or one with a number where something else than `text` lies there: older settings may need that."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    places = itertools.chain((path,), numbered)
+    return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))
 
 
 def _say(line: str) -> None:

@@ -19,6 +19,7 @@ from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
     from ..classifier.policy.policy import Policy
+    from ..model_files.identity import ModelIdentity
     from ..router.config import RouterConfig
 
 app = CommandLine(help="The calibrated policies of this machine.")
@@ -237,10 +238,11 @@ class _Policy:
         name = card.models["local"]
         if made is None:
             return [Check("model", "warn", f"it does not say which file of {name} it was made for", _FRESH)]
+        if (served := self._served_check(name, made, whole)) is not None:
+            return [served]
         if (file := self._model_file(name)) is None:
-            return [
-                Check("model", "warn", f"no local model {name} is here to compare with", "name its file with --local")
-            ]
+            fix = "name its file or its server with --local"
+            return [Check("model", "warn", f"no local model {name} is here to compare with", fix)]
         try:
             here = local_identity(self.config_of(file))
             if difference := made.difference(here):
@@ -254,6 +256,28 @@ class _Policy:
             return [found]
         text = f"it was calibrated with {made.engine}, and {engine_version() or 'no engine'} is installed"
         return [found, Check("engine", "warn", text, "answers may differ a little: updraft calibrate makes sure")]
+
+    def _served_check(self, name: str, made: ModelIdentity, whole: bool) -> Check | None:
+        """Of a model behind the local server, which is asked where models are read `whole`; None for another."""
+        from ..model_files.identity import SERVED
+        from ..router.factory import local_server, served_model
+        from ..router.gates.selection import other_weights
+
+        if local_server(self.config) is None:
+            return None
+        if not whole:
+            asks = Check("model", "warn", f"{self.config.local} was not asked: updraft policy verify does that", "")
+            return asks if made.quantization.startswith(SERVED) else None
+        assert not isinstance(self.loaded, UpdraftError)
+        try:
+            here = served_model(self.config)
+            if here is None or here.name != name:
+                return None
+            if difference := made.difference(here.identity):
+                raise other_weights(self.folder, self.loaded.card.models, difference)
+        except UpdraftError as error:
+            return Check("model", "fail", str(error), "")
+        return Check("model", "ok", f"{self.config.local} serves the model of the calibration")
 
     def config_of(self, file: Path) -> RouterConfig:
         from dataclasses import replace

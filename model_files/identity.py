@@ -28,6 +28,9 @@ _TENSORS = (
 )
 
 
+SERVED = "served by "  # how the quantisation begins of what a server says of its model
+
+
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """A local model as far as its answers depend on it."""

@@ -76,6 +76,10 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     # Text of an assistant that refused.
     refusal: str | None = None
+    # Thoughts are of their own turn: no model is shown them again. An answer that was cut off holds nothing else.
+    reasoning_content: Any = None
+    # The same, by vLLM's name.
+    reasoning: Any = None
     # Beyond every server of ours: text that would be lost.
     function_call: Any = None
     audio: Any = None
@@ -83,6 +87,8 @@ class Message(msgspec.Struct):
     def __post_init__(self) -> None:
         self.tool_calls = self.tool_calls or None
         self.content = self.content or self.refusal or self.content
+        if self.content is None and self.tool_calls is None and (self.reasoning_content or self.reasoning):
+            self.content = ""
 
     @property
     def text(self) -> str:

@@ -411,8 +411,10 @@ def _check_continuation(provider: Provider, param: str, continues: bool) -> None
 
 def _parsed(url: str, name: str) -> httpx.URL:
     try:
-        return httpx.URL(url)
-    except (httpx.InvalidURL, TypeError) as error:
+        parsed = httpx.URL(url)
+        _ = parsed.host  # is decoded only now
+        return parsed
+    except (httpx.InvalidURL, TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
 
 

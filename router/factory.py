@@ -13,7 +13,7 @@ from ..classifier.policy.folders import policy_folder_of
 from ..classifier.policy.graph_files import CARD_NAME, read_card
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
-from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
 from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
@@ -25,6 +25,7 @@ from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
 from .tiers.idle import IdleLocalTier
 from .tiers.interfaces import LocalTier
+from .tiers.load_pause import LoadPause
 from .tiers.local import EngineLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
 from .tiers.local_server.models import LocalServerModel, find_model, open_client
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from ..model_files.identity import ModelIdentity
 
 log = logging.getLogger("updraft.router")
+
+_SERVER_START_S = 5.0  # the cloud waits no longer for the local server
 
 
 def check_configured(config: RouterConfig) -> None:
@@ -82,21 +85,18 @@ def has_policy(config: RouterConfig) -> bool:
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:
-    """Load what `config` names. A machine without the `[edge]` extra gets a cloud-only router that says so.
-
-    Raises ModelLoadError or ConfigurationError.
-    """
+    """Load what `config` names. Raises ConfigurationError, and as `with_local` does."""
     check_startable(config)
     cloud = open_cloud(config)
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
         log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
     try:
-        local, gates, missing = await _load_local(config)
+        tiers = Tiers(None, cloud, None, middle=() if cloud is None else middle_tiers(config))
+        return await with_local(config, tiers, _SERVER_START_S)
     except BaseException:
         if cloud is not None:
             await cloud.aclose()
         raise
-    return Tiers(local, cloud, gates, missing, () if cloud is None else middle_tiers(config))
 
 
 def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
@@ -140,28 +140,55 @@ def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
     )
 
 
-async def _load_local(config: RouterConfig) -> tuple[LocalTier | None, Gates | None, UpdraftError | None]:
+async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
+    """`tiers` with the local model, if one is configured; where it cannot be loaded, the cloud answers alone.
+
+    `patience_s`: for a local server, which may have to load the model first.
+    Raises what `open_local` raises where there is no cloud, and ConfigurationError for a policy that cannot be used.
+    """
     if config.local is None:
-        return None, None, None
+        return tiers
     try:
-        tier = await open_local_tier(config)
-    except MissingDependencyError as error:
-        return None, None, error
+        tier = await open_local_tier(config, None if tiers.cloud is None else patience_s)
+    except UpdraftError as error:
+        if tiers.cloud is None:
+            raise
+        log.warning("the local model cannot be used, so that the cloud answers alone: %s", error.message)
+        return replace(tiers, local_missing=error.with_traceback(None))
     try:
         gates = await asyncio.to_thread(load_gates_of, config, tier)
     except BaseException:
         await tier.aclose()
         raise
-    if isinstance(tier, ServerLocalTier):
-        return tier, gates, None
-    return IdleLocalTier(tier, lambda: EngineLocalTier(open_local(config)), config.local_idle_s), gates, None
+    if isinstance(tier, EngineLocalTier):
+        load = lambda: EngineLocalTier(open_local(config))  # noqa: E731
+        tier = IdleLocalTier(tier, load, config.local_idle_s, load_pause(config))
+    return replace(tiers, local=tier, gates=gates, local_missing=None)
 
 
-async def open_local_tier(config: RouterConfig) -> ServerLocalTier | EngineLocalTier:
+def load_pause(config: RouterConfig) -> LoadPause:
+    """The pause after the local model could not be loaded."""
+
+    def version() -> object:
+        try:
+            found = model_file(config).stat()
+        except (OSError, UpdraftError):  # no file, or a server
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    return LoadPause(version)
+
+
+async def open_local_tier(config: RouterConfig, patience_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
     """The local model, on its server or in this process. Raises as `open_local`."""
-    if (address := local_server(config)) is not None:
-        return await open_server(address, config.local_max_tokens)
-    return EngineLocalTier(await asyncio.to_thread(open_local, config))
+    address = local_server(config)
+    if address is None:
+        return EngineLocalTier(await asyncio.to_thread(open_local, config))
+    try:
+        async with asyncio.timeout(patience_s):
+            return await open_server(address, config.local_max_tokens)
+    except TimeoutError as error:
+        raise ModelLoadError(f"The local server at {address.url} has not answered in {patience_s} s.") from error
 
 
 def local_server(config: RouterConfig) -> ServerAddress | None:
@@ -281,9 +308,8 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
             log.warning("exploration is off: what it would teach is kept nowhere (experience)")
         return None
     pair = pair_name(_pair(config, tiers.local.model_id))
-    monitor = None if gates is None else gates.monitor
     explored = 1.0 if config.shadow else config.exploration
-    return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
+    return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text)
 
 
 def _open_experience(path: Path | None) -> Experience | None:

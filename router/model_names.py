@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
@@ -11,7 +12,6 @@ from msgspec import UNSET
 from ..protocol.errors import InvalidRequestError, ModelNotFoundError
 from ..protocol.responses import ModelCard
 from .config import RouterConfig
-from .gates.rules import no_local_configured
 from .request.chat_request import RequestedTier
 from .state import Tiers
 from .tiers.interfaces import LocalTier
@@ -32,6 +32,8 @@ class ModelNames:
             names |= dict.fromkeys(clouds, "cloud")
         if self.tiers.local is not None:
             names[self.tiers.local.model_id] = "local"
+        elif self.config.local is not None:  # it could not be loaded
+            names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names
@@ -63,7 +65,7 @@ class ModelNames:
     def device(self, model: str | None) -> LocalTier:
         """The model on the device, which `model` names, or nobody. Raises InvalidRequestError."""
         if self.tiers.local is None:
-            raise self.tiers.local_missing or no_local_configured()
+            raise self.tiers.why_not_local()
         if model is not None and self.requested_tier(model) == "cloud":
             raise InvalidRequestError(
                 f"The tokenizer of {model[:100]!r} is the cloud's: ask for that of 'local'.", param="model"

@@ -32,9 +32,18 @@ from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_tiers
+from .factory import (
+    check_aliases,
+    check_startable,
+    load_gates_of,
+    load_learner,
+    load_pause,
+    load_tiers,
+    with_local,
+)
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
+from .gates.exploration import ExplorationGates
 from .model_names import ModelNames
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
@@ -99,6 +108,8 @@ class Router:
         self._budget: Budget | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._local_pause = load_pause(config)
+        self._local_retry: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
         self._tracer = Tracer("updraft")
@@ -117,6 +128,9 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
+        missing = self._running().local_missing
+        if missing is not None and self._local_retry is None and self._local_pause.error is None:
+            self._local_retry = asyncio.create_task(self._load_local())
 
     async def _load(self) -> None:
         try:
@@ -128,11 +142,28 @@ class Router:
                     self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
-            check_aliases(self.config, self._tiers)
-            self._learner = load_learner(self.config, self._tiers)
+            self._use(self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
             raise
+
+    def _use(self, tiers: Tiers) -> None:
+        """Raises ConfigurationError."""
+        check_aliases(self.config, tiers)
+        self._tiers, self._learner = tiers, load_learner(self.config, tiers)
+        if tiers.local_missing is not None:
+            self._local_pause.begin(tiers.local_missing)
+
+    async def _load_local(self) -> None:
+        """Try again to load the local model, while the cloud answers."""
+        try:
+            self._use(await with_local(self.config, self._running()))
+        except UpdraftError as error:
+            log.warning("the local model cannot be used: %s", error.message)
+            self._tiers = replace(self._running(), local_missing=error)
+            self._local_pause.begin(error)
+        finally:
+            self._local_retry = None
 
     async def reconfigure(self, config: RouterConfig) -> list[str]:
         """Use `config` for the requests that come from now on; the names of what changed.
@@ -150,9 +181,12 @@ class Router:
             )
         check_startable(config)
         privacy = PrivacyRules(config.privacy)
+        if self._local_retry is not None:
+            await asyncio.shield(self._local_retry)
         tiers = self._running()
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
+            gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         if self._ledger is not None:
@@ -162,8 +196,8 @@ class Router:
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
         self._closed = True
-        if self._loading is not None and not self._loading.done():
-            await asyncio.wait([self._loading])  # no thread that loads a model can be stopped
+        if loads := [task for task in (self._loading, self._local_retry) if task is not None]:
+            await asyncio.wait(loads)  # no thread that loads a model can be stopped
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
@@ -211,6 +245,7 @@ class Router:
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
+        await self._wait_for_local(job)
         answering.call = cascade = Cascade(job, self._state(), record)
         async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
             reply = await cascade.run()
@@ -243,6 +278,12 @@ class Router:
             return job
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
+    async def _wait_for_local(self, job: RoutingRequest) -> None:
+        """What only the device may answer waits where its model is tried again. Raises TimeoutError."""
+        if (retry := self._local_retry) is not None and job.only_local:
+            async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
+                await asyncio.shield(retry)
+
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
         caller = caller_of(request.headers)
@@ -261,6 +302,7 @@ class Router:
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, self._names().direct_tier(body, record.model), record)
                 job = await self._ruled(job, body)
+                await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)
                 reply = await handler(call)
             return await self._reply_to(call, reply)
@@ -371,10 +413,17 @@ class Router:
             from .feedback.comparable_answer import cloud_comparable_answer
 
             comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
-            streamed = completion is None
-            self._learner.observe(
-                JudgedRequest(cascade.record, cascade.chat.messages, answer, comparable, cascade.reader(), streamed)
+            gates = cascade.tiers.gates
+            judged = JudgedRequest(
+                cascade.record,
+                cascade.chat.messages,
+                answer,
+                comparable,
+                cascade.reader(),
+                streamed=completion is None,
+                monitor=gates.monitor if isinstance(gates, ExplorationGates) else None,
             )
+            self._learner.observe(judged)
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 

@@ -36,9 +36,14 @@ class Tiers:
     cloud: CloudTier | None
     # None where there is no local tier to judge.
     gates: Gates | None
+    # Why the configured local model cannot be used.
     local_missing: UpdraftError | None = None
     # Smaller clouds than `cloud`, from the smallest up.
     middle: tuple[CloudCandidate, ...] = ()
+
+    def why_not_local(self) -> UpdraftError:
+        """The error of a router without a local tier. Its traceback would grow each time it is raised."""
+        return (self.local_missing or no_local_configured()).with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class RouterState:
     def availability(self) -> TierAvailability:
         tiers = self.tiers
         return TierAvailability(
-            local_missing=None if tiers.local is not None else tiers.local_missing or no_local_configured(),
+            local_missing=None if tiers.local is not None else tiers.why_not_local(),
             cloud_missing=None if tiers.cloud is not None else no_cloud_configured(),
             offline=self.config.offline,
             local_tools=tiers.local is not None and tiers.local.tool_format is not None,

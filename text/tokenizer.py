@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from ..protocol.errors import ModelLoadError
+from ..protocol.errors import ContextLengthError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from ..protocol.unicode_forms import read_text
@@ -24,6 +24,7 @@ from .marks import typed_marks
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_LONG = 2**13  # characters: some milliseconds
 _log = logging.getLogger("updraft.text")
 
 
@@ -70,6 +71,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self._ends = ends
         self._bos_id, self._eos_id = map(self._plain_mode.token_to_id, (ends.bos_token, ends.eos_token))
+        self._longest_chat: int | None = None  # bytes
         self._front: list[int] = []  # of every chat
         if self._bos_id is not None and self.encode_prompt("")[:1] == [self._bos_id]:
             self._front = [self._bos_id]
@@ -98,14 +100,18 @@ class Tokenizer:
         ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))
         return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)
 
+    def limit(self, context_length: int) -> int:
+        """The most bytes that so many tokens stand for. From here on, longer chats are refused."""
+        self._longest_chat = context_length * max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+        return self._longest_chat
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone, nothing added. Special tokens in it are read as such only if allowed."""
-        mode = self._special_mode if allow_special else self._plain_mode
-        return mode.encode(text, add_special_tokens=False).ids
+        return _ids(self._special_mode if allow_special else self._plain_mode, text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a raw prompt, with whatever the model wants around it (a BOS token, usually)."""
-        ids = self._plain_mode.encode(text, add_special_tokens=True).ids
+        ids = _ids(self._plain_mode, text, add_special_tokens=True)
         begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # by tokenizer.json: no text makes these
         wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
         if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
@@ -126,7 +132,8 @@ class Tokenizer:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
         A BOS token that the model wants and the template does not write comes first. Raises ModelLoadError if the model
-        has no chat template or a broken one, InvalidRequestError if that refuses the messages.
+        has no chat template or a broken one, InvalidRequestError if that refuses the messages, ContextLengthError after
+        `limit`.
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: give one with --chat-template.")
@@ -138,6 +145,11 @@ class Tokenizer:
             template_options=template_options,
         )
         runs = encoding_runs(segments, self._special)
+        if self._longest_chat is not None and (length := sum(len(run.text) for run in runs)) > self._longest_chat:
+            raise ContextLengthError(
+                f"messages: {length} characters; this model's context cannot hold more than {self._longest_chat}.",
+                param="messages",
+            )
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
         return ids if ids[:1] == self._front else self._front + ids
 
@@ -162,6 +174,13 @@ class Tokenizer:
             return b""
         token = self._plain_mode.id_to_token(token_id)
         return b"" if token is None else self._token_bytes(token)
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of a text. `encode` holds up every thread for a second per megabyte, a batch holds up none."""
+    if len(text) < _LONG:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def gpt2_byte_alphabet() -> dict[str, int]:

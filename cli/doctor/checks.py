@@ -72,7 +72,8 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_tiers()
     yield from check_own_policies()
     yield check_port(SERVE_PORT)
-    yield from check_local_server()
+    begin("trying the local model")
+    yield from check_local()
     url, key = cloud_to_ask(cloud, cloud_key_env)
     if url:
         begin(f"asking {shown_url(url)} for its models")
@@ -239,13 +240,20 @@ def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | No
     return config.cloud_url, config.cloud_api_key
 
 
-def check_local_server() -> Iterator[Check]:
-    """Whether the server that `local` names answers, and tells how sure it is."""
-    from ...router.factory import served_model
+def check_local() -> Iterator[Check]:
+    """Whether the model file that `local` names loads, or its server answers and tells how sure it is."""
+    from ...router.factory import has_model_file, model_file, open_local, served_model
     from ...router.settings_sources import load_config
 
     with suppress(ConfigurationError):  # the settings' own check says so
         config = load_config()
+
+        def load() -> str:
+            open_local(config).close()
+            return f"{model_file(config)} loads"
+
+        if has_model_file(config):
+            yield _reported("local model", load, "correct local, or fetch a model with updraft pull")
         try:
             found = served_model(config)
         except ModelLoadError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ...classifier.target import Promise
-from ...protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError, DownloadError, ModelLoadError, OfflineError
 from ...protocol.requests import ConfidenceSignal
 from .watch import first_uses_reported
 
@@ -143,13 +143,19 @@ class Pair:
         from ..models.names import resolve
 
         flags = {name: value for name, value in asdict(self).items() if value is not None}
-        if self.local is not None:
-            flags["local"] = resolve(self.local)
         if (url := flags.pop("cloud", None)) is not None:
             flags["cloud_url"] = url
         if (variable := flags.pop("cloud_key_env", None)) is not None:
             flags["cloud_api_key"] = key_from(variable, "--cloud-key-env")
-        return load_config(flags)
+        found = load_config(flags)
+        if self.local is None:
+            return found
+        try:
+            return load_config({**flags, "local": resolve(self.local)})
+        except (ModelLoadError, DownloadError, OfflineError):
+            if found.cloud_url is None or found.offline:
+                raise
+            return found  # the router warns of it, and the cloud answers
 
 
 @dataclass(frozen=True, slots=True)

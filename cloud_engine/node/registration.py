@@ -36,7 +36,8 @@ class RegistrationOptions:
         """Raises ConfigurationError for what cannot work with a node that listens on `host`."""
         try:
             gateway = httpx.URL(self.gateway)
-        except httpx.InvalidURL:
+            _ = gateway.host  # is decoded only now
+        except (httpx.InvalidURL, ValueError):
             gateway = httpx.URL()
         if gateway.scheme not in ("http", "https") or not gateway.host:
             raise ConfigurationError("--register must be an http(s) URL, as http://10.0.0.1:8000.", param="register")

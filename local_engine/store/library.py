@@ -185,7 +185,7 @@ def model_path(name: str) -> Path:
     Where there is neither, the path: who opens it has the error.
     """
     path = Path(name).expanduser()
-    if path.exists() or not is_name(name):
+    if not is_name(name) or path.exists():
         return path
     library = Library()
     return path if library.find(name) is None else library.path(name)

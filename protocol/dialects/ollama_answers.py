@@ -113,6 +113,16 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
     }
 
 
+def pull_line(event: dict[str, Any]) -> bytes:
+    """How far a pull is: an event with `done` bytes, `name` at its end, or `error`."""
+    if "error" in event:
+        return _line({"error": event["error"]["message"]})
+    if "name" in event:
+        return _line({"status": "success"})
+    total = {} if event["total"] is None else {"total": event["total"]}
+    return _line({"status": event["message"] or "pulling", **total, "completed": event["done"]})
+
+
 def _vector(sent: list[float] | str) -> list[float]:
     """Numbers: some clouds send Base64 in any case."""
     if isinstance(sent, list):

@@ -7,7 +7,7 @@ is: when a model leaves the memory is a setting of the server.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -85,6 +85,29 @@ class OllamaEmbed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     keep_alive: str | float | None = None
 
 
+class OllamaEmbedding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /api/embeddings`, the older one."""
+
+    model: str
+    prompt: str
+    keep_alive: str | float | None = None
+
+
+class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /api/pull`."""
+
+    model: str
+    stream: bool = True
+    # No download here goes without TLS.
+    insecure: Literal[False] = False
+
+    @property
+    def wanted(self) -> str:
+        """The model, in the words of `updraft pull`."""
+        name = model_name(self.model)
+        return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
+
+
 class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /api/show`."""
 
@@ -92,7 +115,7 @@ class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verbose: bool = False
 
 
-prepare_types(OllamaChat, OllamaGenerate, OllamaEmbed, OllamaShow)
+prepare_types(OllamaChat, OllamaGenerate, OllamaEmbed, OllamaEmbedding, OllamaPull, OllamaShow)
 
 
 def model_name(name: str) -> str:

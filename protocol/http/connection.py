@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 import msgspec
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
@@ -17,10 +18,21 @@ from .shell import GONE
 
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
+_MAX_PART = 2**14  # bytes of a read, at a time
 _MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is read
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
+
+
+class _Flow(FlowControl):
+    """Reads nothing while a part of the last read is left."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -29,6 +41,7 @@ class Connection(HttpToolsProtocol):
     _awaits: Literal["head", "body", "answer"] = "head"
     _head_bytes = 0  # of a head that is not whole
     _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
+    _rest = b""  # of the last read
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
@@ -38,6 +51,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
             return
@@ -48,8 +62,22 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """A read may hold 40,000 chunks of a byte: others get their turn in between."""
         if self.transport.is_closing():
             return
+        self._rest = data[_MAX_PART:]
+        self._read(data[:_MAX_PART])
+        self._flow.held = bool(self._rest)
+        if self._rest:
+            self.flow.pause_reading()
+            self.loop.call_soon(self._go_on)
+        elif not self._is_full:
+            self.flow.resume_reading()  # else nobody would see that the client leaves
+
+    def _go_on(self) -> None:
+        self.data_received(self._rest)
+
+    def _read(self, data: bytes) -> None:
         self._head_bytes += len(data)
         super().data_received(data)
         if self._is_answering:
@@ -80,8 +108,6 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._awaits, self._head_bytes = "answer" if self._is_answering else "head", 0
-        if len(self.pipeline) < _MAX_AHEAD:
-            self.flow.resume_reading()  # else nobody would see that the client leaves
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
@@ -90,6 +116,7 @@ class Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
+        self._rest = b""
         self._limits.works(self)
         protocol: Any = self.transport.get_protocol()
         lost = protocol.connection_lost
@@ -128,6 +155,13 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether enough was read, until the app takes it."""
+        cycle: Any = self.cycle  # None before the first request
+        has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+        return len(self.pipeline) >= _MAX_AHEAD or (has_body and self._awaits == "body")
 
     @property
     def _is_answering(self) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import getrandbits  # no secret, and quicker
 from typing import Any
 
@@ -48,6 +48,7 @@ GONE = "updraft.gone"
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
+_HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
 _VERSIONS = ("1.1", "1.0", "2", "3")
 _KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
@@ -151,15 +152,18 @@ async def read_body(request: Request) -> bytes:
 
 async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
-    body, url = await read_body(request), request.url
-    return WireRequest(request.method, url.path, dict(request.headers), body, query=url.query)
+    return _wire_request(request, await read_body(request))
 
 
 def upload_wire_request(request: Request) -> WireRequest:
     """The request with its body as it comes. That raises as `read_body`."""
-    return WireRequest(
-        request.method, request.url.path, dict(request.headers), query=request.url.query, upload=_pieces(request)
-    )
+    return replace(_wire_request(request), upload=_pieces(request))
+
+
+def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
+    """`request.url` would read the path again, decoded, and find a query behind a `?` that is part of a name."""
+    query = request.scope["query_string"].decode("latin-1")
+    return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes]:
@@ -177,7 +181,7 @@ def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> 
     """
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
-    route = request.method + " " + request.url.path
+    route = request.method + " " + request.scope["path"]
     return _StreamedResponse(response, route, request_id(request.scope), heartbeat_s)
 
 
@@ -240,11 +244,14 @@ class _StreamedResponse(Response):
         self._heartbeat_s = heartbeat_s
         self._last = 0.0  # when something was sent, on the clock of the event loop
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, heart = asyncio.get_running_loop(), None
         try:
             with while_connected(Request(scope, receive)):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if scope.get(_HEAD_ONLY):
+                    await send({"type": "http.response.body", "body": b""})
+                    return
                 heart = asyncio.create_task(self._beat(send)) if self._heartbeat_s else None
                 async for chunk in self._chunks:
                     self._last = loop.time()
@@ -293,6 +300,8 @@ class _Shell:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET", _HEAD_ONLY: True}
         exchange = _Exchange(scope, receive, send, self._limits.of(scope["path"]))
         try:
             _check_framing(scope)
@@ -340,7 +349,9 @@ class _Shell:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
+    """Raises InvalidRequestError where two servers could see two requests, for more headers than apps send, and for a
+    compressed body, which may stand for a thousand times its size.
+    """
     headers = scope["headers"]
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
@@ -353,6 +364,8 @@ def _check_framing(scope: Scope) -> None:
         raise InvalidRequestError("A request has one Host, and version 1.0 or 1.1 of HTTP.", code="invalid_http")
     if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
+    if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
+        raise InvalidRequestError("No body with a Content-Encoding is read: send it as it is.", code="invalid_http")
 
 
 class _Exchange:
@@ -424,14 +437,14 @@ def _usable_id(raw: bytes) -> str:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = error_response(_as_updraft_error(request, error), request.url.path)
+    response = error_response(_as_updraft_error(request, error), request.scope["path"])
     response.headers.update(error.headers or {})
     return response
 
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
-    route = f"{request.method} {request.url.path}"
-    kept = request.url.path.startswith(_KEPT)
+    path: str = request.scope["path"]
+    route, kept = f"{request.method} {path}", path.startswith(_KEPT)
     elsewhere = " Files, batches and stored answers are the router's: use `updraft serve`." if kept else ""
     if error.status_code == 404:
         return NotFoundError(f"{route} is not a route of this server.{elsewhere}")

@@ -189,12 +189,14 @@ class Cascade:
 
     async def _several(self) -> State:
         """Answers that no gate judges, each of a run of its own."""
-        params = self.chat.sampling()
+        if self.job.stream:
+            run = await self.start_local()
+            await anext(run, None)  # what fails before the first token is an error of the request's own
+            return self._done(LiveReply(run))
 
         async def one(index: int) -> LocalAnswer:
             began = time.monotonic()
-            seed = None if params.seed is None else params.seed + index
-            run = await self.begin_local(replace(params, seed=seed))
+            run = await self.begin_local(index)
             try:
                 async for _ in run:
                     pass
@@ -292,13 +294,17 @@ class Cascade:
         self.record.decide(decision)
         self.record.route = "cloud" if decision.escalate else "local"
 
-    async def start_local(self) -> LocalGeneration:
+    async def start_local(self, index: int = 0) -> LocalGeneration:
+        """Begin the answer of that index, which `stop_local()` ends."""
         self._run_began = time.monotonic()
-        self._run = await self.begin_local(self.chat.sampling())
+        self._run = await self.begin_local(index)
         return self._run
 
-    async def begin_local(self, params: SamplingParams) -> LocalGeneration:
-        """A run that answers the request, sampled by `params`; who begins it closes it."""
+    async def begin_local(self, index: int) -> LocalGeneration:
+        """A run that answers the request, with the seed of that index; who begins it closes it."""
+        params = self.chat.sampling()
+        if params.seed is not None:
+            params = replace(params, seed=params.seed + index)
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
         self.reasoning = None if constraint is not None else self.local.reasoning

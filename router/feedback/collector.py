@@ -53,6 +53,8 @@ class JudgedRequest:
     reader: AnswerParser | None = None
     # The cloud's answer went by in pieces and was not kept.
     streamed: bool = True
+    # Of the gates that judged it.
+    monitor: DriftMonitor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,11 @@ class ExperienceCollector:
         *,
         explored: float = 0.0,
         keep_text: bool = False,
-        monitor: DriftMonitor | None = None,
     ) -> None:
         self._experience = experience
         self._explored = explored
         self._pair = pair
         self._keep_text = keep_text
-        self._monitor = monitor
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
         self._lock = threading.Lock()
         self._waiting: list[JudgedRequest] = []
@@ -150,9 +150,11 @@ class ExperienceCollector:
         kept = self._kept(observations)
         with self._lock:
             self._counts = self._counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
+        monitors = {each.record.request_id: each.monitor for each in taken}
         for each in kept:
-            if self._monitor is not None and each.grades is not None and each.p_gain is not None:
-                self._monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
+            monitor = monitors[each.id]
+            if monitor is not None and each.grades is not None and each.p_gain is not None:
+                monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
 
     def _learned(self, judged: JudgedRequest) -> Observation | None:
         try:

@@ -70,6 +70,15 @@ class ExplorationGates:
         gates._observes = False
         return gates
 
+    def follow(self, before: Gates | None, *, learns: bool) -> None:
+        """Take the place of the gates `before`. By the same calibration, they go on with its drift; nothing is explored
+        where nobody `learns`.
+        """
+        if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
+            self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
+        if not learns:
+            self.stop_exploring()
+
     @property
     def calibrated(self) -> PolicyGates | None:
         """The gates of a calibrated policy, where these go by one."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ...protocol.errors import (
     BudgetExceededError,
     InvalidRequestError,
-    MissingDependencyError,
     UnknownFieldError,
     UnsupportedFeatureError,
     UpdraftError,
@@ -15,6 +14,7 @@ from ...protocol.errors import (
 from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
+_NOT_CONFIGURED = "local_not_configured"
 _MAX_REASON = 200  # characters of an error: it may repeat values of the request
 
 
@@ -49,7 +49,7 @@ def no_local_configured() -> InvalidRequestError:
     return InvalidRequestError(
         "No local model is configured: set local to a GGUF file or to a model fetched with `updraft pull`.",
         param="model",
-        code="local_not_configured",
+        code=_NOT_CONFIGURED,
     )
 
 
@@ -81,7 +81,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
     unsupported = job.unsupported or (_no_tools() if job.has_tools and not availability.local_tools else None)
     no_local = availability.local_missing or unsupported
-    if job.requested_tier == "local" or job.private or job.privacy_rule is not None:
+    if job.only_local:
         if no_local is not None:
             raise no_local if job.privacy_rule is None else kept_by(job.privacy_rule, no_local)
         return Ruling(local=True, cloud=False, reason=_why_local(job))
@@ -146,16 +146,16 @@ def _why_not_cloud(availability: TierAvailability) -> str:
 
 
 def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> str:
-    if isinstance(availability.local_missing, MissingDependencyError):
-        return f"no local model: {availability.local_missing.message}"
     if availability.local_missing is not None:
-        return "no local model is configured"
+        if availability.local_missing.code == _NOT_CONFIGURED:
+            return "no local model is configured"
+        return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
     unknown = isinstance(no_local, UnknownFieldError)
     why = "a field that is unknown here" if unknown else no_local.message[:_MAX_REASON]
     return f"beyond the local model: {why}"
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
-    if isinstance(no_local, MissingDependencyError):
+    if no_local.code != _NOT_CONFIGURED:
         return no_local
     return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")

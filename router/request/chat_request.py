@@ -61,6 +61,10 @@ class RoutingRequest:
     forwarded: Forwarded = NOTHING
 
     @property
+    def only_local(self) -> bool:
+        return self.requested_tier == "local" or self.private or self.privacy_rule is not None
+
+    @property
     def stream(self) -> bool:
         return self.body.get("stream") is True
 
@@ -193,12 +197,21 @@ def _check_frame(body: dict[str, Any]) -> None:
     check_message_count(len(messages))
     if not isinstance(body.get("stream"), bool | None):
         raise _invalid("stream", "must be true or false")
-    if body.get("stream_options") is not None and table(body["stream_options"]) is None:
-        raise _invalid("stream_options", "must be an object")
+    check_stream_options(body)
     for param, least in _MINIMA.items():
         value: Any = body.get(param)
         if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
             raise _invalid(param, f"must be at least {least}")
+
+
+def check_stream_options(body: dict[str, Any]) -> None:
+    """Raises InvalidRequestError, as OpenAI does, where there is no stream."""
+    if body.get("stream_options") is None:
+        return
+    if table(body["stream_options"]) is None:
+        raise _invalid("stream_options", "must be an object")
+    if body.get("stream") is not True:
+        raise _invalid("stream_options", "is only allowed with stream=true")
 
 
 def _invalid(param: str, fault: str) -> InvalidRequestError:
@@ -219,8 +232,6 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """The parameters that our cloud supports and the engine on the device does not."""
-    if request.num_answers > 1 and isinstance(request, ChatRequest) and request.stream:
-        return UnsupportedFeatureError("n: this device streams one answer.", param="n")
     if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device makes one answer.", param="best_of")
     if request.use_beam_search:

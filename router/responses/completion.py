@@ -183,6 +183,7 @@ class ChunkWriter:
     """
 
     def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
+        self.index = 0  # of the answer that is being written
         self._record = record
         self._no_usage = None if include_usage else UNSET
         self._model = model
@@ -190,17 +191,21 @@ class ChunkWriter:
         self._created = int(time.time())
 
     def role(self) -> bytes:
-        return self._chunk([ChunkChoice(Delta(role="assistant", content=""))])
+        return self._chunk([ChunkChoice(Delta(role="assistant", content=""), index=self.index)])
 
     def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
-        return self._chunk([ChunkChoice(delta, logprobs=logprobs)])
+        return self._chunk([ChunkChoice(delta, index=self.index, logprobs=logprobs)])
 
     def finish(self, reason: FinishReason, usage: Usage | None, answer: LocalAnswer) -> bytes:
         """The last events: the finish with what is said of the answer, the usage if it was asked for, the end mark."""
-        choice = ChunkChoice(Delta(), finish_reason=reason, stop_reason=answer.stop_reason or UNSET)
-        last = self._chunk([choice], updraft=self._record.info(), sampling=answer.sampling or UNSET)
+        last = self.end(reason, answer, updraft=self._record.info(), sampling=answer.sampling or UNSET)
         counted = b"" if usage is None else self._chunk([], usage=usage)
         return last + counted + sse.DONE
+
+    def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
+        """The finish of one answer, where others follow."""
+        stop_reason = answer.stop_reason or UNSET
+        return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
         """A cloud chunk as a part of this stream, where the cloud continues it."""

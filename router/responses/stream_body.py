@@ -70,5 +70,5 @@ def events_of(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
         include_usage = cascade.job.include_usage
         return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
     if isinstance(reply, LiveReply):
-        return streams.live(cascade, reply.run)
+        return (streams.live if cascade.ruling.open else streams.unjudged)(cascade, reply.run)
     raise EngineError("The cascade gave a whole answer where a stream was asked for.")

@@ -78,8 +78,6 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
             if collapsed := await _collapsed(cascade, run.answer):
                 break
     except UpdraftError as error:
-        if not cascade.ruling.open:
-            raise StreamError(error) from error
         cascade.record.decide(GateDecision(2, True, f"the local model failed: {error.message}"))
         collapsed = True
     if collapsed:
@@ -93,6 +91,40 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     await _judge_afterwards(cascade, run.answer)
     usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
     yield chunks.finish(writer.finish_reason, usage, run.answer)
+
+
+async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """The answers that no gate judges, one after the other, as they are written. `run`: the first of them."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    last, written = cascade.chat.num_answers - 1, 0
+    try:
+        for chunks.index in range(last + 1):
+            run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
+            writer = _LocalText(cascade, chunks)
+            yield chunks.role()
+            async for event in _written(writer, run):
+                yield event
+            await cascade.stop_local()
+            written += len(run.answer.tokens)
+            if chunks.index < last:
+                yield chunks.end(writer.finish_reason, run.answer)
+            else:
+                usage = Usage.of(run.answer.prompt_tokens, written) if cascade.job.include_usage else None
+                yield chunks.finish(writer.finish_reason, usage, run.answer)
+    except UpdraftError as error:
+        raise StreamError(error) from error
+
+
+async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """All that a run writes, from its beginning."""
+    for token in run.answer.tokens.copy():  # written before streaming could start
+        if chunk := writer.token(token):
+            yield chunk
+    async for token in run:
+        if chunk := writer.token(token):
+            yield chunk
+    if chunk := writer.rest(run.answer):
+        yield chunk
 
 
 class _LocalText:
@@ -144,7 +176,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     limit nobody can add anything: it ends by itself.
     """
     spent = len(answer.tokens)
-    if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
+    if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.during(messages, answer, quality), answer)
@@ -157,8 +189,6 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 
 async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
-    if not cascade.ruling.open:
-        return
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
@@ -229,11 +259,8 @@ async def _continue_on_device(
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
     tail = _LocalText(cascade, writer.chunks, writer.reader)
-    async for token in run:
-        if chunk := tail.token(token):
-            yield chunk
-    if chunk := tail.rest(run.answer):
-        yield chunk
+    async for event in _written(tail, run):
+        yield event
     await cascade.stop_local()
     written = len(begun.tokens) + len(run.answer.tokens)
     usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None

@@ -17,7 +17,7 @@ from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
 from ..cascade.escalation import CloudReply
 from ..cascade.several import all_of
-from ..request.chat_request import beyond_the_device
+from ..request.chat_request import beyond_the_device, check_stream_options
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalTier
 from .completion import ShownTokens, prompt_logprobs, text_logprobs
@@ -54,8 +54,9 @@ async def complete(call: DirectCall) -> DirectReply:
 
 def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
     """The request as our own engine takes it, or why it cannot: another engine may. Raises WrongTypeError."""
+    check_stream_options(body)
     try:
-        request = read_completion(body)
+        request = read_completion({**body, "max_tokens": 1} if _writes_nothing(body) else body)
     except WrongTypeError:
         raise
     except InvalidRequestError as error:
@@ -67,6 +68,11 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
     return request, beyond_the_device(request)
 
 
+def _writes_nothing(body: dict[str, Any]) -> bool:
+    """Only the prompt is wanted, and its scores. Our engines write one token, which nobody sees."""
+    return body.get("max_tokens") == 0 and body["max_tokens"] is not False
+
+
 class _LocalAnswers:
     """The device's answers to one request: `n` to each prompt, those to the first prompt first."""
 
@@ -76,6 +82,7 @@ class _LocalAnswers:
         self._local = local
         self._count = len(request.prompts) * request.num_answers
         self._created = int(time.time())
+        self._writes_nothing = _writes_nothing(call.job.body)
 
     async def whole(self) -> TextCompletion:
         async def one(index: int) -> TextChoice:
@@ -124,11 +131,13 @@ class _LocalAnswers:
         if request.echo:
             echoed = await self._text_of(prompt)
             yield TextChoice(echoed, index=index)
-        shown = None if request.logprobs is None else ShownTokens(self._local)
+        shown = None if request.logprobs is None or self._writes_nothing else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0
         try:
             async for token in run:
+                if self._writes_nothing:
+                    continue
                 sent += len(token.text)
                 scored = [] if shown is None else shown.push(token)
                 if token.text or scored:
@@ -138,9 +147,11 @@ class _LocalAnswers:
             scored = [] if shown is None else shown.flush(answer)
             logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
             stop_reason = answer.stop_reason or UNSET
-            reason = answer.finish_reason or "stop"
+            text, reason = answer.text[sent:], answer.finish_reason or "stop"
+            if self._writes_nothing:
+                text, reason = "", "length"
             scores = prompt_logprobs(answer, request.prompt_logprobs, self._local.token_bytes)
-            yield TextChoice(answer.text[sent:], reason, index, logprobs, stop_reason, scores)
+            yield TextChoice(text, reason, index, logprobs, stop_reason, scores)
         finally:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
@@ -152,7 +163,7 @@ class _LocalAnswers:
 
     def _usage(self) -> TokenCounts:
         record = self._call.record
-        return Usage.of(record.local_prompt_tokens, record.local_tokens)
+        return Usage.of(record.local_prompt_tokens, 0 if self._writes_nothing else record.local_tokens)
 
     def _completion(self, choices: list[TextChoice]) -> TextCompletion:
         return TextCompletion(

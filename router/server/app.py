@@ -33,7 +33,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
 
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def daemon_app(
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
-        if request.method == "POST" and request.url.path == UPLOADS:
+        if request.method == "POST" and request.scope["path"] == UPLOADS:
             return send(_stamped(await endpoints.handle(upload_wire_request(request))), request)
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
         with while_connected(request):

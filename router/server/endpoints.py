@@ -16,6 +16,7 @@ from .batches.run import Background
 from .batches.service import BatchService
 from .page import routes as page
 from .routes import health, messages, metrics, models, ollama, openapi, requests
+from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, completions, embeddings, files, passed_on, responses, tokens
 from .routes.route import RequestContext, Route
 
@@ -84,7 +85,7 @@ class Endpoints:
         return with_error_of(replace(response, headers={**response.headers, **spent}), request.path)
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
-        path = request.path.partition("?")[0].rstrip("/") or "/"
+        path = request.path.rstrip("/") or "/"
         others: list[str] = []
         for route in self._routes:
             parameters = route.match(path)
@@ -93,6 +94,7 @@ class Endpoints:
                 return await route.handler(context)
             if parameters is not None:
                 others.append(route.method)
+        check_absent(request.method, path)
         if others:
             allowed = ", ".join(sorted(set(others)))
             raise MethodNotAllowedError(f"{path} takes {allowed}, not {request.method}.", allowed)

@@ -17,7 +17,7 @@ from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.safety.redaction import SHORTEST_KEY
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
-from .connection import CloudEndpoint, open_client
+from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import CloudContent, Content
@@ -226,7 +226,8 @@ class HttpCloudTier:
             await response.aclose()
         quotes = self._endpoint.has_short_secret and response.status_code in (401, 403)
         told = b"" if quotes else self._endpoint.without_secrets(raw)
-        raise self._provider.refused(self._url, response.status_code, response.headers, told)
+        headers = {**response.headers, "location": response.headers.get(LOCATION, "")}
+        raise self._provider.refused(self._url, response.status_code, headers, told)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
         if verdict == "continues":

@@ -17,6 +17,8 @@ from ...protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
+#: The header that holds the `location` of a response of these clients.
+LOCATION = "x-updraft-location"
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
@@ -87,6 +89,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             proxy=proxy,
             trust_env=False,  # httpx refuses to start for some values of NO_PROXY
             follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
+            event_hooks={"response": [_keep_location]},
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         named = shown_url(proxy or "")
@@ -95,6 +98,12 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             f"The proxy {named!r} that the environment names for {url} cannot be used: {detail}, or add "
             f"{url.host} to NO_PROXY."
         ) from error
+
+
+async def _keep_location(response: httpx.Response) -> None:
+    """httpx reads where a redirect leads even if nobody follows, and fails for what is no URL."""
+    if (target := response.headers.pop("location", None)) is not None:
+        response.headers[LOCATION] = target
 
 
 def proxy_for(url: httpx.URL) -> str | None:

@@ -215,7 +215,7 @@ def _shown_url(base: str, location: str) -> str:
     """The target of a redirect, without credentials and query."""
     try:
         url = httpx.URL(base).join(location) if location else None
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, ValueError):
         url = None
     if url is None:
         return "an unknown place"

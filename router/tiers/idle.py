@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
-from ...protocol.errors import ConfigurationError, OverloadedError
+from ...protocol.errors import ConfigurationError, OverloadedError, UpdraftError
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
+from .load_pause import LoadPause
 
 if TYPE_CHECKING:
     from ...text.templates.reasoning import ReasoningStyle
@@ -25,13 +26,16 @@ class IdleLocalTier:
     """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run; None: only `sleep()` does.
     `tier`: the first one.
 
-    Raises what `load` raises where the model cannot come back.
+    Raises what `load` raises where the model cannot come back, which is tried again after a pause.
     """
 
-    def __init__(self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None) -> None:
+    def __init__(
+        self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None, pause: LoadPause | None = None
+    ) -> None:
         self._tier: LocalTier | None = tier
         self._load = load
         self._idle_s = idle_s
+        self._pause = pause or LoadPause()
         self._lock = asyncio.Lock()  # of loading and unloading
         self._runs = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -108,7 +112,13 @@ class IdleLocalTier:
             if self._closed:
                 raise OverloadedError("The router is closed.")
             if self._tier is None:
-                self._tier = await asyncio.to_thread(self._load)
+                if (error := self._pause.error) is not None:
+                    raise error
+                try:
+                    self._tier = await asyncio.to_thread(self._load)
+                except UpdraftError as error:
+                    self._pause.begin(error)
+                    raise
             return self._tier
 
     def _done(self) -> None:

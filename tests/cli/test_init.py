@@ -123,3 +123,16 @@ def test_nothing_is_written_unless_all_of_it_works(
     assert "sk-wrong" not in done.stderr
     assert not (home / "config.toml").exists()
     assert not (home / "cloud_api_key").exists()
+
+
+def test_old_settings_keep_their_keys(in_process, cloud: str, home: Path) -> None:
+    flags = ["--yes", "--force", "--cloud-url", cloud, "--cloud-model", "big"]
+    assert in_process("init", *flags, "--key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
+    (home / "cloud_api_key").write_text("an older key\n")
+    for _ in range(2):
+        assert in_process("init", *flags, "--key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
+    found = [tomllib.loads((home / f"config.toml{end}").read_text()) for end in (".old", ".old-2", "")]
+    keys = [Path(each["cloud_api_key_file"]) for each in found]
+    assert [each.name for each in keys] == ["cloud_api_key", "cloud_api_key-2", "cloud_api_key-2"]
+    assert [each.read_text() for each in keys] == ["an older key\n", f"{KEY}\n", f"{KEY}\n"]
+    assert private(keys[1])

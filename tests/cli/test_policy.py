@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripted_provider import running_provider
 from updraft.classifier.graded_row import GradedRow
 from updraft.classifier.policy.policy import Source
 from updraft.classifier.training.train import FitRecipe, fit_policy
@@ -145,6 +147,37 @@ def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_pat
     damaged = in_process("policy", "verify")
     assert damaged.returncode == 1
     assert "damaged or replaced" in damaged.stdout
+
+
+def test_a_model_behind_a_server_is_asked_for(in_process, home: Path) -> None:
+    with running_provider() as provider:
+        address = f"{provider.url}/v1"
+
+        def has(name: str, size: int) -> None:
+            provider.answers.clear()
+            provider.says({"data": [{"id": name, "owned_by": "llamacpp", "meta": {"size": size}}]})
+            provider.says({"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]})
+
+        def verified(name: str, size: int, *command: str) -> tuple[int, str]:
+            has(name, size)
+            done = in_process("policy", *(command or ("verify",)), "--local", address)
+            return done.returncode, done.stdout
+
+        has("model", 1)
+        made = hashed_identity(RouterConfig(local=address))
+        card = home / "policy.json"
+        facts = json.loads(card.read_text())
+        facts["local_model"] = asdict(made)
+        card.write_text(json.dumps(facts))
+        code, told = verified("model", 1)
+        assert (code, f"{address} serves the model of the calibration" in told) == (0, True), told
+        assert verified("model", 2)[0] == 1, "other weights"
+        code, told = verified("another", 1)
+        assert (code, "no local model model is here" in told) == (0, True), told
+        asked = len(provider.asked)
+        assert "updraft policy verify does that" in verified("model", 1, "show", "model--big")[1]
+        assert len(provider.asked) == asked
+    assert "does not answer" in verified("model", 1)[1]
 
 
 def test_another_engine_is_a_warning(in_process, files: dict[str, Path], home: Path, tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def test_ollama(daemon: str) -> None:
     assert "".join(part.message.content or "" for part in parts) == TEXT
     assert client.generate(model="auto", prompt="Hello").response == TEXT
     assert client.embed(model="cloud", input="Hello").embeddings == [[5.0, 1.0]]
+    assert client.embeddings(model="cloud", prompt="Hello").embedding == [5.0, 1.0]
+    assert "completion" in (client.show("auto").capabilities or ())
+    assert client.ps().models is not None
+    for refused in (lambda: client.pull("llama3"), lambda: client.delete("auto")):
+        with pytest.raises(ollama.ResponseError, match="updraft") as caught:
+            refused()
+        assert caught.value.status_code == 400
     assert "auto" in [each.model for each in client.list().models]
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
     called = client.chat(model="auto", messages=HELLO, tools=[tool]).message

@@ -139,6 +139,8 @@ def test_values_that_other_servers_take_mean_the_same_here() -> None:
         ({"role": "assistant", "content": "Hi.", "tool_calls": [], "annotations": [{"type": "url_citation"}]}, "Hi."),
         ({"role": "assistant", "content": "Hi.", "audio": None, "function_call": None, "refusal": None}, "Hi."),
         ({"role": "assistant", "content": "{}", "parsed": {"a": 1}, "reasoning_content": "Hm."}, "{}"),
+        ({"role": "assistant", "content": None, "reasoning_content": "Cut off"}, ""),
+        ({"role": "assistant", "content": None, "reasoning": "Cut off"}, ""),
         ({"role": "assistant", "content": None, "refusal": "No."}, "No."),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
         ({"role": "user", "content": [{"type": "text", "text": "Hi.", "cache_control": {"type": "x"}}]}, "Hi."),

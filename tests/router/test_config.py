@@ -181,6 +181,8 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("confidence = 1", {}, {}, "confidence must be between 0 and 1"),
         ("", {"UPDRAFT_CONFIDENCE": "0.8"}, {"confidence": 0.7, "cost": 1.0}, "cost and confidence exclude each other"),
         ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
+        ('cloud_url = "http://xn--/v1"', {}, {}, "cloud_url .* is not a URL"),
+        ('local = "http://xn--/v1"', {}, {}, "local .* is not a URL"),
     ],
 )
 def test_what_is_refused(

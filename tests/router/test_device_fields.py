@@ -41,11 +41,21 @@ def test_several_answers_are_those_of_consecutive_seeds() -> None:
     with updraft.OpenAI(config=RouterConfig(local="pocket"), max_retries=0) as client:
         several = client.chat.completions.create(**asked, n=3, seed=5)
         alone = [client.chat.completions.create(**asked, seed=5 + index) for index in range(3)]
-        with pytest.raises(openai.BadRequestError, match="streams one answer"):
-            client.chat.completions.create(**asked, n=2, stream=True)
+        counted: Any = {"include_usage": True}
+        streamed = list(client.chat.completions.create(**asked, n=3, seed=5, stream=True, stream_options=counted))
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert [each.message.content for each in several.choices] == [each.choices[0].message.content for each in alone]
     assert len({each.message.content for each in several.choices}) > 1
+    pieces: dict[int, str] = {}
+    finishes = {}
+    for chunk in streamed:
+        for choice in chunk.choices:
+            pieces[choice.index] = pieces.get(choice.index, "") + (choice.delta.content or "")
+            finishes |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
+    assert pieces == {choice.index: choice.message.content for choice in several.choices}
+    assert finishes == {choice.index: choice.finish_reason for choice in several.choices}
+    assert streamed[-1].usage == several.usage
+    assert [hasattr(chunk, "updraft") for chunk in streamed].count(True) == 1, "the last finish alone"
     assert several.usage is not None and alone[0].usage is not None
     assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
     spent = sum(each.usage.completion_tokens for each in alone if each.usage is not None)
@@ -80,6 +90,32 @@ def test_prompt_scores_are_those_of_the_engine(client: openai.OpenAI, tiny: Path
                 best = max(entry.items(), key=lambda each: each[1]["logprob"])
                 assert (best[0], best[1]["rank"]) == (str(row.argmax()), 1)
                 assert 2 <= len(entry) <= 3
+
+
+def test_a_prompt_alone_comes_back_without_an_answer(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "local", "prompt": ["hello", "you"], "max_tokens": 0}
+    for echo in (True, False):
+        text: Any = client.completions.create(**asked, echo=echo, extra_body={"prompt_logprobs": 0})
+        assert [choice.text for choice in text.choices] == (["hello", "you"] if echo else ["", ""])
+        assert {choice.finish_reason for choice in text.choices} == {"length"}
+        assert all(len(choice.prompt_logprobs) > 1 for choice in text.choices)
+        assert text.usage.completion_tokens == 0 < text.usage.prompt_tokens
+    streamed = list(client.completions.create(**asked, echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "helloyou"
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(**{**asked, "max_tokens": -2})
+
+
+def test_stream_options_need_a_stream_whoever_would_answer(client: openai.OpenAI) -> None:
+    options: Any = {"stream_options": {"include_usage": True}}
+    for create in (
+        lambda **more: client.chat.completions.create(messages=USER, **more),
+        lambda **more: client.completions.create(prompt="a", **more),
+    ):
+        for model in ("local", "auto"):
+            with pytest.raises(openai.BadRequestError) as refused:
+                create(model=model, **options)
+            assert refused.value.param == "stream_options"
 
 
 def test_a_grammar_of_llama_cpp(client: openai.OpenAI) -> None:

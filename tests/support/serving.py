@@ -13,12 +13,17 @@ import uvicorn
 
 
 @contextmanager
-def serving(app: Any, *, lifespan: bool = False, protocol: Any = "auto") -> Iterator[str]:
+def serving(app: Any, *, lifespan: bool = False, protocol: Any = "auto", loop: Any = "auto") -> Iterator[str]:
     """Its URL, while it runs."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=protocol, log_level="critical", lifespan="on" if lifespan else "off", timeout_graceful_shutdown=1
+        app,
+        http=protocol,
+        loop=loop,
+        log_level="critical",
+        lifespan="on" if lifespan else "off",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

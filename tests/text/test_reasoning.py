@@ -33,6 +33,10 @@ def split(pieces: list[str], *, begun: bool = False) -> tuple[str, str]:
         ("<thin", False, "", "<thin"),
         ("<think>Hm. </thin", False, "Hm. </thin", ""),
         ("<think>Hm.</think>a</think> b", False, "Hm.", "a</think> b"),
+        ("<think>a<think>b</think>c</think>d", False, "a<think>b", "c</think>d"),
+        ("<think>a</THINK></think >b", False, "a</THINK></think >b", ""),
+        ("<think><think></think></think>", False, "<think>", "</think>"),
+        ("\u200b<think>a</think>", False, "", "\u200b<think>a</think>"),
         ("", True, "", ""),
     ],
 )

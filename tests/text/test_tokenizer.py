@@ -1,13 +1,15 @@
 """The folder tokenizer: exact bytes, safe specials, and the ids transformers gives for a chat."""
 
 import json
+import threading
+import time
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-from updraft.protocol.errors import ModelLoadError
+from updraft.protocol.errors import ContextLengthError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
 from updraft.text.detokenize import IncrementalDetokenizer
@@ -104,6 +106,31 @@ def test_typed_control_tokens_stay_text(tokenizer):
     ids = tokenizer.encode_chat([Message(role="user", content=hostile)])
     assert [token_id for token_id in ids if token_id < 2] == [0, 1, 0]
     assert tokenizer.decode(ids) == f"user\n{hostile}\nassistant\n"
+
+
+def test_others_go_on_while_a_long_text_is_read(tokenizer):
+    """Between two turns of the other thread the process computes for a fraction of the whole time."""
+    text = "What the assistant knows. \u00e9" * 40_000
+    reader = threading.Thread(target=tokenizer.encode, args=(text,))
+    began = last = time.process_time()
+    longest = 0.0
+    reader.start()
+    while reader.is_alive():
+        sum(range(1000))
+        now = time.process_time()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.5 * (time.process_time() - began)
+    short = text[:8000]
+    assert tokenizer.encode(short * 3) == tokenizer._plain_mode.encode(short * 3, add_special_tokens=False).ids
+
+
+def test_a_chat_that_cannot_fit_is_refused_before_it_is_read(folder):
+    """Blanks that a template may strip count once it has not."""
+    tokenizer = Tokenizer.from_folder(folder)
+    longest = tokenizer.limit(context_length=64)
+    assert tokenizer.encode_chat([Message("user", " " * (longest - 100))])
+    with pytest.raises(ContextLengthError, match="cannot hold more"):
+        tokenizer.encode_chat([Message("user", " " * (longest + 1))])
 
 
 def test_byte_fallback_vocabulary():

@@ -229,7 +229,7 @@ class _Node:
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
                 await self._grammars.check(constraint, tenant)
-            span = self._tracer.request(request.url.path, request.headers)
+            span = self._tracer.request(request.scope["path"], request.headers)
             span.set({"gen_ai.request.model": self._card.id, "gen_ai.request.stream": job.stream})
             answer = _traced(self._pieces(job), span)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):

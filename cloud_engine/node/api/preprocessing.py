@@ -61,8 +61,7 @@ class JobMaker:
         self._sampling = sampling
         template = tokenizer.chat_template
         self._reasoning = None if template is None else ReasoningStyle.of(template.source)
-        longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
-        self._max_prompt_bytes = longest * context_length
+        self._max_prompt_bytes = tokenizer.limit(context_length)
 
     def chat(self, body: bytes, tenant: str) -> PreparedRequest:
         request = parse_chat(body)
@@ -184,11 +183,12 @@ class JobMaker:
             )
 
     def check_size(self, param: str, *texts: str) -> None:
-        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more.
+        """Refuse what cannot fit before seconds are spent on tokenizing it. Raises ContextLengthError.
 
-        Raises ContextLengthError.
+        Templates may strip messages, but no more: the tokenizer looks at what they make of blanks.
         """
-        size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)
+        found = map(str.strip, texts) if param == "messages" else texts
+        size = sum(len(text.encode("utf-8", "replace")) for text in found)
         if size > self._max_prompt_bytes:
             raise ContextLengthError(
                 f"{param}: {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",

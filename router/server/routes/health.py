@@ -11,7 +11,9 @@ async def health(context: RequestContext) -> WireResponse:
     missing = context.router.health()
     if missing is not None:
         return WireResponse.json({"status": "no tier can answer", **missing.to_body()}, status=503)
-    return WireResponse.json({"status": "ok"})
+    unusable = context.router.tiers.local_missing
+    local = {} if unusable is None else {"local": "unavailable", "code": unusable.code}
+    return WireResponse.json({"status": "ok", **local})
 
 
 ROUTES = (Route("GET", "/health", health, "200 while the router serves; wants no key"),)

@@ -1,4 +1,4 @@
-"""Ollama's API, for its clients: the cascade in Ollama's words. Models are pulled and removed by `updraft models`."""
+"""Ollama's API, for its clients: the cascade in Ollama's words. Its models are pulled by `page/device_models.py`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, emb
 from ....protocol.dialects.ollama_request import (
     OllamaChat,
     OllamaEmbed,
+    OllamaEmbedding,
     OllamaGenerate,
     OllamaShow,
     chat_body,
@@ -70,6 +71,16 @@ async def embed(context: RequestContext) -> WireResponse:
     return WireResponse.json(embeddings_of(asked.model, msgspec.json.decode(made.body), started), headers=made.headers)
 
 
+async def embed_one(context: RequestContext) -> WireResponse:
+    asked = decode(context.request.body, OllamaEmbedding)
+    body = msgspec.json.encode({"model": asked.model, "input": asked.prompt})
+    made = await embed(replace(context, request=replace(context.request, body=body)))
+    if made.status != 200 or not isinstance(made.body, bytes):
+        return made
+    [vector] = msgspec.json.decode(made.body)["embeddings"]
+    return WireResponse.json({"embedding": vector}, headers=made.headers)
+
+
 async def list_models(context: RequestContext) -> WireResponse:
     await context.router.start()
     return WireResponse.json({"models": [_entry(card) for card in context.router.models()]})
@@ -112,6 +123,7 @@ ROUTES = (
           streams=True),
     Route("POST", "/api/generate", generate, "the same, for one prompt", OllamaGenerate, streams=True),
     Route("POST", "/api/embed", embed, "as `/v1/embeddings`, in Ollama's API", OllamaEmbed),
+    Route("POST", "/api/embeddings", embed_one, "the same of one text, as older clients want it", OllamaEmbedding),
     Route("GET", "/api/tags", list_models, "as `/v1/models`, in Ollama's API"),
     Route("GET", "/api/ps", running, "the model on the device, while it is in memory"),
     Route("POST", "/api/show", show, "one of them", OllamaShow),

@@ -45,7 +45,8 @@ def server_address(local: str | None, model: str | None = None) -> ServerAddress
         return None
     try:
         parsed = httpx.URL(local)
-    except httpx.InvalidURL as error:
+        _ = parsed.host  # is decoded only now
+    except (httpx.InvalidURL, ValueError) as error:
         raise ConfigurationError(f"local {shown_url(local)!r} is not a URL.", param="local") from error
     if not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from ....model_files.identity import ModelIdentity
+from ....model_files.identity import SERVED, ModelIdentity
 from ....protocol.errors import ModelLoadError
 from ....protocol.http.foreign import error_in, json_of
 from ...request.json_narrowing import table, tables
@@ -85,7 +85,7 @@ async def _identity(
         same = (f"{name}:latest", name)
         known["digest"] = next((each.get("digest") for each in listed if each.get("name") in same), None)
     weights = sha256(msgspec.json.encode([owner, name, known])).hexdigest()
-    return ModelIdentity(f"served by {'Ollama' if is_ollama else owner}", weights, "")
+    return ModelIdentity(f"{SERVED}{'Ollama' if is_ollama else owner}", weights, "")
 
 
 async def _json(
@@ -93,9 +93,9 @@ async def _json(
 ) -> dict[str, Any]:
     try:
         response = await client.request(method, f"{address.url}/{path}", json=body)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ValueError) as error:  # the latter for a redirect to what is no URL
         raise ModelLoadError(
-            f"The local server at {address.url} does not answer ({error or type(error).__name__}): start it, or "
+            f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}): start it, or "
             "correct local."
         ) from error
     if response.status_code != 200:

@@ -55,6 +55,13 @@ def test_a_build_that_does_not_import_and_a_broken_setting_are_reported(updraft,
     assert "qualitty" in findings(done)["settings"]["found"]
 
 
+def test_a_local_model_that_does_not_load_is_reported(updraft, tmp_path) -> None:
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    done = updraft("doctor", "--json", env={"UPDRAFT_LOCAL": str(tmp_path / "mine.gguf")})
+    assert done.returncode == 1
+    assert "mine.gguf cannot be used" in findings(done)["local model"]["found"]
+
+
 def test_the_working_installation_is_sound(updraft) -> None:
     done = updraft("doctor")
     assert done.returncode == 0, done.stdout

@@ -43,6 +43,14 @@ def test_ask_reads_standard_input_and_can_be_quiet(updraft, cloud) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 + 2 = 4\n", "")
 
 
+def test_an_absent_local_model_leaves_the_cloud_to_answer(updraft, cloud) -> None:
+    done = updraft("ask", "Capital of France?", "--local", "absent.gguf", *cloud, env={"CLOUD_KEY": KEY})
+    assert (done.returncode, done.stdout) == (0, "Paris\n")
+    assert "no local model: Cannot open the model file absent.gguf" in done.stderr
+    done = updraft("ask", "Hi", "--tier", "local", "--local", "absent.gguf", *cloud, env={"CLOUD_KEY": KEY})
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def test_ask_as_json(updraft, cloud) -> None:
     done = updraft("ask", "Capital of France?", "--json", *cloud, env={"CLOUD_KEY": KEY})
     found = json.loads(done.stdout)

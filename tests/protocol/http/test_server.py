@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import gzip
 import os
 import signal
 import socket
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from raw_http import exchanged
 from serving import serving
 from starlette.requests import Request
 from starlette.responses import Response
@@ -87,6 +90,46 @@ def test_bug_shows_no_detail_and_the_process_lives_on(url: str) -> None:
 def test_harmful_request_id_is_replaced(url: str) -> None:
     response = httpx.get(f"{url}/closed", headers={"x-request-id": "a" * 1000})
     assert response.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate", "br", "gzip, identity"])
+def test_a_compressed_body_is_refused_by_name(url: str, kind: str) -> None:
+    refused = httpx.post(f"{url}/echo", content=gzip.compress(b"a" * 500), headers={"content-encoding": kind})
+    assert "Content-Encoding" in str(error_of(refused, 400)["message"])
+    assert httpx.post(f"{url}/echo", content=b"a", headers={"content-encoding": "identity"}).content == b"a"
+
+
+def test_a_body_in_chunks_of_a_byte_leaves_the_event_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of the socket holds thousands of them. What counts is the time of one callback on the processor."""
+    took, run = [0.0], asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        took.append(time.thread_time() - began)
+
+    app = create_app("test", max_body_bytes=2**20)
+    app.add_api_route("/echo", _echo, methods=["POST"])
+    monkeypatch.setattr(asyncio.Handle, "_run", timed)
+    body = os.urandom(300_000)
+    head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    with serving(app, protocol=connection.Connection, loop="asyncio") as url:
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        took[:] = [0.0]  # without the start
+        assert exchanged(url, head + chunks + b"0\r\n\r\n").endswith(body)
+        assert max(took) < sum(took) / 30
+
+
+def test_as_many_requests_as_a_read_holds_are_answered(url: str) -> None:
+    """One more than the events of a turn, without a wait for the next read."""
+    asked = 400
+    request = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\na"
+    last = request.replace(b"content-length", b"connection: close\r\ncontent-length")
+    assert exchanged(url, request * (asked - 1) + last).count(b"HTTP/1.1 200") == asked
+
+
+async def _echo(request: Request) -> Response:
+    return Response(await read_body(request))
 
 
 def test_body_limit_announced_and_chunked(url: str) -> None:
@@ -221,6 +264,19 @@ def test_disconnect_closes_the_stream_at_once_whatever_waits_behind_it(url: str)
         assert time.monotonic() < deadline
     assert report["closed_at"][0] - left < 1  # 2 ms on an idle machine
     assert report["in_flight"] == 1
+
+
+def test_head_is_a_get_without_its_body_and_leaves_no_stream(url: str) -> None:
+    before = len(httpx.get(f"{url}/closed").json()["closed_at"])
+    with httpx.Client(base_url=url) as http:
+        for _ in range(2):
+            head = http.head("/endless")
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"].startswith("text/event-stream")
+        assert http.head("/typed").status_code == 400
+        assert http.head("/echo").status_code == 405
+        seen = http.get("/closed").json()
+    assert (len(seen["closed_at"]), seen["in_flight"]) == (before, 1), "its body was not even begun"
 
 
 def test_a_stream_that_fails_is_cut_not_ended(url: str) -> None:

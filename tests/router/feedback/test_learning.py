@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.calibration.drift import DriftMonitor
+from updraft.classifier.grading.agreement import ComparableAnswer
 from updraft.classifier.online.experience import Experience, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
@@ -485,6 +487,26 @@ def test_usual_requests_raise_no_alarm() -> None:
     for p in rng.beta(1, 3, 5_000):
         monitor.observe(float(p))
         assert monitor.alarm is None
+
+
+def test_other_gates_go_on_with_the_drift_and_explore_for_a_learner_alone(tmp_path: Path) -> None:
+    usual = np.linspace(0, 1, 500)
+    before = ExplorationGates(Watching(), monitor=DriftMonitor(usual))
+    same, other = (
+        ExplorationGates(Watching(), exploration=1.0, monitor=DriftMonitor(each)) for each in (usual, usual / 2)
+    )
+    same.follow(before, learns=True)
+    other.follow(before, learns=False)
+    assert same.monitor is before.monitor is not other.monitor
+    assert same.begin() is not same
+    assert other.begin() is other
+    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    for gates in (same, other, other):
+        request = replace(judged(), cloud=ComparableAnswer("5"), monitor=gates.monitor)
+        request.record.route = "escalated"
+        learner.observe(request)
+    asyncio.run(learner.close())
+    assert [gates.monitor.report().graded for gates in (same, other) if gates.monitor] == [1, 2]
 
 
 def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

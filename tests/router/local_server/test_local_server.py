@@ -13,7 +13,7 @@ import updraft
 from router_fakes import CLOUD_TEXT, FakeCloud, unused_url
 from scripted_provider import ScriptedProvider, events, running_provider
 from serving import serving
-from updraft.cli.doctor.checks import check_local_server
+from updraft.cli.doctor.checks import check_local
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
 from updraft.router.config import LocalModelOptions, RouterConfig
 from updraft.router.factory import load_tiers, model_file
@@ -152,7 +152,7 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         asyncio.run(load_tiers(RouterConfig(local=url)))
     monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setenv("UPDRAFT_LOCAL", url)
-    (found,) = check_local_server()
+    (found,) = check_local()
     assert (found.status, url in found.found) == ("fail", True)
 
 
@@ -161,7 +161,7 @@ def test_the_doctor_tells_what_a_server_gives(
 ) -> None:
     monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setenv("UPDRAFT_LOCAL", bare.url)
-    (found,) = check_local_server()
+    (found,) = check_local()
     assert (found.status, "small, 512 tokens" in found.found) == ("warn", True)
 
 

@@ -111,6 +111,7 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         assert cloud.requests == []
         assert http.post("/updraft/target", json={"quality": 2}).status_code == 400
         assert http.post("/updraft/target", json={"quality": 1}).json()["target"] == "quality 1"
+        assert http.get("/updraft/policy").json()["drift"]["requests"] == 1, "the same calibration, the same monitor"
         assert http.post("/v1/chat/completions", json=body).json()["updraft"]["tier"] == "cloud"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cascade_bench import run, text_of
 from router_fakes import FakeCloud
+from updraft.protocol.errors import EngineError
 from updraft.text.templates.reasoning import ReasoningStyle
 
 FORMAT = {"type": "json_object"}
@@ -31,6 +32,34 @@ def test_what_the_local_model_thinks(bench: Any, begun: bool) -> None:
             b.local.text = '{"a": 1}'
             message = (await b.answer("local", response_format=FORMAT))["choices"][0]["message"]
             assert message["content"] == '{"a": 1}', "an answer held to a format has no thoughts in it"
+
+    run(test())
+
+
+def test_the_thoughts_of_each_of_several_streamed_answers(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.reasoning = ReasoningStyle()
+            b.local.text = "<think> Let me see. </think> It is 42."
+            _, events, done = await b.stream("local", n=2)
+            choices = [choice for event in events for choice in event["choices"]]
+            assert done and [choice["index"] for choice in choices if choice["finish_reason"]] == [0, 1]
+            for index in (0, 1):
+                mine = [{"choices": [choice]} for choice in choices if choice["index"] == index]
+                assert (thoughts_of(mine), text_of(mine)) == ("Let me see.", "It is 42.")
+            b.local.text = "<think> Let me see."
+            _, events, _ = await b.stream("local", n=2)
+            assert (thoughts_of(events), text_of(events)) == ("Let me see." * 2, ""), "thoughts without an end"
+            response = await b.ask("local", n=2, stream=True)
+            b.local.error, b.local.fails_at = EngineError("It broke."), 2
+            told = b"".join([chunk async for chunk in response.body])
+            assert b"It broke." in told and b"[DONE]" not in told
+            refused = await b.ask("local", n=2, stream=True)
+            assert refused.status == 200
+            b.local.fails_at = 0
+            assert (await b.ask("local", n=2, stream=True)).status == 500
+            await refused.body.aclose()
+            assert b.local.running == 0
 
     run(test())
 

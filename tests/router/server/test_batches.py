@@ -146,7 +146,8 @@ def test_the_answers_and_the_errors_of_each_endpoint(
     assert (bad["status_code"], bad["body"]["error"]["param"]) == (400, "messages")
     output = client.files.retrieve(over.output_file_id or "")
     assert (output.filename, output.purpose) == (f"{batch.id}_output.jsonl", "batch_output")
-    for url, body in (("/v1/embeddings", {"input": ["a"]}), ("/v1/responses", {"input": "hello"})):
+    for url, body in (("/v1/embeddings", {"input": ["a"]}), ("/v1/responses", {"input": "hello"}),
+                      ("/v1/moderations", {"input": "a"}), ("/v1/images/generations", {"prompt": "a"})):  # fmt: skip
         line = {"custom_id": "one", "method": "POST", "url": url, "body": {"model": "cloud", **body}}
         over = end_of(client, create(client, line, endpoint=url))
         assert answers(client, over.output_file_id)["one"]["response"]["status_code"] == 200, url

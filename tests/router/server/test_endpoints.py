@@ -46,7 +46,8 @@ def ask(method: str, path: str) -> tuple[int, Any, str | None]:
 
 
 def test_the_method_chooses_among_routes_of_one_path() -> None:
-    assert ask("GET", "/things/7/?limit=1") == (200, {"thing": "7"}, None)
+    assert ask("GET", "/things/7/") == (200, {"thing": "7"}, None)
+    assert ask("GET", "/things/7?a=b")[:2] == (200, {"thing": "7?a=b"}), "no query: it was encoded"
     assert ask("GET", "/things/count")[:2] == (200, {"thing": "count"})
     assert ask("POST", "/things/count")[:2] == (200, {})
     assert ask("GET", "/things/a/parts/b/c")[:2] == (200, {"thing": "a", "part": "b/c"})
@@ -96,6 +97,26 @@ def test_no_route_answers_a_page_of_others_or_another_name(route: Route) -> None
 def test_the_daemon_allows_what_the_table_allows() -> None:
     router = Router(RouterConfig(local=None, ledger=None, cloud_url="http://127.0.0.1:9", cloud_model="big"))
     with TestClient(daemon_app(router)) as client:
-        for method in ("HEAD", "OPTIONS", "DELETE"):
+        for method in ("OPTIONS", "PUT"):
             response = client.request(method, "/v1/models")
             assert (response.status_code, response.headers["allow"]) == (405, "GET")
+        for path in sorted({route.path.replace("{chart}", "curve") for route in ROUTES if route.method == "GET"}):
+            head, get = client.head(re.sub(r"\{.*?\}", "a%3Fb", path)), client.get(re.sub(r"\{.*?\}", "a%3Fb", path))
+            assert (head.status_code, head.content) == (get.status_code, b""), path
+            assert head.headers["content-type"] == get.headers["content-type"], path
+        assert "'a?b'" in client.get("/v1/models/a%3Fb").json()["error"]["message"]
+
+
+def test_what_others_have_and_this_has_not_is_refused_by_name() -> None:
+    for method, path, says in (
+        ("POST", "/v1/responses/compact", "as `input`"),
+        ("POST", "/v1/conversations", "previous_response_id"),
+        ("GET", "/v1/conversations/c/items/", "previous_response_id"),
+        ("DELETE", "/v1/models/a/b", "updraft rm"),
+        ("POST", "/v1/images/edits", "/v1/images/generations"),
+        ("POST", "/v1/fine_tuning/jobs", "provider"),
+        ("POST", "/api/create", "updraft rm"),
+    ):
+        status, body, _ = ask(method, path)
+        assert status == 400 and says in str(body["error"]), path
+    assert ask("POST", "/v1/responses/compacted")[0] == 404

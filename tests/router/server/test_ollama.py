@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
+from model_hub import Hub, running, tiny_gguf
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from scripted_cloud import cloud_says, cloud_streams
 from serving import serving
@@ -109,7 +111,22 @@ def test_models_embeddings_and_version(client: ollama.Client) -> None:
     assert shown.modelinfo and shown.modelinfo["updraft.context_length"] == 512
     assert [model.model for model in client.ps().models] == ["fake-small"]
     assert len(client.embed("cloud", ["a", "b"]).embeddings) == 2
+    assert len(client.embeddings("cloud", "a").embedding) == 1
     assert client._client.get("/api/version").json() == {"version": __version__}  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_pull_tells_how_far_it_is(client: ollama.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    with running(Hub({"owner/repo": {"tiny-Q8_0.gguf": tiny_gguf()}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        *told, last = client.pull("hf.co/owner/repo", stream=True)
+        assert last.status == "success" and all(isinstance(each.completed, int) for each in told)
+        assert client.pull("hf.co/owner/repo").status == "success"
+        for stream in (False, True):
+            with pytest.raises(ollama.ResponseError, match="nothing"):
+                list(client.pull("hf.co/owner/nothing", stream=stream))
+    with pytest.raises(ollama.ResponseError, match="smollm2"):
+        client.pull("llama3")
 
 
 def test_errors_are_ollamas(client: ollama.Client, cloud: FakeCloud) -> None:

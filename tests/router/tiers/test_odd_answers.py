@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from updraft.router.tiers.answer_shapes import completion_in
+from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint
 from updraft.router.tiers.failures import CloudFailure, refused
 from updraft.router.tiers.providers.openai import OpenAIProvider
@@ -50,6 +51,28 @@ def text_of(events: list[dict[str, Any]]) -> str:
 )
 def test_a_stream_is_one_whatever_it_is_called(content_type: str) -> None:
     assert text_of(streamed(*TEXT, content_type=content_type)) == "Hello"
+
+
+@pytest.mark.parametrize("target", ["http://xn--/v1", "http://[::1", "http://\u00fc\u00fc:x/", "//", "http://h:1/new"])
+def test_a_redirect_is_one_wherever_it_leads(target: str) -> None:
+    async def run() -> None:
+        async def redirects(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            head = b"HTTP/1.1 308 Moved\r\ncontent-length: 0\r\nconnection: close\r\nlocation: "
+            writer.write(head + target.encode() + b"\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(redirects, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            tier = HttpCloudTier(CloudEndpoint(f"http://127.0.0.1:{port}/v1"))
+            with pytest.raises(CloudFailure, match="a redirect to") as caught:
+                await tier.complete("chat/completions", {"model": "m"}, timeout_s=5)
+            await tier.aclose()
+        assert (caught.value.kind, caught.value.error.code) == ("refused", "redirected")
+        assert ("http://h:1/new" in str(caught.value)) == (target == "http://h:1/new")
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/html; charset=utf-8"])

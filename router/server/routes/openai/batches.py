@@ -17,7 +17,10 @@ from ..route import RequestContext, Route
 from .files import BATCH_DAYS, DAY_S, expires_s
 from .pagination import list_of, page_of, query_of
 
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_ENDPOINTS = tuple(
+    f"/v1/{name}"
+    for name in ("chat/completions", "completions", "embeddings", "responses", "moderations", "images/generations")
+)
 _LISTED = ("limit", "after")
 _WINDOW, _WINDOW_S = "24h", DAY_S
 
