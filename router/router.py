@@ -234,7 +234,7 @@ class Router:
         async with asyncio.timeout(request.timeout_s):
             await self.start()
         body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
-        record.caller = caller_of(request.headers, body)
+        record.caller = record.caller.with_user(body)
         body["model"] = self.config.aliases.get(record.model, record.model)
         slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
         tier, hold_tokens = self._names().requested_tier(record.model), self.config.hold_tokens
@@ -274,6 +274,8 @@ class Router:
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
         """With the privacy rule that one of its texts breaks."""
+        if not self._privacy.is_on:
+            return job
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:
@@ -284,7 +286,7 @@ class Router:
 
     def _record(self, request: WireRequest) -> RequestRecord:
         span = self._tracer.request(request.path, request.headers, "INTERNAL")
-        caller = caller_of(request.headers, {})
+        caller = caller_of(request.headers)
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
     async def direct(
@@ -297,7 +299,7 @@ class Router:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
-                record.caller = caller_of(request.headers, body)
+                record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, self._names().direct_tier(body, record.model), record)
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
@@ -339,9 +341,9 @@ class Router:
             return self._stream(record, call, cast("AsyncGenerator[bytes]", reply))
         await self._end(record, call, 200)
         if isinstance(reply, CloudContent):
-            headers = {"content-type": reply.kind, **answer.headers(record)}
+            headers = {"content-type": reply.kind, **answer.headers(record.info())}
             return WireResponse(200, {name: value for name, value in headers.items() if value}, reply.body)
-        return WireResponse.json(reply, headers=answer.headers(record))
+        return WireResponse.json(reply, headers=answer.headers(record.info()))
 
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
@@ -351,13 +353,15 @@ class Router:
             events = events_of(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
-            completion: Any = answer.local_completion([reply.answer, *reply.others], cascade)
+            info = record.info()
+            completion: Any = answer.local_completion([reply.answer, *reply.others], cascade, info)
         elif isinstance(reply, CloudReply):
             record.notes = answer.notes_in(reply.completion)
-            completion = {**reply.completion, "updraft": record.info()}
+            info = record.info()
+            completion = {**reply.completion, "updraft": info}
         else:
             raise EngineError("The cascade gave a stream where none was asked for.")
-        response = WireResponse.json(completion, headers=answer.headers(record))
+        response = WireResponse.json(completion, headers=answer.headers(info))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
@@ -370,7 +374,7 @@ class Router:
         if job.stream:
             return self._stream(record, None, stream_of(completion, include_usage=job.include_usage))
         self._write(record, 200)
-        return WireResponse.json(completion, headers=answer.headers(record))
+        return WireResponse.json(completion, headers=answer.headers(record.info()))
 
     def _stream(
         self, record: RequestRecord, call: Cascade | DirectCall | None, events: AsyncGenerator[bytes]
@@ -381,7 +385,7 @@ class Router:
 
         body = StreamBody(events, end)
         self._open.add(body)
-        return WireResponse(200, {**sse.HEADERS, **answer.headers(record, begun=True)}, body)
+        return WireResponse(200, {**sse.HEADERS, **answer.headers(record.info(), begun=True)}, body)
 
     async def _end(self, record: RequestRecord, call: Cascade | DirectCall | None, status: int) -> None:
         """Let go of what the request holds and write its row, even if this very wait is cancelled."""

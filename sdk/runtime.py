@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
 from ..router.router import Router
 from ..router.server.endpoints import Endpoints
+from .read_ahead import ReadAhead
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ CLOSE_TIMEOUT_S = 30.0
 class Runtime:
     """Owns the loop, its thread and the router. Starts on the first request; nothing runs before.
 
-    Futures of `handle` and `next_chunk` are cancelled by their caller to stop the work behind them. All three raise
+    Futures of `handle` and `take` are cancelled by their caller to stop the work behind them. All three raise
     OverloadedError after `close()`, and in a child of `os.fork()` once the parent has started: the thread stayed there.
     """
 
@@ -40,13 +41,13 @@ class Runtime:
     def handle(self, request: WireRequest) -> Future[WireResponse]:
         return self._submit(self._started().handle(request))
 
-    def next_chunk(self, body: AsyncIterator[bytes]) -> Future[bytes | None]:
-        """The next piece of a streamed body; None at its end."""
-        return self._submit(_next(body))
+    def take(self, body: ReadAhead) -> Future[tuple[bytes, bool]]:
+        """What is ready of a streamed body, and whether that is its end."""
+        return self._submit(body.take())
 
-    def release(self, body: AsyncIterator[bytes]) -> Future[None]:
+    def release(self, body: ReadAhead) -> Future[None]:
         """Stop a streamed body."""
-        return self._submit(_release(body))
+        return self._submit(body.aclose())
 
     def close(self) -> None:
         """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent, and nothing
@@ -117,16 +118,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-
-
-async def _next(body: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(body, None)
-
-
-async def _release(body: AsyncIterator[bytes]) -> None:
-    close: Any = getattr(body, "aclose", None)
-    if close is not None:
-        await close()
 
 
 async def _shut_down(endpoints: Endpoints) -> None:

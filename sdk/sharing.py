@@ -12,6 +12,7 @@ from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
 from ..router.router import Router
+from .read_ahead import ReadAhead
 from .runtime import Runtime
 
 
@@ -121,17 +122,21 @@ class LeasedStream:
     """A streamed body. It stays with the runtime that began it, also where a fork gets another one."""
 
     def __init__(self, lease: RuntimeLease, runtime: Runtime, chunks: AsyncIterator[bytes]) -> None:
-        self._lease, self._runtime, self._chunks = lease, runtime, chunks
+        self._lease, self._runtime, self._body = lease, runtime, ReadAhead(chunks)
 
-    def next_chunk(self) -> Future[bytes | None]:
-        """As `Runtime.next_chunk`."""
+    def take(self) -> Future[tuple[bytes, bool]]:
+        """As `Runtime.take`."""
         self._lease.check_open()
-        return self._runtime.next_chunk(self._chunks)
+        return self._runtime.take(self._body)
+
+    def end(self) -> None:
+        """It was read to its end: nothing is left to release."""
+        self._lease.forget(self)
 
     def release(self) -> Future[None] | None:
         """Begin to stop the stream; None if its runtime is gone, and every stream with it."""
         self._lease.forget(self)
         try:
-            return self._runtime.release(self._chunks)
+            return self._runtime.release(self._body)
         except OverloadedError:
             return None

@@ -52,8 +52,12 @@ def sync_transport(httpx: Any, lease: RuntimeLease) -> Any:
             self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
 
         def __iter__(self) -> Iterator[bytes]:
-            while (chunk := bridge.call(self._stream.next_chunk, self._request)) is not None:
-                yield chunk
+            ended = False
+            while not ended:
+                chunks, ended = bridge.call(self._stream.take, self._request)
+                if ended and self._forget.detach() is not None:
+                    self._stream.end()  # before it is seen: clients close a stream at its end mark
+                yield chunks
 
         def close(self) -> None:
             if self._forget.detach() is not None and (released := self._stream.release()) is not None:
@@ -81,8 +85,12 @@ def async_transport(httpx: Any, lease: RuntimeLease) -> Any:
             self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while (chunk := await bridge.acall(self._stream.next_chunk, self._request)) is not None:
-                yield chunk
+            ended = False
+            while not ended:
+                chunks, ended = await bridge.acall(self._stream.take, self._request)
+                if ended and self._forget.detach() is not None:
+                    self._stream.end()  # before it is seen: clients close a stream at its end mark
+                yield chunks
 
         async def aclose(self) -> None:
             if self._forget.detach() is not None and (released := self._stream.release()) is not None:

@@ -7,12 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as AsgiScope
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
@@ -50,8 +46,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     gauges = WorkerGauges(relay.dispatch.registry, relay.accounting.ledger, relay.counters.own)
     routes = _Routes(relay, gauges)
     for path in RELAYED:
-        app.router.routes.append(Route(path, relay, methods=["POST"]))  # for what is no POST
-    app.user_middleware.append(Middleware(_RelayFirst, relay=relay))
+        app.add_post(path, relay)
     app.add_route("/v1/models", routes.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
     app.add_route("/health", routes.health, methods=["GET"])
@@ -68,18 +63,6 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     app.add_route("/admin/keys/{key_id}/rotate", keys.rotate, methods=["POST"])
     app.add_route("/admin/audit", keys.audit, methods=["GET"])
     return app
-
-
-class _RelayFirst:
-    """The shell's next layer: what is relayed goes no way through the framework's."""
-
-    def __init__(self, app: ASGIApp, relay: Relay) -> None:
-        self._app = app
-        self._relay = relay
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        is_relayed = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in RELAYED
-        await (self._relay if is_relayed else self._app)(scope, receive, send)
 
 
 class _Routes:

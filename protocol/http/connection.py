@@ -6,62 +6,27 @@ import asyncio
 import socket
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
-import h11
 import msgspec
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .connection_limits import ConnectionLimits
+from .shell import GONE
 
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
-_MAX_EVENTS = 256
+_MAX_PART = 2**14  # bytes of a read, at a time
+_MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is read
+_REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
 
 
-class _Framing(h11.Connection):
-    """h11, with a short way for the pieces of a stream, and one write for the head and the body of a whole answer.
-
-    It tells of so many events at a time: a read may hold 40,000 chunks of a byte, which take more than a second.
-    """
-
-    _is_chunked = False
-    _events_left = _MAX_EVENTS
-    _head = b""  # of a whole answer, whose body comes next
-
-    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
-        if type(event) is h11.Data and self._is_chunked and event.data and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
-        output = super().send(event)
-        if type(event) is not h11.Response or output is None:
-            head, self._head = self._head, b""
-            return head + output if head and output is not None else output
-        self._is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
-        if self._is_chunked or b"\r\ncontent-length: " not in output.lower():
-            return output
-        self._head = output
-        return b""
-
-    def begin_turn(self) -> None:
-        self._events_left = _MAX_EVENTS
-
-    @property
-    def has_more(self) -> bool:
-        return self._events_left <= 0
-
-    def next_event(self) -> Any:
-        if self._events_left <= 0:
-            return h11.NEED_DATA
-        self._events_left -= 1
-        return super().next_event()
-
-
 class _Flow(FlowControl):
-    """Reads nothing while events of the last read are left."""
+    """Reads nothing while a part of the last read is left."""
 
     held = False
 
@@ -70,15 +35,18 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class Connection(H11Protocol):
-    """The parser is the same wherever it runs: uvicorn would take another one, with other limits, where it is there."""
+class Connection(HttpToolsProtocol):
+    """The parser is the same wherever it runs: uvicorn would take another one where this one is missing."""
 
+    _awaits: Literal["head", "body", "answer"] = "head"
+    _head_bytes = 0  # of a head that is not whole
+    _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
+    _rest = b""  # of the last read
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self.conn = _Framing(h11.SERVER, _MAX_HEAD)
         self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -94,45 +62,61 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """A read may hold 40,000 chunks of a byte: others get their turn in between."""
         if self.transport.is_closing():
             return
-        self.conn.begin_turn()
-        super().data_received(data)
-        self._after_events()
-
-    def _after_events(self) -> None:
-        self._take_turns()
-        cycle: Any = self.cycle  # None before the first request
-        if cycle is not None and not cycle.response_complete:
-            self._limits.works(self)
-        if self.conn.their_state is h11.IDLE and self._waiting is not None:
-            return  # more of a head that began to come: no more time
-        self._stop_waiting()
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._wait()
-
-    def _take_turns(self) -> None:
-        """Leave what events there still are to the next turn of the event loop."""
-        if self._flow.held == self.conn.has_more:
-            return
-        self._flow.held = self.conn.has_more
-        if self._flow.held:
+        self._rest = data[_MAX_PART:]
+        self._read(data[:_MAX_PART])
+        self._flow.held = bool(self._rest)
+        if self._rest:
             self.flow.pause_reading()
             self.loop.call_soon(self._go_on)
-        else:
-            self.flow.resume_reading()
+        elif not self._is_full:
+            self.flow.resume_reading()  # else nobody would see that the client leaves
 
     def _go_on(self) -> None:
-        if self.transport.is_closing():
-            return
-        self.conn.begin_turn()
-        self.handle_events()
-        if self._flow.held and self.conn.has_more:
-            self.loop.call_soon(self._go_on)
-        self._after_events()
+        self.data_received(self._rest)
 
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        super().handle_websocket_upgrade(event)
+    def _read(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_answering:
+            self._limits.works(self)
+        if self._awaits == "head":
+            if self._head_bytes > _MAX_HEAD:
+                self.send_400_response("The head of the request is too long.")
+            if self._waiting is not None:
+                return  # more of a head that began to come: no more time
+        self._stop_waiting()
+        if self._awaits != "answer":
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._awaits = "head"
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._awaits == "head":  # not a trailer
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._awaits = "body"
+        if not self.url.startswith(b"/") or b"#" in self.url:
+            raise ValueError("a target that is no path")  # the parser would look for one in it
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._awaits, self._head_bytes = "answer" if self._is_answering else "head", 0
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._current = cycle
+        cycle.scope[GONE] = self.loop.create_future()
+        super()._start_asgi_task(cycle, app)
+
+    def handle_websocket_upgrade(self) -> None:
+        super().handle_websocket_upgrade()
+        self._rest = b""
         self._limits.works(self)
         protocol: Any = self.transport.get_protocol()
         lost = protocol.connection_lost
@@ -144,12 +128,14 @@ class Connection(H11Protocol):
         protocol.connection_lost = forget  # it has taken over, and counts until it ends
 
     def on_response_complete(self) -> None:
-        self._stop_waiting()  # uvicorn closes a connection on which nothing comes
-        self._limits.rests(self)
-        if self.conn.their_state is h11.SEND_BODY:  # of a request that is answered already
-            self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
+        if not self.pipeline:
+            self._stop_waiting()  # uvicorn closes a connection on which nothing comes
+            self._limits.rests(self)
+            if self._awaits == "body":  # of a request that is answered already
+                self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
+            else:
+                self._awaits = "head"
         super().on_response_complete()
-        self._take_turns()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -163,26 +149,39 @@ class Connection(H11Protocol):
         self._stop_waiting()
         self._stop_watching()
         self._limits.forget(self)
+        self._leave_current()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether enough was read, until the app takes it."""
+        cycle: Any = self.cycle  # None before the first request
+        has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+        return len(self.pipeline) >= _MAX_AHEAD or (has_body and self._awaits == "body")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._current is not None and not self._current.response_complete
+
     def _refuse(self, error: UpdraftError, status: int) -> None:
         """Ends the connection. No request on it is answered any more."""
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-            events: list[Any] = [
-                h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
-            ]
-            events += [h11.Data(data=msgspec.json.encode(error.to_body())), h11.EndOfMessage()]
-            self.transport.write(b"".join(filter(None, map(self.conn.send, events))))
+        if not (self._is_answering and self._current.response_started):
+            body = msgspec.json.encode(error.to_body())
+            self.transport.write(_REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body))
+        self._leave_current()
         self.transport.close()
+
+    def _leave_current(self) -> None:
+        """Nobody waits for its answer any more, nor for those of requests behind it."""
+        self.pipeline.clear()
+        if self._is_answering and not self._current.disconnected:
+            self._current.disconnected = True
+            self._current.message_event.set()
+            self._current.scope[GONE].set_result(None)
 
     def _wait(self) -> None:
         self._waiting = self.loop.call_later(REST_S, self.transport.close)

@@ -80,7 +80,7 @@ def serve(  # noqa: PLR0913
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # a few bytes could become many
-        loop="asyncio",  # not uvloop wherever some other package has brought it (decision 044)
+        loop="asyncio",  # not uvloop wherever some other package has brought it (decision 063)
         log_config=None,
         access_log=False,
         server_header=False,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import string
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
 from random import getrandbits  # no secret, and quicker
 from typing import Any
@@ -18,9 +18,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import (
@@ -39,12 +41,16 @@ from .wire import WireRequest, WireResponse, error_body
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
 TENANT_HEADER = b"x-updraft-tenant"
 
+#: In the scope of a request to our own server: done when its client goes away before it is answered.
+GONE = "updraft.gone"
+
 #: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
 _HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
+_VERSIONS = ("1.1", "1.0", "2", "3")
 _KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
@@ -57,7 +63,7 @@ def create_app(
     max_body_bytes: int = 8 * 2**20,
     max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
-) -> FastAPI:
+) -> ShellApp:
     """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
 
     Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
@@ -65,21 +71,42 @@ def create_app(
     route. `max_upload_bytes`: the paths that take more than `max_body_bytes`. `lifespan` is Starlette's.
     """
     access = access or Access()
-    app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
-    if access.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=[origin.lower() for origin in access.allowed_origins],
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["*"],
-        )
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {})
-    app.add_middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic)
+    app.layers.append(Middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic))
+    if access.allowed_origins:
+        origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
+        app.layers.append(
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every, expose_headers=every
+            )
+        )
+    app.user_middleware += app.layers
     return app
+
+
+class ShellApp(FastAPI):
+    """An app with endpoints beside the framework, within the same `layers`: a path there costs no walk through it."""
+
+    def __init__(self, **fastapis: Any) -> None:
+        super().__init__(**fastapis)
+        self.layers: list[Middleware] = []
+        self._posts: dict[str, ASGIApp] = {}
+
+    def add_post(self, path: str, endpoint: ASGIApp) -> None:
+        """An ASGI endpoint for POST. Another method gets the framework's answer."""
+        self.router.routes.append(Route(path, endpoint, methods=["POST"]))
+        for layer in reversed(self.layers):
+            endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
+        self._posts[path] = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._posts.get(scope["path"]) if is_post else None
+        await (super().__call__ if endpoint is None else endpoint)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +142,12 @@ def request_id(scope: Scope) -> str:
 
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises RequestTooLargeError, and RequestCancelledError if the client leaves before its end."""
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise RequestCancelledError("The client closed the connection while sending.") from error
+    pieces: list[bytes] = []
+    while (message := await request.receive())["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+    raise RequestCancelledError("The client closed the connection while sending.")
 
 
 async def read_wire_request(request: Request) -> WireRequest:
@@ -165,24 +194,25 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
     return Response(msgspec.json.encode(payload), status, headers, media_type="application/json")
 
 
-@contextlib.asynccontextmanager
-async def while_connected(receive: Receive) -> AsyncGenerator[None]:
+@contextlib.contextmanager
+def while_connected(request: Request) -> Generator[None]:
     """Cancel the block when the client goes away, and raise RequestCancelledError from it.
 
-    The request body must have been read: from here on `receive` tells of nothing but the end of the connection.
+    The request body must have been read: from here on the client tells of nothing but the end of the connection.
     """
     task = asyncio.current_task()
-    assert task is not None, "an async context manager runs in a task"
-    gone = False
+    assert task is not None, "a request is answered in a task"
+    own: asyncio.Future[None] | None = request.scope.get(GONE)
+    left = own or asyncio.create_task(_left(request.receive))
+    gone = over = False
 
-    async def watch() -> None:
+    def leave(_: asyncio.Future[None]) -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
+        if not over:
+            gone = True
+            task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    left.add_done_callback(leave)
     try:
         yield
     except asyncio.CancelledError:
@@ -190,8 +220,16 @@ async def while_connected(receive: Receive) -> AsyncGenerator[None]:
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
-        watcher.cancel()
-        await asyncio.wait([watcher])
+        over = True
+        left.remove_done_callback(leave)
+        if own is None:
+            left.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client goes away, behind servers that are not ours."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _StreamedResponse(Response):
@@ -209,7 +247,7 @@ class _StreamedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, heart = asyncio.get_running_loop(), None
         try:
-            async with while_connected(receive):
+            with while_connected(Request(scope, receive)):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 if scope.get(_HEAD_ONLY):
                     await send({"type": "http.response.body", "body": b""})
@@ -314,10 +352,17 @@ def _check_framing(scope: Scope) -> None:
     """Raises InvalidRequestError where two servers could see two requests, for more headers than apps send, and for a
     compressed body, which may stand for a thousand times its size.
     """
-    names = [name for name, _ in scope["headers"]]
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other.", code="invalid_http")
-    if len(names) > _MAX_HEADERS:
+    headers = scope["headers"]
+    sent = dict(headers)
+    coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
+    if coding is not None and (b"content-length" in sent or version == "1.0"):
+        raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
+    if coding is not None and coding.lower() != b"chunked":
+        raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
+    hosts = sum(name == b"host" for name, _ in headers) if len(sent) < len(headers) else 1
+    if hosts > 1 or version not in _VERSIONS:
+        raise InvalidRequestError("A request has one Host, and version 1.0 or 1.1 of HTTP.", code="invalid_http")
+    if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
     if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
         raise InvalidRequestError("No body with a Content-Encoding is read: send it as it is.", code="invalid_http")

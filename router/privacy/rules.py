@@ -58,13 +58,13 @@ class PrivacyRules:
         self._patterns = {name: searcher(pattern, name) for name, pattern in settings.patterns.items()}
         self._rules = {name: BUILTIN[name]() for name in settings.builtin} | self._patterns
         self._personal = presidio_detector(settings.presidio, settings.presidio_language, settings.presidio_model)
-        self._on = bool(settings)
+        self.is_on = bool(settings)
 
     async def match(self, body: dict[str, Any]) -> str | None:
         """The name of the first rule that `body` meets in any text of it, or what in it no rule can read; None if there
         is neither.
         """
-        if not self._on:
+        if not self.is_on:
             return None
         if self._personal is None and _is_short(body):
             return self._match(body)
@@ -72,7 +72,7 @@ class PrivacyRules:
 
     def search(self, text: str) -> str | None:
         """The same of one text."""
-        return self._search([text]) if self._on else None
+        return self._search([text]) if self.is_on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:
         texts = {name: value for name, value in body.items() if name != "seed"}  # which is no text

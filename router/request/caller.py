@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -15,20 +15,21 @@ class Caller:
     key: str = ""
     user: str = ""
 
+    def with_user(self, body: Mapping[str, Any]) -> Caller:
+        """The same, with OpenAI's `user` field of a request's body."""
+        user: Any = body.get("user")
+        return replace(self, user=_digest(user)) if isinstance(user, str) else self
+
 
 #: Stands for `Authorization` in requests of batches, of whose key the digest is kept. No HTTP header has such a name.
 DIGEST_HEADER = "x-updraft-key digest"
 
 
-def caller_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Caller:
-    """From the `Authorization` header, or Anthropic's `x-api-key`, and from OpenAI's `user` field."""
+def caller_of(headers: Mapping[str, str]) -> Caller:
+    """From the `Authorization` header, or Anthropic's `x-api-key`."""
     api_key = headers.get("x-api-key", "")
     scheme, _, key = headers.get("authorization", f"bearer {api_key}" if api_key else "").partition(" ")
-    user: Any = body.get("user")
-    return Caller(
-        key=_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""),
-        user=_digest(user) if isinstance(user, str) else "",
-    )
+    return Caller(_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""))
 
 
 def _digest(secret: str) -> str:

@@ -25,6 +25,7 @@ from ...protocol.responses import (
     PromptToken,
     TextLogprobs,
     TopLogprob,
+    UpdraftInfo,
     Usage,
     fingerprint,
 )
@@ -38,7 +39,7 @@ from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 TokenBytes = Callable[[int], bytes]
 
 
-def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade) -> ChatCompletion:
+def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade, info: UpdraftInfo) -> ChatCompletion:
     """The answers to one request, which have read the same prompt."""
     record, local, first = cascade.record, cascade.local, answers[0]
     return ChatCompletion(
@@ -49,7 +50,7 @@ def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade) -> ChatCo
         usage=Usage.of(first.prompt_tokens, sum(len(answer.tokens) for answer in answers)),
         sampling=first.sampling or UNSET,
         prompt_logprobs=prompt_logprobs(first, cascade.chat.prompt_logprobs, local.token_bytes),
-        updraft=record.info(),
+        updraft=info,
     )
 
 
@@ -80,9 +81,9 @@ def prompt_logprobs(
     return entries
 
 
-def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:
+def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
     """`x-updraft-*` and `x-request-id`; `begun`: the answer has only begun, so its cost is not known yet."""
-    found = {"x-request-id": record.request_id, **record.info().headers()}
+    found = {"x-request-id": info.request_id, **info.headers()}
     if begun:
         for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
             found.pop(name, None)

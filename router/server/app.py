@@ -89,7 +89,7 @@ def daemon_app(
         if request.method == "POST" and request.scope["path"] == UPLOADS:
             return send(_stamped(await endpoints.handle(upload_wire_request(request))), request)
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
-        async with while_connected(request.receive):
+        with while_connected(request):
             response = await endpoints.handle(wire)
         events = response.headers.get("content-type", "").startswith("text/event-stream")
         return send(_stamped(response), request, config.heartbeat_s if events else 0.0)

@@ -103,7 +103,12 @@ class HealthWatch:
             return
         self._timeouts += 1
         if self._timeouts >= _TIMEOUTS_TO_LEAVE:
-            self._node.hangs(f"{self._timeouts} probes in a row without an answer within {self._timeout.seconds:.1f} s")
+            self._hangs(f"{self._timeouts} probes in a row without an answer within {self._timeout.seconds:.1f} s")
+
+    def _hangs(self, reason: str) -> None:
+        """Out, and whoever waits for it gives up."""
+        self._node.failed(reason)
+        self._upstream.give_up(self._node.target, reason)
 
     def _wants_token(self) -> bool:
         """Of a node that is idle for long: not of servers that bill it, nor of a node that is at work."""
@@ -122,7 +127,7 @@ class HealthWatch:
                 ) as response:
                     await response.read_whole()
         except (UpstreamFailure, TimeoutError) as error:
-            node.hangs(f"it gave no token to a probe: {error or 'time is up'}")
+            self._hangs(f"it gave no token to a probe: {error or 'time is up'}")
         except OverloadedError:
             return
         else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +16,6 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
-from ..upstream.failures import UpstreamFailure
 from .affinity import PrefixIndex
 from .breaker import NodeBreaker
 
@@ -87,7 +84,6 @@ class Node:
         self.seen = PrefixIndex()
         self.in_flight = 0
         self.tokens_in_flight = 0
-        self._waiting: set[Callable[[], None]] = set()
 
     @property
     def healthy(self) -> bool:
@@ -124,44 +120,10 @@ class Node:
         if self.breaker.trip(reason):
             _log.warning("Node %s is out: %s", self.url, reason)
 
-    def hangs(self, reason: str) -> None:
-        """Out, and whoever waits for it gives up."""
-        self.failed(reason)
-        for give_up in tuple(self._waiting):
-            give_up()
-
     def probed(self) -> None:
         """A good probe."""
         if self.breaker.probed():
             _log.info("Node %s is in", self.url)
-
-    @contextmanager
-    def giving_up(self, give_up: Callable[[], None]) -> Generator[None]:
-        """Call `give_up` if the node stops answering its probes in this block."""
-        self._waiting.add(give_up)
-        try:
-            yield
-        finally:
-            self._waiting.discard(give_up)
-
-    @asynccontextmanager
-    async def unless_it_hangs(self) -> AsyncGenerator[None]:
-        """Cancel the block when the node stops answering its probes, and raise UpstreamFailure from it."""
-        task, hangs = asyncio.current_task(), False
-        assert task is not None, "an async context manager runs in a task"
-
-        def give_up() -> None:
-            nonlocal hangs
-            hangs = True
-            task.cancel()
-
-        try:
-            with self.giving_up(give_up):
-                yield
-        except asyncio.CancelledError:
-            if hangs and task.uncancel() == 0:  # else somebody else cancelled too, and that must be seen
-                raise UpstreamFailure(self.reason) from None
-            raise
 
 
 def _target(url: str, api_key: str | None) -> UpstreamAddress:

@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -30,7 +31,7 @@ MAX_WAITING = 20_000
 _OPEN_S = 2.0  # that a request waits for its intent
 _CLOSE_S = 5.0
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # that settled rows wait for an intent, to share its commit: nobody waits for them
+_SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
 _PRUNED_AT_ONCE = 500
@@ -65,8 +66,10 @@ class UsageLedger:
         self._store = store
         self._on_failure: FailurePolicy = on_failure
         self._keep_days = keep_days
-        self._queue: queue.SimpleQueue[_Entry | threading.Event | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[threading.Event | Literal["write", "end"]] = queue.SimpleQueue()
+        self._entered: deque[_Entry] = deque()
         self._unwritten: list[_Entry] = []
+        self._late: asyncio.TimerHandle | None = None
         self._closes_at: float | None = None
         self._housekeeping_at = 0.0
         self._failure_is_logged = False
@@ -76,7 +79,7 @@ class UsageLedger:
     @property
     def waiting(self) -> int:
         """Rows that wait to be written, about."""
-        return self._queue.qsize() + len(self._unwritten)
+        return len(self._entered) + len(self._unwritten)
 
     async def open(self, row: UsageRow) -> None:
         """Commit the intent of a request that is about to be sent to a node.
@@ -107,63 +110,70 @@ class UsageLedger:
     def flush(self, timeout_s: float = _OPEN_S) -> bool:
         """Wait until what was entered before is committed. False: it is not yet."""
         done = threading.Event()
-        self._queue.put(done)
+        self._calls.put(done)
         return done.wait(timeout_s)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Write what is left, for which there are `timeout_s` seconds."""
         self._closes_at = time.monotonic() + timeout_s
-        self._queue.put(None)
+        self._calls.put("end")
         self._thread.join(timeout_s + 0.1)
         if self._thread.is_alive():
             _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
 
     def _enter(self, entry: _Entry) -> None:
-        if self.waiting < MAX_WAITING:
-            self._queue.put(entry)
+        if self.waiting >= MAX_WAITING:
+            self.lost += 1
+            if entry.committed is not None:
+                entry.committed.set_result(False)
             return
-        self.lost += 1
+        self._entered.append(entry)
         if entry.committed is not None:
-            entry.committed.set_result(False)
+            self._calls.put("write")
+        elif self._late is None:
+            self._late = asyncio.get_running_loop().call_later(_SETTLED_S, self._write_late)
+
+    def _write_late(self) -> None:
+        self._late = None
+        if self._entered:
+            self._calls.put("write")
 
     def _run(self) -> None:
         self._keep_house()
         goes_on = True
-        while goes_on or (self._unwritten and self._has_time()):
+        while goes_on or (self.waiting and self._has_time()):
             goes_on, flushed = self._take(goes_on)
             self._write()
             for done in flushed:
                 if self.failing:
-                    self._queue.put(done)
+                    self._calls.put(done)
                 else:
                     done.set()
             if self.failing:
                 time.sleep(_RETRY_S)
             self._keep_house()
-        if self._unwritten:
-            self.lost += len(self._unwritten)
-            _log.error("%d rows are not in the ledger.", len(self._unwritten))
+        if self.waiting:
+            self.lost += self.waiting
+            _log.error("%d rows are not in the ledger.", self.waiting)
         self._store.close()
 
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
         """Move what has come to `_unwritten`. False: it was the last."""
         flushed: list[threading.Event] = []
+        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_S
         with contextlib.suppress(queue.Empty):
-            pause = _RETRY_S if self.failing else _HOUSEKEEPING_S
-            item = self._queue.get(timeout=0 if self._unwritten or not goes_on else pause)
-            until = time.monotonic() + _SETTLED_S
+            call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
             while True:
-                if item is None:
-                    goes_on = False
-                elif isinstance(item, _Entry):
-                    self._unwritten.append(item)
-                else:
-                    flushed.append(item)
-                if len(self._unwritten) >= _MAX_BATCH and goes_on:
-                    break
-                if self.failing or not (isinstance(item, _Entry) and item.settled):
-                    until = 0.0
-                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+                goes_on = goes_on and call != "end"
+                if isinstance(call, threading.Event):
+                    flushed.append(call)
+                call = self._calls.get_nowait()
+        while self._entered and len(self._unwritten) < _MAX_BATCH:
+            self._unwritten.append(self._entered.popleft())
+        if self._entered:  # more than one batch
+            for call in (*flushed, "write"):
+                self._calls.put(call)
+            flushed.clear()
         return goes_on, flushed
 
     def _has_time(self) -> bool:

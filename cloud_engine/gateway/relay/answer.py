@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
@@ -16,8 +15,8 @@ from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response
 from ..upstream.failures import UpstreamFailure
 from .call import Call
-from .dialects import Passage, events_as_they_are
-from .stream import FINISH, events_of
+from .dialects import Passage
+from .stream import FINISH, NodeEvents, in_one_spelling
 from .usage import StreamMeter, whole_answer
 
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
@@ -52,16 +51,15 @@ async def relay_stream(
 
     `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
     """
-    reader = _EventReader(call, meter, without_key, may_break)
+    events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
     try:
-        async with aclosing(events_of(response)) as batches:
-            async for events in batches:
-                if shown := reader.read(events):
-                    if not call.answered:
-                        await call.start(response, None)
-                    await call.emit(shown, more=not reader.ended)
-                if reader.failure is not None:
-                    raise reader.failure
+        while (batch := await events.read()) is not None:
+            if shown := reader.read(in_one_spelling(batch)):
+                if not call.answered:
+                    await call.start(response, None)
+                await call.emit(shown, more=not reader.ended)
+            if reader.failure is not None:
+                raise reader.failure
     except UpstreamFailure:
         if not call.begun.is_finished:
             raise
@@ -94,15 +92,16 @@ async def relay_passage(call: Call, passage: Passage, response: Response, withou
 
 
 async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
+    events = NodeEvents(response)
     try:
-        async with aclosing(events_as_they_are(response)) as batches:
-            async for events in batches:
-                for event in events:
-                    passage.read(event)
-                shown = [without_key(event) if b'"error"' in event else event for event in events]
-                if not call.answered:
-                    await call.start(response, None)
-                await call.emit(b"".join(shown), more=True)
+        while (batch := await events.read()) is not None:
+            whole = [event + b"\n\n" for event in batch]
+            for event in whole:
+                passage.read(event)
+            shown = [without_key(event) if b'"error"' in event else event for event in whole]
+            if not call.answered:
+                await call.start(response, None)
+            await call.emit(b"".join(shown), more=True)
         if not passage.ended:
             raise UpstreamFailure("the stream ended before its answer did")
     except UpstreamFailure:

@@ -6,7 +6,6 @@ Only their usage is read. A stream that breaks off ends in an error event of its
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -15,8 +14,6 @@ from ....protocol.decoding import prepare_types
 from ....protocol.errors import UpdraftError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
-from ..upstream.client import Response
-from ..upstream.failures import AnswerTooLargeError
 from .usage import Count, PromptDetails
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -116,14 +113,3 @@ class Passage:
             row.cached_tokens = read or (usage.input_tokens_details or PromptDetails()).cached_tokens or 0
         if usage.output_tokens is not None:
             row.completion_tokens = usage.output_tokens
-
-
-async def events_as_they_are(response: Response) -> AsyncGenerator[list[bytes]]:
-    """The events of each read. What is left of a broken event is dropped. Raises UpstreamFailure."""
-    parser = sse.EventParser()
-    while chunk := await response.read():
-        try:
-            events = parser.events(chunk)
-        except sse.EventTooLongError as error:
-            raise AnswerTooLargeError(str(error)) from error
-        yield [event + b"\n\n" for event in events]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -102,17 +101,13 @@ class Dispatch:
         body = self._body(call, node)
         if body is None:
             return False
-        async with AsyncExitStack() as stack:
-            span = stack.enter_context(call.span.child("relay", "CLIENT", {"server.address": node.url}))
-            async with node.unless_it_hangs():
-                request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type)
-                patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
-                sent = self.upstream.open(node.target, request, patience)
-                response = await stack.enter_async_context(sent)
-            if self._goes_elsewhere(call, node, response.status, course):
-                return False
-            call.row.status = response.status
-            with node.giving_up(lambda: response.give_up(node.reason)):
+        with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
+            request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type)
+            patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
+            async with self.upstream.open(node.target, request, patience) as response:
+                if self._goes_elsewhere(call, node, response.status, course):
+                    return False
+                call.row.status = response.status
                 await self._relay(call, node, response, course)
         return True
 

@@ -77,14 +77,14 @@ class Relay:
         call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
         async with self.accounting.admitted(principal, row, call.size) as reservation:
             call.limit_headers = reservation.headers()
-            await self._answer(call, request.receive, deadline)
+            await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)
 
-    async def _answer(self, call: Call, receive: Receive, deadline: float) -> None:
+    async def _answer(self, call: Call, request: Request, deadline: float) -> None:
         """The answer goes out while the client is there and the time lasts."""
         try:
-            async with while_connected(receive):
+            with while_connected(request):
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError):
             await self._ask_what_it_cost(call)
@@ -120,8 +120,10 @@ class Relay:
 
 def _authorization(request: Request) -> str:
     """Anthropic's clients send the key in a header of its own."""
+    if found := request.headers.get("authorization"):
+        return found
     key = request.headers.get("x-api-key", "")
-    return request.headers.get("authorization") or (f"Bearer {key}" if key else "")
+    return f"Bearer {key}" if key else ""
 
 
 async def _body_in_time(request: Request, deadline: float) -> bytes:

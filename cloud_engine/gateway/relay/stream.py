@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -24,18 +24,25 @@ class _Piece(msgspec.Struct):
 prepare_types(_Piece)
 
 
-async def events_of(response: Response) -> AsyncGenerator[list[bytes]]:
-    """The stream cut at event borders, in one spelling: the events of each read together.
+class NodeEvents:
+    """A node's stream cut at event borders. What is left of a broken event is dropped."""
 
-    What is left of a broken event is dropped. Raises UpstreamFailure.
-    """
-    parser = sse.EventParser()
-    while chunk := await response.read():
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._parser = sse.EventParser()
+
+    async def read(self) -> list[bytes] | None:
+        """Events that came together, without the empty line behind each; None at the end. Raises UpstreamFailure."""
+        chunk = await self._response.read()
         try:
-            events = parser.events(chunk)
+            return self._parser.events(chunk) if chunk else None
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
-        yield [spelled for event in events for spelled in _in_one_spelling(event)]
+
+
+def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:
+    """Each with its empty line."""
+    return [spelled for event in events for spelled in _in_one_spelling(event)]
 
 
 def _in_one_spelling(event: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from functools import cached_property
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable
 from .connection import ClosedUnansweredError, NodeConnection, Patience
-from .failures import AnswerTooLargeError, UnreachableError, UpstreamFailure
+from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
@@ -64,13 +64,9 @@ class Response:
     headers: Headers
     _connection: NodeConnection
 
-    async def read(self) -> bytes:
+    def read(self) -> Awaitable[bytes]:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
-        return await self._connection.read()
-
-    def give_up(self, reason: str) -> None:
-        """Whoever reads gets an UpstreamFailure, once what has come is read."""
-        self._connection.give_up(UpstreamFailure(reason))
+        return self._connection.read()
 
     async def read_whole(self) -> bytes:
         """Raises UpstreamFailure, also for a body that has no end."""
@@ -93,7 +89,7 @@ class Upstream:
             raise ConfigurationError(f"UPDRAFT_NODE_API_KEY needs {SHORTEST_KEY} characters at least.")
         self._authorization = b"Bearer " + api_key.encode() if api_key else b""
         self._limits = limits or PoolLimits()
-        self._pools: dict[tuple[bytes, bytes, int], Pool] = {}
+        self._pools: dict[UpstreamAddress, Pool] = {}
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -112,6 +108,10 @@ class Upstream:
     def last_heard(self, target: UpstreamAddress) -> float:
         """The time at which the node last sent anything, by `time.monotonic()`."""
         return self._pool(target).heard_at
+
+    def give_up(self, target: UpstreamAddress, reason: str) -> None:
+        """Nothing more is expected of the node: whoever waits for it gets an UpstreamFailure, once all is read."""
+        self._pool(target).give_up(reason)
 
     @asynccontextmanager
     async def open(
@@ -153,10 +153,9 @@ class Upstream:
         return target.authorization or self._authorization
 
     def _pool(self, target: UpstreamAddress) -> Pool:
-        where = (target.scheme, target.host, target.port)
-        if (pool := self._pools.get(where)) is None:
+        if (pool := self._pools.get(target)) is None:
             context = self._context if target.scheme == b"https" else None
-            pool = self._pools[where] = Pool(target.host.decode(), target.port, context, self._limits)
+            pool = self._pools[target] = Pool(target.host.decode(), target.port, context, self._limits)
         return pool
 
     @cached_property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ....protocol.errors import OverloadedError
 from .connection import NodeConnection
-from .failures import UnreachableError, UpstreamTimeout
+from .failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
@@ -33,6 +33,7 @@ class Pool:
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits) -> None:
         self._host, self._port, self._context, self._limits = host, port, context, limits
         self._idle: dict[NodeConnection, None] = {}
+        self._busy: set[NodeConnection] = set()
         self._slots = asyncio.Semaphore(limits.connections)
         self.heard_at = 0.0
 
@@ -41,26 +42,34 @@ class Pool:
         await self._slots.acquire()
         try:
             self._close_expired()
-            if self._idle:
-                return self._idle.popitem()[0]
-            return await self._connect()
+            connection = self._idle.popitem()[0] if self._idle else await self._connect()
         except BaseException:
             self._slots.release()
             raise
+        self._busy.add(connection)
+        return connection
 
     async def exchange(self, broken: NodeConnection) -> NodeConnection:
         """A new one for one that was closed. Raises as `acquire` does; `broken` is still to be released then."""
         connection = await self._connect()
         broken.close()
+        self._busy.discard(broken)
+        self._busy.add(connection)
         return connection
 
     def release(self, connection: NodeConnection) -> None:
         self._slots.release()
+        self._busy.discard(connection)
         if connection.is_reusable:
             connection.rest()
             self._idle[connection] = None
         else:
             connection.close()
+
+    def give_up(self, reason: str) -> None:
+        """Nothing more is expected of the node: whoever waits for it gets an UpstreamFailure."""
+        for connection in self._busy:
+            connection.give_up(UpstreamFailure(reason))
 
     def close(self) -> None:
         """The connections at rest."""

@@ -171,7 +171,7 @@ class _Node:
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
-        async with while_connected(request.receive):
+        with while_connected(request):
             parsed, inputs = await off_event_loop(body, lambda: self._embedding(body))
             with _naming_the_prompt("input"):
                 vectors = await embed(self._engine, inputs)
@@ -224,7 +224,7 @@ class _Node:
     ) -> WireResponse:
         """A failure before the first token is an HTTP error. A client that leaves aborts the work."""
         tenant = _tenant(request)
-        async with while_connected(request.receive):
+        with while_connected(request):
             job = await make_job(body, tenant)
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:

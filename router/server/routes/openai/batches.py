@@ -92,7 +92,7 @@ async def cancel(context: RequestContext) -> WireResponse:
 
 
 def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers, {}).key
+    return caller_of(context.request.headers).key
 
 
 _PATH = "/v1/batches"

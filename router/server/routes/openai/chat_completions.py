@@ -144,7 +144,7 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers, {}).key
+    return caller_of(context.request.headers).key
 
 
 async def _find(context: RequestContext) -> StoredAnswer:

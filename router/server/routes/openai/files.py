@@ -159,7 +159,7 @@ async def delete(context: RequestContext) -> WireResponse:
 
 
 def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers, {}).key
+    return caller_of(context.request.headers).key
 
 
 async def _find(context: RequestContext) -> FileObject:

@@ -227,7 +227,7 @@ async def input_items(context: RequestContext) -> WireResponse:
 
 
 def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers, {}).key
+    return caller_of(context.request.headers).key
 
 
 def _running(context: RequestContext) -> BackgroundResponse | None:
