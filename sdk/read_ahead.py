@@ -20,7 +20,10 @@ class ReadAhead:
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> tuple[bytes, bool]:
-        """What has come, once there is something, and whether that is the end. Cancelled: the body is stopped."""
+        """What has come, once there is something, and whether that is the end.
+
+        Raises what the body raised, once all before is taken. Cancelled: the body is stopped.
+        """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         self._wanted.set()
@@ -34,17 +37,20 @@ class ReadAhead:
         taken, ended = bytes(self._waiting), self._ended
         self._waiting.clear()
         self._wanted.clear()
-        if ended:
-            await self._reading  # raises what the body raised
-        else:
+        if not ended:
             self._filled.clear()
-        return taken, ended
+            return taken, False
+        await asyncio.wait([self._reading])
+        if taken and self._reading.exception() is not None:
+            return taken, False  # the next call raises it
+        self._reading.result()
+        return taken, True
 
     async def aclose(self) -> None:
         """Stop the body."""
         if self._reading is not None:
             self._reading.cancel()
-            await asyncio.wait([self._reading])
+            await asyncio.gather(self._reading, return_exceptions=True)  # nobody is there to be told
         close: Any = getattr(self._body, "aclose", None)
         if close is not None:
             await close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 from updraft.sdk.read_ahead import ReadAhead
 
 
@@ -56,5 +57,19 @@ def test_a_reader_that_is_slow_or_leaves_stops_the_body() -> None:
         waiting.cancel()
         await ahead.aclose()
         assert closed
+
+    asyncio.run(run())
+
+
+def test_what_came_before_a_failure_is_not_lost() -> None:
+    async def run() -> None:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"a"
+            raise OSError("broken")
+
+        ahead = ReadAhead(body())
+        assert await ahead.take() == (b"a", False)
+        with pytest.raises(OSError, match="broken"):
+            await ahead.take()
 
     asyncio.run(run())
