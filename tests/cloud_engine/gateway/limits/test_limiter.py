@@ -123,7 +123,11 @@ def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path
     caller = principal(usd_per_day=0.5, usd_per_month=1.0)
     spent = UsageRow("r", key_id="key_1", tenant="acme", model="m", cost_usd=0.45)
     ledger = UsageLedger(open_store(tmp_path / "usage.sqlite3"))
-    ledger.settle(spent)
+
+    async def spend() -> None:
+        ledger.settle(spent)
+
+    asyncio.run(spend())
     ledger.close()
 
     async def work(limiter: Limiter) -> None:
