@@ -8,6 +8,7 @@ import sys
 from http import HTTPStatus
 from typing import Any, Literal
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,6 +21,7 @@ _LINGER_S = 2.0
 _MAX_HEAD = 2**16
 _MAX_PART = 2**14  # bytes of a read, at a time
 _MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is read
+_UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
 STALL_S = 60.0  # in which a client reads nothing of what waits for it
@@ -39,7 +41,8 @@ class Connection(HttpToolsProtocol):
     """The parser is the same wherever it runs: uvicorn would take another one where this one is missing."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
-    _head_bytes = 0  # of a head that is not whole
+    _silent_bytes = 0  # since the last head, piece of a body, or end of it
+    _plain_head = b""  # of a request that offers another protocol, without that
     _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
     _rest = b""  # of the last read
     _waiting: asyncio.TimerHandle | None = None
@@ -78,18 +81,43 @@ class Connection(HttpToolsProtocol):
         self.data_received(self._rest)
 
     def _read(self, data: bytes) -> None:
-        self._head_bytes += len(data)
-        super().data_received(data)
+        self._silent_bytes += len(data)
+        self._parse(data)
+        if self.transport.get_protocol() is not self:
+            self._stop_waiting()
+            return
         if self._is_answering:
             self._limits.works(self)
-        if self._awaits == "head":
-            if self._head_bytes > _MAX_HEAD:
-                self.send_400_response("The head of the request is too long.")
-            if self._waiting is not None:
-                return  # more of a head that began to come: no more time
+        if self._awaits != "answer" and self._silent_bytes > _MAX_HEAD:
+            self.send_400_response("The head of the request, or what is behind its body, is too long.")
+        if self._awaits == "head" and self._waiting is not None:
+            return  # more of a head that began to come: no more time
         self._stop_waiting()
         if self._awaits != "answer":
             self._wait()
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's `data_received`, but that a request is read without its offer of another protocol.
+
+        The parser takes what follows such a head for the other protocol's: a body would be the next request.
+        """
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.send_400_response("The request cannot be read.")
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._plain_head:
+                    data, self._plain_head = self._plain_head + data[upgrade.args[0] :], b""
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    continue
+                if self._is_answering or self.pipeline:
+                    self._refuse(InvalidRequestError("A WebSocket has a connection of its own."), 400)
+                else:
+                    self.handle_websocket_upgrade()
+            return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -100,14 +128,26 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._awaits = "body"
-        if not self.url.startswith(b"/") or b"#" in self.url:
+        self._awaits, self._silent_bytes = "body", 0
+        method = self.parser.get_method()
+        if not self.url.startswith(b"/") or b"#" in self.url or method == b"CONNECT":
             raise ValueError("a target that is no path")  # the parser would look for one in it
+        if self.parser.should_upgrade() and not (method == b"GET" and self._should_upgrade()):
+            lines = [name + b": " + value for name, value in self.headers if name not in _UPGRADES]
+            version = b"HTTP/" + self.parser.get_http_version().encode()
+            self._plain_head = b"\r\n".join([b" ".join([method, self.url, version]), *lines, b"\r\n"])
+            return
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self._plain_head:
+            return
         super().on_message_complete()
-        self._awaits, self._head_bytes = "answer" if self._is_answering else "head", 0
+        self._awaits, self._silent_bytes = "answer" if self._is_answering else "head", 0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle

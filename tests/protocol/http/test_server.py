@@ -24,11 +24,13 @@ from serving import serving
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 from updraft.protocol.errors import PortInUseError, RequestCancelledError
 from updraft.protocol.http import connection
 from updraft.protocol.http.server import bind_socket
 from updraft.protocol.http.shell import create_app, read_body, while_connected
 from waiting import wait_for
+from websockets.sync.client import connect
 
 APP = Path(__file__).with_name("shell_app.py")
 TYPING = Path(__file__).parents[3] / ".typing"
@@ -124,6 +126,68 @@ def test_a_body_in_chunks_of_a_byte_leaves_the_event_loop_to_others(monkeypatch:
         finally:
             gc.enable()
         assert max(took) < sum(took) / 30
+
+
+OFFERS = ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+          "Connection: upgrade\r\nUpgrade: websocket\r\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("framing", ["content-length: 50", "transfer-encoding: chunked"])
+@pytest.mark.parametrize("cut", [0, 1, 60, 10_000])
+def test_an_offer_of_another_protocol_leaves_the_body_a_body(url: str, offer: str, framing: str, cut: int) -> None:
+    """As curl --http2 and Java's client make them. A body that is a request is no second one, however it comes."""
+    inner = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n".ljust(50, b"x")
+    body = b"32\r\n" + inner + b"\r\n0\r\n\r\n" if framing.endswith("chunked") else inner
+    head = f"POST /echo HTTP/1.1\r\nhost: localhost\r\n{offer}{framing}\r\n\r\n".encode()
+    sent, last = (head + body) * 2, b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    address = url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=60) as client:
+        for piece in (sent[:cut], sent[cut : len(head) + 3], sent[max(cut, len(head) + 3) :] + last):
+            client.sendall(piece)
+            time.sleep(0.01)
+        received = b"".join(iter(lambda: client.recv(65536), b""))
+    answers = [answer[:3] for answer in received.split(b"HTTP/1.1 ")[1:]]
+    assert (answers, received.count(inner)) == ([b"200", b"200", b"404"], 2), received
+
+
+def test_a_websocket_lasts_and_has_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REST_S", 0.2)
+    app = create_app("test")
+    app.add_api_route("/slow", _slow, methods=["POST"])
+
+    async def chat(socket: WebSocket) -> None:
+        await socket.accept()
+        while True:
+            await socket.send_text(await socket.receive_text())
+
+    app.add_api_websocket_route("/chat", chat)
+    with serving(app, protocol=connection.Connection, loop="asyncio") as url:
+        with connect(f"ws{url.removeprefix('http')}/chat") as client:
+            time.sleep(0.5)
+            client.send("there")
+            assert client.recv(timeout=60) == "there"
+        opening = "".join(f"{name}\r\n" for name in UPGRADE)
+        slow = b"POST /slow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+        received = exchanged(url, slow + f"GET /chat HTTP/1.1\r\n{opening}\r\n".encode())
+        assert received.startswith(b"HTTP/1.1 400 "), received
+        assert b"connection of its own" in received
+
+
+UPGRADE = ("host: localhost", "connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13",
+           "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==")  # fmt: skip
+
+
+async def _slow(_: Request) -> Response:
+    await asyncio.sleep(60)
+    return Response()
+
+
+@pytest.mark.parametrize(("beginning", "end"), [(b"1;", b"\r\na\r\n0\r\n\r\n"), (b"1\r\na\r\n0\r\nx: ", b"\r\n\r\n")])
+def test_what_is_around_a_body_is_bounded(url: str, beginning: bytes, end: bytes) -> None:
+    head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    received = exchanged(url, head + beginning + b"a" * 2_000_000 + end)
+    assert received == b"" or received.startswith(b"HTTP/1.1 400 "), received
 
 
 def test_as_many_requests_as_a_read_holds_are_answered(url: str) -> None:
