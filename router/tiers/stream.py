@@ -34,6 +34,7 @@ class HttpCloudStream:
         self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
+        self._payloads: deque[bytes] = deque()  # of the last read; one that is an error leaves those before it
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
         self._began = False  # an event was seen
@@ -68,6 +69,9 @@ class HttpCloudStream:
 
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         while not self._ready:
+            if self._payloads:
+                self._ready.extend(self._read(self._payloads.popleft()))
+                continue
             if self._parser.done:
                 raise StopAsyncIteration
             try:
@@ -84,12 +88,10 @@ class HttpCloudStream:
                     raise invalid_answer(self._url, _NO_STREAM)
                 raise cut(self._url, "no finish reason came")
             try:
-                payloads = self._parser.feed(chunk)
+                self._payloads.extend(self._parser.feed(chunk))
             except sse.EventTooLongError as error:
                 raise invalid_answer(self._url, "its stream holds an event without an end") from error
-            self._began = self._began or bool(payloads)
-            for payload in payloads:
-                self._ready.extend(self._read(payload))
+            self._began = self._began or bool(self._payloads)
         return self._ready.popleft()
 
     async def aclose(self) -> None:

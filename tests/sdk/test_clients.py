@@ -387,6 +387,22 @@ def test_an_error_in_the_middle_of_a_stream(client: updraft.OpenAI, cloud: FakeC
         list(client.chat.completions.create(model="cloud", messages=USER, stream=True))
 
 
+@pytest.mark.parametrize("error", [b'{"error": {"message": "no more", "type": "server_error"}}', b"no JSON"])
+def test_what_comes_with_an_error_is_not_lost_with_it(client: updraft.OpenAI, cloud: FakeCloud, error: bytes) -> None:
+    """In one piece: the text is read first, and the request is not made anew."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    texts = [{**head, "choices": [{"index": 0, "delta": {"content": word}}]} for word in ("one ", "two ")]
+    cloud.says = (
+        200,
+        b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in texts) + b"data: %b\n\n" % error,
+    )
+    said: list[str] = []
+    with pytest.raises(openai.APIError):
+        for chunk in client.chat.completions.create(model="cloud", messages=USER, stream=True):
+            said += [choice.delta.content or "" for choice in chunk.choices]
+    assert ("".join(said), len(cloud.requests)) == ("one two ", 1)
+
+
 @passes_errors_on
 def test_a_timeout_is_openais_and_is_not_repeated(client: updraft.OpenAI, local: ScriptedLocal) -> None:
     local.delay_s = 100.0
