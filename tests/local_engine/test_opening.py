@@ -119,9 +119,10 @@ def test_names_of_files_need_not_be_utf_8(tmp_path) -> None:
     with open_engine(path, sound=pocket_small_gguf()) as engine:
         assert engine.model_id == "mod\ufffdle"
         assert answer(engine)
-    search = _Search(path, time.monotonic() + 20, lambda _: None)
+    search = _Search(path, time.monotonic() + 600, lambda _: None)
     found = search._measure(Choice(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
-    assert found.answer_tokens_per_s > 0, ascii(found.note)  # what is no UTF-8 ends a worker of xdist
+    speed, note = found.answer_tokens_per_s, ascii(found.note)  # a report with what is no UTF-8 ends a worker of xdist
+    assert speed > 0, note
 
 
 def test_a_cache_in_eight_bits() -> None:
