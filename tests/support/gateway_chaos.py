@@ -36,8 +36,9 @@ class Attempt:
     status: int = 0
     text: str = ""
     usage: dict[str, int] = field(default_factory=dict[str, int])
-    # The type of the error that the client was told.
+    # The type of the error that the client was told, and its message.
     error: str = ""
+    message: str = ""
     # How its connection broke.
     broke: str = ""
     is_done: bool = False
@@ -109,7 +110,7 @@ async def stream(
         async with asyncio.timeout(TIMEOUT_S), asked as response:
             attempt.status = response.status_code
             if attempt.status != 200:
-                attempt.error = json.loads(await response.aread())["error"]["type"]
+                _note(json.loads(await response.aread())["error"], attempt)
                 return
             async for line in response.aiter_lines():
                 if all_began is not None:
@@ -130,10 +131,14 @@ def _read(line: str, attempt: Attempt) -> None:
     elif line.startswith("data: "):
         event = json.loads(line[6:])
         if "error" in event:
-            attempt.error = event["error"]["type"]
+            _note(event["error"], attempt)
             return
         attempt.usage = event.get("usage") or attempt.usage
         attempt.text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def _note(error: dict[str, Any], attempt: Attempt) -> None:
+    attempt.error, attempt.message = error["type"], error["message"]
 
 
 def all_at_once(target: Cluster, count: int) -> list[Attempt]:

@@ -71,7 +71,7 @@ class Dispatch:
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
         """One attempt, and what it says about the node and the request."""
-        goes_on, size = call.answered, call.begun.size
+        others_broke_off, size = course.failure is not None, call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
         except EngineFailure as failure:
@@ -85,7 +85,7 @@ class Dispatch:
         except UpstreamFailure as failure:
             course.failure = failure
             node.failed(str(failure))
-            if goes_on and call.begun.size > size:  # it was past the place at which another node broke off
+            if others_broke_off and call.begun.size > size:  # it was past the place at which they did
                 self.registry.suspects.answered(*_identity(call))
             if not isinstance(failure, UnreachableError):
                 self.registry.suspects.failed((node.url, node.breaker.trips), *_identity(call))

@@ -63,7 +63,7 @@ def check_answers(attempts: list[Attempt], target: Cluster, whole_share: float) 
     spared = [each for each in attempts if not each.broke]
     whole = sum(each.is_whole for each in spared)
     assert len(spared) >= 50
-    assert whole >= whole_share * len(spared), Counter((each.model, each.error) for each in spared)
+    assert whole >= whole_share * len(spared), Counter((each.model, each.message) for each in spared)
 
 
 def check_ledger(attempts: list[Attempt], target: Cluster) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -118,7 +119,10 @@ class Stub:
     """A server like vLLM: it knows `continue_final_message`, and breaks off after some words where it is to."""
 
     owner: str = "vllm"
+    # Of words; -1: before the first event.
     breaks_after: int | None = None
+    # The same for one request after the other, whichever of several servers has it.
+    script: deque[int | None] = field(default_factory=deque[int | None])
     chunk: dict[str, Any] = field(default_factory=dict[str, Any])  # added to each choice
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
@@ -134,6 +138,9 @@ class Stub:
         return StreamingResponse(self.stream(body), media_type="text/event-stream")
 
     async def stream(self, body: dict[str, Any]) -> AsyncGenerator[str]:
+        breaks_after = self.script.popleft() if self.script else self.breaks_after
+        if breaks_after == -1:
+            raise RuntimeError("as if it were killed")
         said = body["messages"][-1]["content"] if body.get("continue_final_message") else ""
         words = ANSWER.removeprefix(said).split("|")[: body["max_tokens"]]
         words = [word + "|" for word in words[:-1]] + words[-1:]
@@ -145,7 +152,7 @@ class Stub:
 
         yield event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}], 0)
         for number, word in enumerate(words):
-            if number == self.breaks_after:
+            if number == breaks_after:
                 raise RuntimeError("as if it were killed")
             delta = {"index": 0, "delta": {"content": word}, "finish_reason": None, **self.chunk}
             yield event([delta], number + 1)
@@ -182,6 +189,17 @@ def test_servers_like_vllm_go_on_with_the_text(spawn: Any, tmp_path: Path) -> No
     assert "answer_token_ids" not in body
     assert got[-1]["usage"] == {"prompt_tokens": 7, "completion_tokens": 7, "total_tokens": 14}
     assert (row["status"], row["retries"], row["prompt_tokens"], row["completion_tokens"]) == (200, 1, 7, 7)
+
+
+def test_a_request_that_gets_further_each_time_is_not_the_fault_of_its_nodes_deaths(spawn: Any, tmp_path: Path) -> None:
+    """One dies before its first word, the next behind some of them."""
+    stubs = [Stub(script=(script := deque([-1, 3, None])))] + [Stub(script=script) for _ in range(2)]
+    body = {"model": "big", "messages": MESSAGES, "max_tokens": 100, "stream": True}
+    with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second, serving(stubs[2].app()) as third:
+        gateway = start_gateway(spawn, tmp_path, first, second, third)
+        answer = httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60)
+    assert text_of([*events(iter(answer.text.splitlines()))]) == ANSWER
+    assert [len(stub.bodies) for stub in stubs] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
