@@ -175,7 +175,7 @@ def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
     accounting = open_accounting(options.accounting, prices)
     counters = Counters(shared.rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
-    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts, counters), keys, accounting, counters, cache)
     return create_gateway_app(relay, access)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import groupby
 
 from msgspec import UNSET
@@ -158,23 +159,31 @@ class NodeRegistry:
 
         Waits for room. Raises OverloadedError or ModelNotFoundError.
         """
-
-        def take() -> Node | None:
-            return self._take(placement, tried)
-
-        def give_back(node: Node) -> None:
-            node.in_flight -= 1
-            node.tokens_in_flight -= placement.tokens
-            self._line.move()
-
-        node = None if self._line else take()
-        if node is None:
-            alike = placement.model, frozenset(each.url for each in tried)
-            node = await self._line.wait(priority, alike, take, give_back)
+        node = await self.take(placement, tried, priority)
         try:
             yield node
         finally:
-            give_back(node)
+            self.give_back(node, placement)
+
+    async def take(self, placement: Placement, tried: Collection[Node], priority: Priority) -> Node:
+        """The same, for who gives the node back."""
+        node = None if self._line else self._take(placement, tried)
+        if node is None:
+            alike = placement.model, frozenset(each.url for each in tried)
+            take, give_back = partial(self._take, placement, tried), partial(self.give_back, placement=placement)
+            node = await self._line.wait(priority, alike, take, give_back)
+        return node
+
+    def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
+        """The same for a hedge, which is a retry in the budget. None where it would have to wait."""
+        if self._line or not any(node.has_room for node in self._usable(placement.model, tried)):
+            return None
+        return self._take(placement, tried) if self.retries.take() else None
+
+    def give_back(self, node: Node, placement: Placement) -> None:
+        node.in_flight -= 1
+        node.tokens_in_flight -= placement.tokens
+        self._line.move()
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
         """The properties that decide on a request's node. Nothing is hashed where there is no choice."""

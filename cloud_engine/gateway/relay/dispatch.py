@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
-from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
+from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
+from ..balancing.affinity import Placement
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
@@ -17,6 +20,8 @@ from ..upstream.timeouts import Timeouts
 from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
+from .counters import Counters
+from .hedging import Race
 from .usage import StreamMeter, asking_for_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
@@ -30,6 +35,7 @@ class Dispatch:
     registry: NodeRegistry
     upstream: Upstream
     timeouts: Timeouts = field(default_factory=Timeouts)
+    counters: Counters = field(default_factory=Counters)
 
     async def answer(self, call: Call) -> None:
         """Try nodes until one answers, and others go on with a stream that broke off.
@@ -45,6 +51,9 @@ class Dispatch:
             while not course.is_over:
                 if call.tried:
                     self._check_retry(call, course)
+                elif self._may_be_hedged(call):
+                    await self._hedged(call, placement, course)
+                    continue
                 async with registry.place(placement, call.tried, call.priority) as node:
                     call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
@@ -53,6 +62,40 @@ class Dispatch:
             if call.answered and course.failure is not None:
                 raise course.failure from None  # the client gets it as an event
             raise
+
+    def _may_be_hedged(self, call: Call) -> bool:
+        return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
+
+    async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
+        """The first attempt, with a second beside it once the node was silent for long. Who sends first is relayed."""
+        registry, hedge = self.registry, None
+        first = await registry.take(placement, (), call.priority)
+        call.row.node, call.tried = first.url, [first]
+        course.race = race = Race(partial(registry.give_back, placement=placement))
+        race.start(first, self._try(call, first, course))
+        try:
+            await race.wait(self.timeouts.hedge_after_s)
+            if race.is_open and (hedge := self._second_node(call, placement)) is not None:
+                call.tried.insert(0, hedge)
+                race.start(hedge, self._try_beside(call, hedge, course))
+            await race.wait()
+        finally:
+            await race.abort()
+            course.race = None
+            if hedge is not None:
+                self.counters.hedged(won=race.winner is hedge)
+        race.check()
+
+    def _second_node(self, call: Call, placement: Placement) -> Node | None:
+        try:
+            self.registry.suspects.check(*_identity(call))
+        except QuarantinedRequestError:  # since it was sent: another like it failed nodes
+            return None
+        return self.registry.take_spare(placement, call.tried)
+
+    async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
+        with suppress(OverloadedError):  # no descriptor is left for it: the first attempt goes on
+            await self._try(call, node, course)
 
     def _check_retry(self, call: Call, course: _Course) -> None:
         """Raises UpdraftError or UpstreamFailure where no other node is to be asked."""
@@ -71,7 +114,7 @@ class Dispatch:
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
         """One attempt, and what it says about the node and the request."""
-        others_broke_off, size = course.failure is not None, call.begun.size
+        size = call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
         except EngineFailure as failure:
@@ -83,7 +126,7 @@ class Dispatch:
             course.failure = failure
             course.erred.append(node)
         except UpstreamFailure as failure:
-            course.failure = failure
+            others_broke_off, course.failure = course.failure is not None, failure
             node.failed(str(failure))
             if others_broke_off and call.begun.size > size:  # it was past the place at which they did
                 self.registry.suspects.answered(*_identity(call))
@@ -107,6 +150,10 @@ class Dispatch:
             async with self.upstream.open(node.target, request, patience) as response:
                 if self._goes_elsewhere(call, node, response.status, course):
                     return False
+                if course.race is not None:
+                    if call.stream and response.status == 200:
+                        await response.wait_for_body()
+                    course.race.won_by(node, call)
                 call.row.status = response.status
                 await self._relay(call, node, response, course)
         return True
@@ -117,14 +164,15 @@ class Dispatch:
         if call.answered:  # the client has the status of the first answer
             course.engine_failures += status != 200 and not is_full
             return status != 200
-        if not self.registry.has_another(call.model, call.tried):
+        is_other_running = course.race is not None and course.race.has_other(node)
+        if not is_other_running and not self.registry.has_another(call.model, call.tried):
             return False
         if status in _HAS_NO_ROUTE:
             return call.passage is not None
         if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
             return False
         course.engine_failures += not is_full
-        if not self.registry.retries.take():
+        if not is_other_running and not self.registry.retries.take():
             return False
         course.erred.append(node)
         return True
@@ -165,6 +213,8 @@ class _Course:
     # Nodes that failed at it and went on living.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
+    # Its attempts, where two may run beside one another.
+    race: Race | None = None
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
