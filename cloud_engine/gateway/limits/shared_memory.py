@@ -21,7 +21,7 @@ from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import locked, try_lock, unlock
+from ....protocol.safety.system import locked, try_lock, unlock, write_at
 from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -58,7 +58,7 @@ class SharedMemoryStore:
                 os.ftruncate(self._file, _MEMORY_BYTES)
                 self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
                 self._clear(self._slot.number)
-                self._memory[self._slot.number] = 1
+                write_at(self._file, self._slot.number, b"\1")
             unlock(self._file)
         except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
@@ -145,11 +145,16 @@ class SharedMemoryStore:
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
-                self._memory[record : record + _KEY_BYTES] = bytes(_KEY_BYTES)
-                _RECORD.pack_into(self._memory, record + _KEY_BYTES, *([0.0] * (2 + MAX_WORKERS)))
+                self._make_room(record, _RECORD_BYTES)
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
         raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
+
+    def _make_room(self, begin: int, size: int) -> None:
+        try:
+            write_at(self._file, begin, bytes(size))
+        except OSError as error:
+            raise OverloadedError(f"The limits cannot be kept ({error.strerror}): try again later.") from error
 
     def _sweep(self) -> bool:
         """Clear what workers have reserved that are dead."""
