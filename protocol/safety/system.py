@@ -100,9 +100,7 @@ def unlock(handle: int) -> None:
 
 
 def write_at(handle: int, begin: int, data: bytes) -> None:
-    """All of it, or OSError. In a mapped file this comes first: the disk may have no room for a page of a hole, and its
-    first use through the mapping would end the process.
-    """
+    """All of it, or OSError."""
     os.lseek(handle, begin, os.SEEK_SET)
     while data:
         data = data[os.write(handle, data) :]

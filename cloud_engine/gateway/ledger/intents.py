@@ -28,7 +28,7 @@ class IntentFile:
         file = os.open(private_file(path), os.O_RDWR)
         try:
             if os.fstat(file).st_size < _BYTES:
-                write_at(file, 0, bytes(_BYTES))
+                write_at(file, 0, bytes(_BYTES))  # a page without room on the disk would end the process
             self._memory = mmap.mmap(file, _BYTES)
         finally:
             os.close(file)

@@ -58,9 +58,10 @@ class SharedMemoryStore:
                 os.ftruncate(self._file, _MEMORY_BYTES)
                 self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
                 self._clear(self._slot.number)
-                write_at(self._file, self._slot.number, b"\1")
+                self._make_room(0, _HEADER_BYTES)
+                self._memory[self._slot.number] = 1
             unlock(self._file)
-        except OSError as error:
+        except (OSError, OverloadedError) as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
@@ -145,14 +146,17 @@ class SharedMemoryStore:
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
-                self._make_room(record, _RECORD_BYTES)
+                self._make_room(record, record + _RECORD_BYTES)
+                self._memory[record : record + _RECORD_BYTES] = bytes(_RECORD_BYTES)
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
         raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
 
-    def _make_room(self, begin: int, size: int) -> None:
+    def _make_room(self, begin: int, end: int) -> None:
+        """Write the pages as they are: one for which the disk has no room would end the process that changes it."""
+        begin, end = begin - begin % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
         try:
-            write_at(self._file, begin, bytes(size))
+            write_at(self._file, begin, self._memory[begin:end])
         except OSError as error:
             raise OverloadedError(f"The limits cannot be kept ({error.strerror}): try again later.") from error
 
