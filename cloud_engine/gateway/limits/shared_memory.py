@@ -12,8 +12,7 @@ import mmap
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -65,24 +64,35 @@ class SharedMemoryStore:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
-        async with self._alone():
+        await self._lock()
+        try:
             self._settle_all()
             admission = self._admit(claims)
             if admission.refused is not None and self._sweep():
                 admission = self._admit(claims)
             return admission
+        finally:
+            unlock(self._file)
 
     async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:  # noqa: ARG002
         self._unsettled.append((claims, amounts))
-        with suppress(OverloadedError):  # whoever has the memory next settles it
-            async with self._alone():
-                self._settle_all()
+        try:
+            await self._lock()
+        except OverloadedError:
+            return  # whoever has the memory next settles it
+        try:
+            self._settle_all()
+        finally:
+            unlock(self._file)
 
     async def seed(self, claim: Claim, spent: float) -> None:
-        async with self._alone():
+        await self._lock()
+        try:
             now = time.time()
             if self._find(claim.account) is None:
                 self._use(self._made(claim, now, ()), claim, spent, now)
+        finally:
+            unlock(self._file)
 
     async def close(self) -> None:
         self._memory.close()
@@ -174,19 +184,16 @@ class SharedMemoryStore:
                 self._memory[at : at + 8] = _NOTHING
         self._memory[worker] = 0
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncGenerator[None]:
-        """Alone with the memory, also among processes. Nothing may be awaited within."""
-        async with self._turn:  # of a whole process only one tries
+    async def _lock(self) -> None:
+        """Alone with the memory, also among processes, until `unlock`. Nothing may be awaited meanwhile."""
+        if try_lock(self._file):
+            return
+        async with self._turn:  # of a whole process only one goes on trying
             until = time.monotonic() + _LOCK_S
             while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
                     raise OverloadedError("Another worker holds the limits for too long: try again later.")
                 await asyncio.sleep(_PAUSE_S)
-            try:
-                yield
-            finally:
-                unlock(self._file)
 
 
 @lru_cache(4096)
