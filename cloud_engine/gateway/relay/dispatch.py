@@ -64,6 +64,7 @@ class Dispatch:
             raise
 
     def _may_be_hedged(self, call: Call) -> bool:
+        """Of a first attempt: what failed a node is not sent to two at once."""
         return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:

@@ -26,6 +26,7 @@ def samples() -> dict[str, set[str]]:
     row = UsageRow("x", key_name="k", model="m", tier="batch", status=200, ttft_ms=1.0, completion_tokens=2)
     counters.count(row)
     counters.streamed(row, 1.0)
+    counters.hedged(won=True)
     counters.refused(AuthenticationError("no"), "tokens")
     for name in (("node", "url"), ("waiting", "batch")):
         counters.own.of(*name)
