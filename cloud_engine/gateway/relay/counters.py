@@ -76,10 +76,6 @@ class Counters:
         if limit is not None:
             self.own.of("limit", limit)[0] += 1
 
-    def hedged(self, *, won: bool) -> None:
-        """A request that a second node got too. `won`: it was the one that answered."""
-        self.own.of("hedge", "won" if won else "lost")[0] += 1
-
     @property
     def by_model(self) -> Mapping[Name, ModelSums]:
         return {name: ModelSums(numbers) for name, numbers in sorted(self.rows.sums("model").items())}

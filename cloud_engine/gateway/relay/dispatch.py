@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
@@ -21,7 +22,6 @@ from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
 from .counters import Counters
-from .hedging import Race
 from .usage import StreamMeter, asking_for_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
@@ -69,30 +69,36 @@ class Dispatch:
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
         """The first attempt, with a second beside it once the node was silent for long. Who sends first is relayed."""
-        registry, hedge = self.registry, None
-        first = await registry.take(placement, (), call.priority)
-        call.row.node, call.tried = first.url, [first]
-        course.race = race = Race(partial(registry.give_back, placement=placement))
-        race.start(first, self._try(call, first, course))
-        try:
-            await race.wait(self.timeouts.hedge_after_s)
-            if race.is_open and (hedge := self._second_node(call, placement)) is not None:
-                call.tried.insert(0, hedge)
-                race.start(hedge, self._try_beside(call, hedge, course))
-            await race.wait()
-        finally:
-            await race.abort()
-            course.race = None
-            if hedge is not None:
-                self.counters.hedged(won=race.winner is hedge)
-        race.check()
+        attempts, hedge = course.attempts, None
 
-    def _second_node(self, call: Call, placement: Placement) -> Node | None:
+        def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
+            attempts[node] = asyncio.create_task(attempt)
+            # Not in the attempt itself, which may be aborted before it runs.
+            attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
+
+        first = await self.registry.take(placement, (), call.priority)
+        call.row.node, call.tried = first.url, [first]
+        start(first, self._try(call, first, course))
         try:
-            self.registry.suspects.check(*_identity(call))
-        except QuarantinedRequestError:  # since it was sent: another like it failed nodes
-            return None
-        return self.registry.take_spare(placement, call.tried)
+            await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
+            with suppress(QuarantinedRequestError):  # since it was sent: another like it failed nodes
+                self.registry.suspects.check(*_identity(call))
+                is_silent = course.winner is None and not attempts[first].done()
+                hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
+            if hedge is not None:
+                call.tried.insert(0, hedge)
+                start(hedge, self._try_beside(call, hedge, course))
+            await asyncio.wait(attempts.values())
+        finally:
+            for attempt in attempts.values():
+                attempt.cancel()
+            outcomes = await asyncio.gather(*attempts.values(), return_exceptions=True)
+            if hedge is not None:
+                self.counters.own.of("hedge", "won" if course.winner is hedge else "lost")[0] += 1
+        attempts.clear()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
         with suppress(OverloadedError):  # no descriptor is left for it: the first attempt goes on
@@ -151,10 +157,10 @@ class Dispatch:
             async with self.upstream.open(node.target, request, patience) as response:
                 if self._goes_elsewhere(call, node, response.status, course):
                     return False
-                if course.race is not None:
+                if course.attempts:
                     if call.stream and response.status == 200:
                         await response.wait_for_body()
-                    course.race.won_by(node, call)
+                    course.won_by(node, call)
                 call.row.status = response.status
                 await self._relay(call, node, response, course)
         return True
@@ -165,15 +171,14 @@ class Dispatch:
         if call.answered:  # the client has the status of the first answer
             course.engine_failures += status != 200 and not is_full
             return status != 200
-        is_other_running = course.race is not None and course.race.has_other(node)
-        if not is_other_running and not self.registry.has_another(call.model, call.tried):
+        if not self.registry.has_another(call.model, call.tried) and not course.others(node):
             return False
         if status in _HAS_NO_ROUTE:
             return call.passage is not None
         if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
             return False
         course.engine_failures += not is_full
-        if not is_other_running and not self.registry.retries.take():
+        if not course.others(node) and not self.registry.retries.take():
             return False
         course.erred.append(node)
         return True
@@ -214,8 +219,22 @@ class _Course:
     # Nodes that failed at it and went on living.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
-    # Its attempts, where two may run beside one another.
-    race: Race | None = None
+    # Attempts beside one another, each in a task of its own. The first to send aborts the other.
+    attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
+    # Of these, the node that is relayed.
+    winner: Node | None = None
+
+    def others(self, node: Node) -> list[Node]:
+        """Those that work at it beside `node`."""
+        return [other for other, attempt in self.attempts.items() if other is not node and not attempt.done()]
+
+    def won_by(self, node: Node, call: Call) -> None:
+        """The other attempt is aborted, as if its node had not been tried."""
+        self.winner, aborted = node, self.others(node)
+        for other in aborted:
+            self.attempts[other].cancel()
+        call.tried = [*(each for each in call.tried if each is not node and each not in aborted), node]
+        call.row.node, call.row.retries = node.url, len(call.tried) - 1
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:

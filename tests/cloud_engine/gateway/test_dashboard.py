@@ -26,9 +26,8 @@ def samples() -> dict[str, set[str]]:
     row = UsageRow("x", key_name="k", model="m", tier="batch", status=200, ttft_ms=1.0, completion_tokens=2)
     counters.count(row)
     counters.streamed(row, 1.0)
-    counters.hedged(won=True)
     counters.refused(AuthenticationError("no"), "tokens")
-    for name in (("node", "url"), ("waiting", "batch")):
+    for name in (("node", "url"), ("waiting", "batch"), ("hedge", "won")):
         counters.own.of(*name)
     text = render([*gateway_metrics(counters), *node_metrics(EngineStats(), Latencies(), healthy=True)])
     families = text_string_to_metric_families(text)
