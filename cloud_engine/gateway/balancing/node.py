@@ -16,7 +16,6 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
-from .affinity import PrefixIndex
 from .breaker import NodeBreaker
 
 _TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
@@ -81,7 +80,6 @@ class Node:
         self.tells_usage = False
         self.tells_tokens = False
         self.breaker = NodeBreaker()
-        self.seen = PrefixIndex()
         self.in_flight = 0
         self.tokens_in_flight = 0
 
