@@ -24,7 +24,7 @@ class Chooser:
     def choose(self, usable: Sequence[Node], placement: Placement) -> Node:
         """One of the `usable` nodes, which have the model and are not empty. It has seen the prompt from now on."""
         node = self._chosen(usable, placement)
-        self._index.add(node.url, placement)
+        self._index.add(node.cache, placement)
         return node
 
     def _chosen(self, usable: Sequence[Node], placement: Placement) -> Node:
@@ -33,7 +33,7 @@ class Chooser:
         if placement.blocks or placement.session is not None:
             most = _MAX_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
             below = [node for node in usable if node.tokens_in_flight <= most]
-            matching = [(self._index.share_of(node.url, placement), node) for node in below]
+            matching = [(self._index.share_of(node.cache, placement), node) for node in below]
             best = max((share for share, _ in matching), default=0.0)
             if best >= _MIN_SHARE:
                 return self._least_loaded([node for share, node in matching if share == best])

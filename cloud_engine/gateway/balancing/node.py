@@ -79,6 +79,7 @@ class Node:
         self.has_listed = False
         self.tells_usage = False
         self.tells_tokens = False
+        self.cache = self.url  # the name of what it has computed
         self.breaker = NodeBreaker()
         self.in_flight = 0
         self.tokens_in_flight = 0
@@ -112,6 +113,8 @@ class Node:
         self.has_listed = True
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
+        if self.tells_tokens and models:  # since when it is up, which others do not say: its cache is no older
+            self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes and a good answer."""

@@ -14,7 +14,7 @@ from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
 from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
-from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
+from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.suspects import Quarantine, RetryBudget, Suspects
 from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
@@ -39,6 +39,17 @@ def test_a_conversation_goes_back_to_its_node_unless_that_is_much_busier() -> No
         assert chooser.choose(some, chat("x" * 8000 + " and then?")) is home
     home.tokens_in_flight = 100_000
     assert chooser.choose(some, chat("x" * 8000 + " and then?")) is not home
+
+
+def test_a_node_that_was_started_again_has_seen_nothing() -> None:
+    some, chooser = nodes(2), Chooser(random=Random(0))
+    for node in some:
+        node.serves([Model("m", "updraft", created=1)])
+    home = chooser.choose(some, chat("x" * 8000))
+    home.tokens_in_flight = 1000
+    assert chooser.choose(some, chat("x" * 8000)) is home
+    home.serves([Model("m", "updraft", created=2)])
+    assert chooser.choose(some, chat("x" * 8000)) is not home
 
 
 def test_sessions_and_prefixes_belong_to_one_key_and_node() -> None:
