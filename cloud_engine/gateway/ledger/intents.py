@@ -18,6 +18,7 @@ _PLACES = 1024
 _PLACE_BYTES = 1024
 _BYTES = _PLACES * _PLACE_BYTES
 _LENGTH = Struct("=I")
+_ROOM = _PLACE_BYTES - _LENGTH.size
 
 
 class IntentFile:
@@ -37,7 +38,7 @@ class IntentFile:
 
     def add(self, record: bytes) -> int | None:
         """The place of `record`; None if it is too long, or no place is free."""
-        if len(record) > _PLACE_BYTES - _LENGTH.size or not self._free:
+        if len(record) > _ROOM or not self._free:
             return None
         place = self._free.pop()
         begin = place * _PLACE_BYTES
@@ -56,7 +57,7 @@ class IntentFile:
             begin = place * _PLACE_BYTES
             (length,) = _LENGTH.unpack_from(self._memory, begin)
             if length:
-                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + length]
+                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, _ROOM)]
         return found
 
     def close(self) -> None:

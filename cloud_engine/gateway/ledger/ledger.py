@@ -208,7 +208,7 @@ class UsageLedger:
     def _write(self) -> None:
         batch = self._unwritten
         if not batch:
-            self.failing = False  # the next intent finds out
+            self.failing = False  # the next row finds out
             return
         self._committing_since = time.monotonic()
         try:

@@ -87,5 +87,8 @@ def record_of(values: Values) -> bytes:
 
 
 def values_in(record: bytes) -> Values:
-    """What `record_of` was given."""
-    return msgspec.json.decode(record, type=tuple[Any, ...])
+    """What `record_of` was given. Raises ValueError for anything else."""
+    values = msgspec.json.decode(record, type=Values)
+    if len(values) != len(COLUMNS):
+        raise ValueError("a row with other columns")
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ VERSION = 1
 """Of the schema. A file of another version is refused."""
 
 _BUSY_S = 2.0
+_log = logging.getLogger("updraft.gateway")
 #: Columns that an intent has already.
 _OF_INTENT = frozenset(("id", "request_id", "key_name", "model", "started_at", "tier", "key_id", "tenant", "worker"))
 _TYPES = {"str": "TEXT", "State": "TEXT", "int": "INTEGER", "float": "REAL", "float | None": "REAL"}
@@ -134,13 +136,18 @@ class SqliteStore:
 
     def _enter(self, records: Mapping[int, bytes]) -> int:
         """Rows of requests that were not settled. How many there were."""
-        if not records:
+        rows: list[Values] = []
+        for record in records.values():
+            try:
+                rows.append(values_in(record))
+            except (*UNREADABLE, ValueError) as error:
+                _log.error("A request that a dead worker began has no row: its intent is damaged (%s).", error)
+        if not rows:
             return 0
         try:
-            rows = [values_in(record) for record in records.values()]
             with transaction(self._connection) as connection:
                 return connection.executemany(self._INTENT, rows).rowcount
-        except (sqlite3.Error, *UNREADABLE) as error:
+        except sqlite3.Error as error:
             raise LedgerWriteError(str(error)) from error
 
     def _changed(self, query: str, *values: object) -> int:
