@@ -20,7 +20,7 @@ from .shell import GONE
 _LINGER_S = 2.0
 _MAX_HEAD = 2**16
 _MAX_PART = 2**14  # bytes of a read, at a time
-_MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is read
+_MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is parsed
 _UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
@@ -73,7 +73,9 @@ class Connection(HttpToolsProtocol):
     _silent_bytes = 0  # since the last head, piece of a body, or end of it
     _plain_head = b""  # of a request that offers another protocol, without that
     _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
-    _rest = b""  # of the last read
+    _last_read = b""
+    _parsed = 0  # bytes of the last read
+    _waits_for_room = False  # what is left of the last read, until something is answered
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
@@ -94,20 +96,29 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """A read may hold 40,000 chunks of a byte: others get their turn in between."""
-        if self.transport.is_closing():
-            return
-        self._rest = data[_MAX_PART:]
-        self._read(data[:_MAX_PART])
-        self._flow.held = bool(self._rest)
-        if self._rest:
-            self.flow.pause_reading()
-            self.loop.call_soon(self._go_on)
-        elif not self._is_full:
-            self.flow.resume_reading()  # else nobody would see that the client leaves
+        self._last_read, self._parsed = data, 0
+        self._go_on()
 
     def _go_on(self) -> None:
-        self.data_received(self._rest)
+        """A read may hold 40,000 chunks of a byte, or 9,000 requests: others get their turn in between."""
+        end = min(self._parsed + _MAX_PART, len(self._last_read))
+        while self._parsed < end and not self.transport.is_closing() and (room := self._room) > 0:
+            begin, self._parsed = self._parsed, _end_of_heads(self._last_read, self._parsed, end, room)
+            self._read(self._last_read[begin : self._parsed])
+        if self.transport.is_closing():
+            return
+        self._flow.held = self._parsed < len(self._last_read)
+        if not self._flow.held:
+            self._last_read = b""
+            if not self._is_full:
+                self.flow.resume_reading()  # else nobody would see that the client leaves
+            return
+        self.flow.pause_reading()
+        self._waits_for_room = self._room <= 0
+        if self._waits_for_room:
+            self._stop_waiting()  # for the client: it has sent more already
+        else:
+            self.loop.call_soon(self._go_on)
 
     def _read(self, data: bytes) -> None:
         self._silent_bytes += len(data)
@@ -186,7 +197,7 @@ class Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
-        self._rest = b""
+        self._parsed = len(self._last_read)
         self._limits.works(self)
         protocol: Any = self.transport.get_protocol()
         lost = protocol.connection_lost
@@ -206,6 +217,9 @@ class Connection(HttpToolsProtocol):
             else:
                 self._awaits = "head"
         super().on_response_complete()
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self.loop.call_soon(self._go_on)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -227,11 +241,18 @@ class Connection(HttpToolsProtocol):
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     @property
+    def _room(self) -> int:
+        """For so many more requests that wait behind one that is being answered."""
+        if self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT:
+            return 0
+        return _MAX_AHEAD - len(self.pipeline)
+
+    @property
     def _is_full(self) -> bool:
         """Whether enough was read, until the app takes it."""
         cycle: Any = self.cycle  # None before the first request
         has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
-        return len(self.pipeline) >= _MAX_AHEAD or (has_body and self._awaits == "body")
+        return self._room <= 0 or (has_body and self._awaits == "body")
 
     @property
     def _is_answering(self) -> bool:
@@ -273,3 +294,15 @@ class Connection(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+
+def _end_of_heads(data: bytes, begin: int, end: int, most: int) -> int:
+    """Where `most` heads have ended in a part of a read, or its `end`. An empty line in a body may count as one."""
+    at = begin
+    for _ in range(most):
+        if data.find(b"\r", at, end) < 0:  # quicker, and true of most bodies
+            return end
+        at = data.find(b"\n\r\n", at, end) + 3
+        if at < 3:
+            return end
+    return at

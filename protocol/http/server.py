@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,12 +28,14 @@ from ..telemetry.logs import log_to_stderr
 from .connection import Connection
 from .connection_limits import usual_limits
 from .shell import Traffic
-from .tls import TlsFiles, follow
+from .tls import Handshake, TlsFiles, follow
 
 DRAIN_S = 10.0
 """Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # as long as the body of a request
+_ACCEPTED = 32  # connections in a turn of the event loop, two turns before they count
+_BACKLOG = 1024
 _LEAVE_S = 5.0  # from the end of the drain to that of the process
 _PARENT_POLL_S = 0.5
 
@@ -73,10 +76,12 @@ def serve(  # noqa: PLR0913
         if on_ready is not None:
             on_ready(url)
 
+    limits, pair = usual_limits(), None if tls is None else (tls, tls.context())
+    http: Any = partial(Connection, limits=limits) if pair is None else partial(Handshake, pair[1], limits)
     plain = _Plain(app)
     config = uvicorn.Config(
         plain,
-        http=partial(Connection, limits=usual_limits()),  # type: ignore[arg-type]
+        http=http,
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # a few bytes could become many
@@ -86,10 +91,11 @@ def serve(  # noqa: PLR0913
         server_header=False,
         proxy_headers=False,  # nothing depends on what a proxy says of the client
         timeout_graceful_shutdown=1,
-        backlog=1024,
+        backlog=_ACCEPTED,
     )
     try:
-        _Server(config, app.state.traffic, announce, drain_s, tls).run(sockets=[sock])
+        beside = None if pair is None else partial(follow, *pair)
+        _Server(config, app.state.traffic, announce, drain_s, beside).run(sockets=[sock])
     except SystemExit:  # uvicorn's way to say that the app did not start
         if plain.failure is None:
             raise
@@ -178,14 +184,12 @@ class _Server(uvicorn.Server):
         traffic: Traffic,
         announce: Callable[[], None],
         drain_s: float,
-        tls: TlsFiles | None,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
-        """Raises ConfigurationError for a certificate that cannot be used."""
-        config.load()
-        config.ssl = None if tls is None else tls.context()
+        """`beside`: what runs until the server ends."""
         super().__init__(config)
-        self._tls = tls
-        self._following: asyncio.Task[None] | None = None
+        self._beside = beside
+        self._task: asyncio.Task[None] | None = None
         self._drain_s = drain_s
         self._traffic = traffic
         self._announce = announce
@@ -193,8 +197,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._tls is not None and self.config.ssl is not None:
-            self._following = asyncio.create_task(follow(self._tls, self.config.ssl))
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)
+        if self._beside is not None:
+            self._task = asyncio.create_task(self._beside())
         if self.started:
             self._announce()
 
@@ -212,8 +218,8 @@ class _Server(uvicorn.Server):
         if leaving is not None:
             await leaving
         await super().shutdown(sockets)
-        if self._following is not None:
-            self._following.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

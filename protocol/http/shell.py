@@ -50,6 +50,7 @@ ATTEMPT_HEADER = b"x-updraft-attempt"
 _LINGER_S = 2.0
 _HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
+_SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
 _KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
@@ -359,9 +360,10 @@ def _check_framing(scope: Scope) -> None:
         raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
-    hosts = sum(name == b"host" for name, _ in headers) if len(sent) < len(headers) else 1
-    if hosts > 1 or version not in _VERSIONS:
-        raise InvalidRequestError("A request has one Host, and version 1.0 or 1.1 of HTTP.", code="invalid_http")
+    singles = sum(name in _SINGLE for name, _ in headers) if len(sent) < len(headers) else 0
+    if singles > sum(name in sent for name in _SINGLE) or version not in _VERSIONS:
+        message = "A request has one Host and one Transfer-Encoding, and version 1.0 or 1.1 of HTTP."
+        raise InvalidRequestError(message, code="invalid_http")
     if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
     if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):

@@ -1,4 +1,4 @@
-"""TLS of a server: its certificate, which is read again when its files change, and when plain HTTP will do."""
+"""TLS of a server: its handshakes, its certificate, read again when it changes, and when plain HTTP will do."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import asyncio
 import logging
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from uvicorn.server import ServerState
 
 from ..errors import ConfigurationError
 from .access import is_loopback
+from .connection import Connection
+from .connection_limits import ConnectionLimits
 
+HANDSHAKE_S = 10.0
 _POLL_S = 1.0
 _log = logging.getLogger("updraft.http")
 
@@ -39,6 +46,59 @@ class TlsFiles:
         """Changes with the files. Raises OSError."""
         found = [path.stat() for path in (self.certificate, self.key)]
         return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+
+
+class Handshake(asyncio.Protocol):
+    """What a connection is until TLS is agreed on. It counts from the beginning, and whoever fails is not told."""
+
+    _early = b""  # sent together with the end of the handshake
+
+    def __init__(
+        self, context: ssl.SSLContext, limits: ConnectionLimits, *, server_state: ServerState, **uvicorns: Any
+    ) -> None:
+        self._context = context
+        self._limits = limits
+        self._connections: set[Any] = server_state.connections
+        self._connection = partial(Connection, limits=limits, server_state=server_state, **uvicorns)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        address = transport.get_extra_info("peername")
+        if self._limits.admit(self, address[0] if address else ""):
+            self._connections.add(self)
+            self._task = asyncio.create_task(self._encrypt())
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def close_now(self) -> None:
+        self._transport.abort()
+
+    def shutdown(self) -> None:
+        """As uvicorn's connections."""
+        self._transport.abort()
+
+    async def _encrypt(self) -> None:
+        loop, encrypted = asyncio.get_running_loop(), None
+        try:
+            encrypted = await loop.start_tls(
+                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except OSError as error:  # ssl.SSLError is one
+            _log.debug("A TLS handshake failed: %s", error)
+        finally:
+            self._limits.forget(self)
+            self._connections.discard(self)
+        if encrypted is None or encrypted.is_closing():  # the client has gone, or had to make room
+            self._transport.abort()
+            return
+        connection = self._connection()
+        encrypted.set_protocol(connection)
+        connection.connection_made(encrypted)
+        if self._early:
+            connection.data_received(self._early)
 
 
 async def follow(files: TlsFiles, context: ssl.SSLContext) -> None:

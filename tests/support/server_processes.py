@@ -14,6 +14,10 @@ from pathlib import Path
 TYPING = Path(__file__).parents[2] / ".typing"
 FAKE_NODE = Path(__file__).parents[1] / "cloud_engine" / "fake_node.py"
 
+#: `python -c TINY_LIMIT COMMAND...`: the command in a process with few file descriptors.
+TINY_LIMIT = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); "
+TINY_LIMIT += "sys.argv = ['updraft', *sys.argv[1:]]; runpy.run_module('updraft', run_name='__main__')"
+
 
 @dataclass
 class Process:

@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from server_processes import TINY_LIMIT
 from updraft.cloud_engine.gateway.upstream.timeouts import Timeouts
 from updraft.protocol.errors import ConfigurationError
 from waiting import wait_for
 
 STREAM = {"model": "echo", "messages": [{"role": "user", "content": "a" * 400}], "stream": True}
-TINY_LIMIT = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); "
-TINY_LIMIT += "sys.argv = ['updraft', *sys.argv[1:]]; runpy.run_module('updraft', run_name='__main__')"
 
 
 def gateway(*nodes: Any, **timeouts: float) -> list[str]:

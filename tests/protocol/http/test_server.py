@@ -240,6 +240,8 @@ HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\n"
         (HEAD + b"host: evil.example\r\n\r\n", "invalid_http"),
         (HEAD + b"x: a\0b\r\n\r\n", "invalid_http"),
         (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "invalid_http"),
+        (HEAD + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "invalid_http"),
+        (HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "invalid_http"),
         (b"POST /echo HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "invalid_http"),
         (b"GET /closed\r\n\r\n", "invalid_http"),
         (b"GET /closed HTTP/2.0\r\nhost: localhost\r\n\r\n", "invalid_http"),

@@ -1,20 +1,27 @@
-"""TLS of real servers: certificates are taken anew without a restart, and nothing leaves loopback in the clear."""
+"""TLS of real servers: handshakes hold up nobody, certificates are taken anew, and beyond loopback all is encrypted."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from certificates import Authority
-from server_processes import FAKE_NODE, TYPING, running
+from raw_http import exchanged
+from server_processes import FAKE_NODE, TINY_LIMIT, TYPING, running
+from serving import serving
+from starlette.types import Receive, Scope, Send
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.http import tls
+from updraft.protocol.http.connection_limits import ConnectionLimits
 from updraft.protocol.http.tls import TlsFiles, check_encrypted
 from waiting import wait_for
 
@@ -57,6 +64,81 @@ def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Autho
         third = authority.issue(certificate, key)
         wait_for(lambda: serial(server.url, context) == third)
         assert log.read_text().count("the old one stays") < 4, "a failure is told once, not at every look"
+
+
+BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01"  # of the client's first message
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no descriptors to run out of")
+def test_more_handshakes_than_descriptors_stop_nobody(authority: Authority, tmp_path: Path) -> None:
+    certificate, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
+    authority.issue(certificate, key)
+    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    with running("-c", TINY_LIMIT, *GATEWAY[2:], *files, log=log) as server:
+        address, idle = urlsplit(server.url), list[socket.socket]()
+        try:
+            for number in range(300):
+                idle.append(socket.create_connection((address.hostname, address.port), timeout=20))
+                idle[-1].sendall(BEGUN[: number % 3 * 4])
+            for _ in range(3):
+                assert httpx.get(f"{server.url}/v1/models", verify=authority.client(), timeout=20).status_code == 200
+            exchanged(server.url, b"GET / HTTP/1.1\r\n\r\n")
+            server.popen.terminate()
+            assert server.popen.wait(60) == 0
+        finally:
+            for each in idle:
+                each.close()
+    assert log.read_text() == ""
+
+
+async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-scheme", scope["scheme"].encode())]})
+    await send({"type": "http.response.body", "body": b"here"})
+
+
+def test_a_handshake_counts_and_ends(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    authority.issue(files.certificate, files.key)
+    limits, heard = ConnectionLimits(2, 2), caplog.at_level(logging.WARNING)
+    handshake = partial(tls.Handshake, files.context(), limits)
+    with heard, serving(scheme, protocol=handshake, loop="asyncio") as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        first, second = (socket.create_connection(address, timeout=20) for _ in range(2))
+        wait_for(lambda: len(limits._addresses) == 2)
+        answer = together(address, authority.client(), b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"x-scheme: https" in answer
+        assert first.recv(1) == b"", "it rested for longest and made room"
+        second.sendall(BEGUN)
+        monkeypatch.setattr(tls, "HANDSHAKE_S", 0.1)
+        with socket.create_connection(address, timeout=20) as third:
+            assert third.recv(1) == b"", "it took too long"
+        first.close()
+        second.close()
+        wait_for(lambda: not limits._addresses)
+    assert not caplog.records
+
+
+def together(address: tuple[str, int], context: ssl.SSLContext, request: bytes) -> bytes:
+    """The beginning of the answer to a request that is sent in one piece with the end of the handshake."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    wrapped = context.wrap_bio(received, sent, server_hostname="localhost")
+    with socket.create_connection(address, timeout=20) as client:
+        while True:
+            try:
+                wrapped.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                client.sendall(sent.read())
+                received.write(client.recv(65536))
+        wrapped.write(request)
+        client.sendall(sent.read())
+        while True:
+            try:
+                return wrapped.read(65536)
+            except ssl.SSLWantReadError:
+                received.write(client.recv(65536))
 
 
 def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> None:
