@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..telemetry.logs import log_to_stderr
 from .connection import Connection
 from .connection_limits import usual_limits
 from .shell import Traffic
-from .tls import Handshake, TlsFiles, follow
+from .tls import Certificate, Handshake, TlsFiles
 
 DRAIN_S = 10.0
 """Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
@@ -76,8 +76,8 @@ def serve(  # noqa: PLR0913
         if on_ready is not None:
             on_ready(url)
 
-    limits, pair = usual_limits(), None if tls is None else (tls, tls.context())
-    http: Any = partial(Connection, limits=limits) if pair is None else partial(Handshake, pair[1], limits)
+    limits = usual_limits()
+    http: Any = partial(Connection, limits=limits) if tls is None else partial(Handshake, Certificate(tls), limits)
     plain = _Plain(app)
     config = uvicorn.Config(
         plain,
@@ -94,8 +94,7 @@ def serve(  # noqa: PLR0913
         backlog=_ACCEPTED,
     )
     try:
-        beside = None if pair is None else partial(follow, *pair)
-        _Server(config, app.state.traffic, announce, drain_s, beside).run(sockets=[sock])
+        _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
     except SystemExit:  # uvicorn's way to say that the app did not start
         if plain.failure is None:
             raise
@@ -178,18 +177,8 @@ class _Plain:
 class _Server(uvicorn.Server):
     """uvicorn with a readiness announcement and a drain that answers new requests with 503 while it lasts."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        traffic: Traffic,
-        announce: Callable[[], None],
-        drain_s: float,
-        beside: Callable[[], Coroutine[Any, Any, None]] | None,
-    ) -> None:
-        """`beside`: what runs until the server ends."""
+    def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None], drain_s: float) -> None:
         super().__init__(config)
-        self._beside = beside
-        self._task: asyncio.Task[None] | None = None
         self._drain_s = drain_s
         self._traffic = traffic
         self._announce = announce
@@ -199,8 +188,6 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or ():
             sock.listen(_BACKLOG)
-        if self._beside is not None:
-            self._task = asyncio.create_task(self._beside())
         if self.started:
             self._announce()
 
@@ -218,8 +205,6 @@ class _Server(uvicorn.Server):
         if leaving is not None:
             await leaving
         await super().shutdown(sockets)
-        if self._task is not None:
-            self._task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uvicorn.server import ServerState
+from uvicorn.protocols.utils import get_remote_addr
 
 from ..errors import ConfigurationError
 from .access import is_loopback
@@ -18,7 +18,6 @@ from .connection import Connection
 from .connection_limits import ConnectionLimits
 
 HANDSHAKE_S = 10.0
-_POLL_S = 1.0
 _log = logging.getLogger("updraft.http")
 
 
@@ -48,27 +47,42 @@ class TlsFiles:
         return tuple((each.st_mtime_ns, each.st_ino) for each in found)
 
 
+class Certificate:
+    """What new connections are shown: what the files hold now. A pair that does not fit is not taken."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ConfigurationError."""
+        self._files, self._context, self._seen, self._said = files, files.context(), None, ""
+
+    def context(self) -> ssl.SSLContext:
+        try:
+            if (found := self._files.version()) != self._seen:
+                self._context, self._seen, self._said = self._files.context(), found, ""
+        except (OSError, ConfigurationError) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                _log.error("The new certificate is not taken, and the old one stays: %s", error)
+        return self._context
+
+
 class Handshake(asyncio.Protocol):
     """What a connection is until TLS is agreed on. It counts from the beginning, and whoever fails is not told."""
 
     _early = b""  # sent together with the end of the handshake
 
-    def __init__(
-        self, context: ssl.SSLContext, limits: ConnectionLimits, *, server_state: ServerState, **uvicorns: Any
-    ) -> None:
-        self._context = context
-        self._limits = limits
-        self._connections: set[Any] = server_state.connections
-        self._connection = partial(Connection, limits=limits, server_state=server_state, **uvicorns)
+    def __init__(self, certificate: Certificate, limits: ConnectionLimits, **uvicorns: Any) -> None:
+        self._certificate, self._limits = certificate, limits
+        self._connections: set[Any] = uvicorns["server_state"].connections
+        self._encrypted = partial(Connection, limits=limits, **uvicorns)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        address = transport.get_extra_info("peername")
-        if self._limits.admit(self, address[0] if address else ""):
-            self._connections.add(self)
-            self._task = asyncio.create_task(self._encrypt())
-        else:
+        client = get_remote_addr(transport)
+        if not self._limits.admit(self, client[0] if client else ""):
             transport.abort()
+            return
+        self._connections.add(self)
+        self._task = asyncio.create_task(self._agree())
 
     def data_received(self, data: bytes) -> None:
         self._early += data
@@ -76,15 +90,13 @@ class Handshake(asyncio.Protocol):
     def close_now(self) -> None:
         self._transport.abort()
 
-    def shutdown(self) -> None:
-        """As uvicorn's connections."""
-        self._transport.abort()
+    shutdown = close_now  # uvicorn's name
 
-    async def _encrypt(self) -> None:
-        loop, encrypted = asyncio.get_running_loop(), None
+    async def _agree(self) -> None:
+        start_tls, encrypted = asyncio.get_running_loop().start_tls, None
         try:
-            encrypted = await loop.start_tls(
-                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            encrypted = await start_tls(
+                self._transport, self, self._certificate.context(), server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError as error:  # ssl.SSLError is one
             _log.debug("A TLS handshake failed: %s", error)
@@ -94,27 +106,11 @@ class Handshake(asyncio.Protocol):
         if encrypted is None or encrypted.is_closing():  # the client has gone, or had to make room
             self._transport.abort()
             return
-        connection = self._connection()
+        connection = self._encrypted()
         encrypted.set_protocol(connection)
         connection.connection_made(encrypted)
         if self._early:
             connection.data_received(self._early)
-
-
-async def follow(files: TlsFiles, context: ssl.SSLContext) -> None:
-    """Let new connections use what the files hold now, until cancelled. A pair that does not fit is not taken."""
-    seen, said = None, ""
-    while True:
-        try:
-            if (found := files.version()) != seen:
-                files.context()  # the running one stays as it is if these do not fit
-                context.load_cert_chain(files.certificate, files.key)
-                seen, said = found, ""
-        except (OSError, ConfigurationError) as error:
-            if str(error) != said:
-                said = str(error)
-                _log.error("The new certificate is not taken, and the old one stays: %s", error)
-        await asyncio.sleep(_POLL_S)
 
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
