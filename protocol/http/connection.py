@@ -101,18 +101,18 @@ class Connection(HttpToolsProtocol):
 
     def _go_on(self) -> None:
         """A read may hold 40,000 chunks of a byte, or 9,000 requests: others get their turn in between."""
-        end = min(self._parsed + _MAX_PART, len(self._last_read))
-        while self._parsed < end and not self.transport.is_closing() and (room := self._room) > 0:
-            begin, self._parsed = self._parsed, _end_of_heads(self._last_read, self._parsed, end, room)
-            self._read(self._last_read[begin : self._parsed])
         if self.transport.is_closing():
             return
-        self._flow.held = self._parsed < len(self._last_read)
-        if not self._flow.held:
-            self._last_read = b""
+        data, begin = self._last_read, self._parsed
+        if (room := self._room) > 0:
+            self._parsed = _end_of_heads(data, begin, room)
+            self._read(data[begin : self._parsed])
+        if self._parsed >= len(data):
+            self._last_read, self._flow.held = b"", False
             if not self._is_full:
                 self.flow.resume_reading()  # else nobody would see that the client leaves
             return
+        self._flow.held = True
         self.flow.pause_reading()
         self._waits_for_room = self._room <= 0
         if self._waits_for_room:
@@ -296,9 +296,9 @@ class Connection(HttpToolsProtocol):
             self._stall = None
 
 
-def _end_of_heads(data: bytes, begin: int, end: int, most: int) -> int:
-    """Where `most` heads have ended in a part of a read, or its `end`. An empty line in a body may count as one."""
-    at = begin
+def _end_of_heads(data: bytes, at: int, most: int) -> int:
+    """Where a part of a read ends, or `most` heads in it have. An empty line in a body may count as a head."""
+    end = min(at + _MAX_PART, len(data))
     for _ in range(most):
         if data.find(b"\r", at, end) < 0:  # quicker, and true of most bodies
             return end

@@ -360,8 +360,8 @@ def _check_framing(scope: Scope) -> None:
         raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
-    singles = sum(name in _SINGLE for name, _ in headers) if len(sent) < len(headers) else 0
-    if singles > sum(name in sent for name in _SINGLE) or version not in _VERSIONS:
+    names = [name for name, _ in headers] if len(sent) < len(headers) else []
+    if (names and max(map(names.count, _SINGLE)) > 1) or version not in _VERSIONS:
         message = "A request has one Host and one Transfer-Encoding, and version 1.0 or 1.1 of HTTP."
         raise InvalidRequestError(message, code="invalid_http")
     if len(headers) > _MAX_HEADERS:

@@ -18,6 +18,7 @@ from .connection import Connection
 from .connection_limits import ConnectionLimits
 
 HANDSHAKE_S = 10.0
+_UNREAD = 2**16  # bytes of a connection on which nothing is read; asyncio would take eight times as many
 _log = logging.getLogger("updraft.http")
 
 
@@ -93,7 +94,8 @@ class Handshake(asyncio.Protocol):
     shutdown = close_now  # uvicorn's name
 
     async def _agree(self) -> None:
-        start_tls, encrypted = asyncio.get_running_loop().start_tls, None
+        start_tls = asyncio.get_running_loop().start_tls
+        encrypted: Any = None
         try:
             encrypted = await start_tls(
                 self._transport, self, self._certificate.context(), server_side=True, ssl_handshake_timeout=HANDSHAKE_S
@@ -107,6 +109,7 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
             return
         connection = self._encrypted()
+        encrypted.set_read_buffer_limits(_UNREAD)
         encrypted.set_protocol(connection)
         connection.connection_made(encrypted)
         if self._early:
