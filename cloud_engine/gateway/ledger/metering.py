@@ -74,11 +74,16 @@ class UsageRow:
 
 COLUMNS = tuple(column.name for column in fields(UsageRow))
 _VALUES = attrgetter(*COLUMNS)
+_STATE = COLUMNS.index("state")
 
 
 def values_of(row: UsageRow) -> Values:
     """In the order of `COLUMNS`."""
     return _VALUES(row)
+
+
+def is_settled(values: Values) -> bool:
+    return values[_STATE] == "settled"
 
 
 def record_of(values: Values) -> bytes:
