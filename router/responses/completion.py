@@ -24,7 +24,6 @@ from ...protocol.responses import (
     FinishReason,
     PromptToken,
     TextLogprobs,
-    TopLogprob,
     UpdraftInfo,
     Usage,
     fingerprint,
@@ -146,29 +145,14 @@ class ShownTokens:
 
 
 def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> ChoiceLogprobs:
-    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for _, token in shown])
-
-
-def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, offset: int = 0) -> TextLogprobs:
-    """The same as `/v1/completions` has it. `offset`: where the answer's text begins."""
-    scores = token_logprobs(shown, token_bytes).content
-    return TextLogprobs(
-        tokens=[score.token for score in scores],
-        token_logprobs=[score.logprob for score in scores],
-        top_logprobs=[
-            {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob} for score in scores
-        ],
-        text_offset=[offset + start for start, _ in shown],
+    return ChoiceLogprobs(
+        [ChatTokenLogprob.of(token.id, token.signals.logprob, token.top, token_bytes) for _, token in shown]
     )
 
 
-def _token_logprob(token: Token, token_bytes: TokenBytes) -> ChatTokenLogprob:
-    raw = token_bytes(token.id)
-    top = [
-        TopLogprob(_text(other), logprob, list(other))
-        for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
-    ]
-    return ChatTokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
+def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> TextLogprobs:
+    """The same as `/v1/completions` has it."""
+    return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [start for start, _ in shown])
 
 
 def _text(raw: bytes) -> str:
