@@ -1,7 +1,4 @@
-"""Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it.
-
-It knows FP8 caches, which `torch_attention` does not.
-"""
+"""Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ def _attend_sequence(query: Tensor, cache: Tensor, span: QuerySpan, options: Sco
     tokens = cache[blocks].float().flatten(0, 1)[:end]
     kv_heads = cache.shape[2] // 2
     shared = query.shape[1] // kv_heads
-    keys = (tokens[:, :kv_heads] * options.key_scale).repeat_interleave(shared, dim=1)
-    values = (tokens[:, kv_heads:] * options.value_scale).repeat_interleave(shared, dim=1)
+    keys = tokens[:, :kv_heads].repeat_interleave(shared, dim=1)
+    values = tokens[:, kv_heads:].repeat_interleave(shared, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
     positions = torch.arange(span.start, end, device=query.device)[:, None]
     key_positions = torch.arange(end, device=query.device)

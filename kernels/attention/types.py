@@ -40,17 +40,6 @@ class ScoreOptions:
     scale: float
     # Tokens that a query sees, its own included; None is all of them.
     window: int | None = None
-    # The cache holds the keys and values divided by these.
-    key_scale: float = 1.0
-    value_scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CacheScales:
-    """The factors of the numbers in an FP8 cache."""
-
-    key: float = 1.0
-    value: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,6 @@ def make_case(
     chunks: list[tuple[int, int]],
     *,
     dtype: torch.dtype = torch.float32,
-    cache_dtype: torch.dtype | None = None,
     padding: int = 0,
 ) -> Case:
     """`chunks`: start and length of each sequence's queries."""
@@ -75,7 +74,7 @@ def make_case(
         spans.append(QuerySpan(start, length, [*table, len(cache) - 1]))  # a block ahead of need is not read
     rows = sum(length for _, length in chunks) + padding
     projected = torch.randn(rows, shape.heads + 3, shape.head_dim, generator=generator).to(dtype)
-    return Case(shape, spans, projected.to(DEVICE)[:, : shape.heads], cache.to(cache_dtype or dtype).to(DEVICE))
+    return Case(shape, spans, projected.to(DEVICE)[:, : shape.heads], cache.to(dtype).to(DEVICE))
 
 
 def check(case: Case, rule: ScoreOptions, *, multiprocessors: int = ONE_PLACE) -> AttentionMetadata:
@@ -138,12 +137,6 @@ def test_blocks_that_were_given_away_are_not_read(chunk: tuple[int, int]) -> Non
     spans = [replace(span, block_table=[-1] * gone + list(span.block_table[gone:]))]
     given = replace(case, cache=both[1], spans=spans).attend(rule)
     torch.testing.assert_close(given, expected, rtol=0, atol=0)
-
-
-def test_fp8_cache() -> None:
-    shape = AttentionShape(4, 2, head_dim=16, block_size=16, cache_bytes=1)
-    case = make_case(shape, MIXED, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn)
-    check(case, ScoreOptions(scale=0.25, key_scale=0.5, value_scale=1.5))
 
 
 @pytest.mark.parametrize("queries", [1, 3, 8])
