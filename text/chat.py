@@ -19,14 +19,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.requests import Message
+from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import Tool
 from .templates import tool_messages as tool_turns
 from .templates.conversation import END_MARK, Conversation, Fit, Probe, first_missing
@@ -72,8 +71,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
-        self._fits: OrderedDict[bytes, Fit] = OrderedDict()  # by the shape of the conversation
-        self._lock = threading.Lock()
+        self._fits: BoundedCache[bytes, Fit] = BoundedCache(_MAX_SHAPES)  # by the shape of the conversation
 
     def compile(self) -> None:
         """Start the child process now, with the template. Raises ModelLoadError if that is not valid."""
@@ -152,16 +150,7 @@ class ChatTemplate:
         """The first way in which the template keeps every text of a conversation of this shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
-        with self._lock:
-            if shape in self._fits:
-                self._fits.move_to_end(shape)
-                return self._fits[shape]
-        fit = self._tried(probe)
-        with self._lock:
-            self._fits[shape] = fit
-            if len(self._fits) > _MAX_SHAPES:
-                self._fits.popitem(last=False)
-        return fit
+        return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> Fit:
         """Raises the first way's error if there is none."""
