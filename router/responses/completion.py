@@ -169,7 +169,7 @@ class ChunkWriter:
     def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
         self.index = 0  # of the answer that is being written
         self._record = record
-        self._no_usage = None if include_usage else UNSET
+        self._include_usage = include_usage
         self._model = model
         self._fingerprint = fingerprint(model)
         self._created = int(time.time())
@@ -180,10 +180,10 @@ class ChunkWriter:
     def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
         return self._chunk([ChunkChoice(delta, index=self.index, logprobs=logprobs)])
 
-    def finish(self, reason: FinishReason, usage: Usage | None, answer: LocalAnswer) -> bytes:
+    def finish(self, reason: FinishReason, usage: Usage, answer: LocalAnswer) -> bytes:
         """The last events: the finish with what is said of the answer, the usage if it was asked for, the end mark."""
         last = self.end(reason, answer, updraft=self._record.info(), sampling=answer.sampling or UNSET)
-        counted = b"" if usage is None else self._chunk([], usage=usage)
+        counted = self._chunk([], usage=usage) if self._include_usage else b""
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
@@ -196,8 +196,7 @@ class ChunkWriter:
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
-        usage = more.get("usage", self._no_usage)
-        updraft, sampling = more.get("updraft", UNSET), more.get("sampling", UNSET)
+        fields: dict[str, Any] = {"usage": None if self._include_usage else UNSET, **more}
         return sse.event(
             ChatCompletionChunk(
                 id=self._record.request_id,
@@ -205,8 +204,6 @@ class ChunkWriter:
                 system_fingerprint=self._fingerprint,
                 created=self._created,
                 choices=choices,
-                usage=usage,
-                updraft=updraft,
-                sampling=sampling,
+                **fields,
             )
         )
