@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .types import ScoreOptions
+from .types import LayerAttention
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SPLITS = 16
@@ -207,7 +207,7 @@ def merge_kernel(
 
 
 def attend(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, layer: LayerAttention
 ) -> Tensor:
     """Causal attention of each span over its sequence. Rows of padding get zeros.
 
@@ -228,13 +228,13 @@ def attend(
         metadata.blocks,
         query.stride(0),
         cache.stride(1),
-        options.scale * _LOG2_E,
-        options.window or 0,
+        layer.scale * _LOG2_E,
+        layer.window or 0,
         GROUP=shape.group,
         HEAD_DIM=shape.head_dim,
         PADDED_DIM=shape.padded_dim,
         BLOCK_SIZE=shape.block_size,
-        WINDOWED=options.window is not None,
+        WINDOWED=layer.window is not None,
         PEELED=launch.tiles["BLOCK_M"] >= _MIN_ROWS_TO_PEEL,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,

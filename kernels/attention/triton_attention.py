@@ -8,7 +8,7 @@ from ...protocol.errors import ConfigurationError
 from ..kv_cache.types import HeadNorms, Rotation
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .types import LayerAttention, ScoreOptions
+from .types import LayerAttention
 
 
 class TritonAttention:
@@ -36,25 +36,10 @@ class TritonAttention:
         Returns (rows, heads, head_dim). Rows of padding are stored nowhere and get zeros.
         """
         from ..kv_cache.triton import launch_write_kv_
-
-        launch_write_kv_(projected, self._cache[layer.index], self._metadata.slots, norms, rotation)
-        return self._attend(layer, projected[:, : self._shape.heads])
-
-    def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
         from .triton import attend
 
-        self._check(query)
-        options = ScoreOptions(layer.scale, layer.window)
-        return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
-
-    def _check(self, query: Tensor) -> None:
-        """A kernel would read past the end of tensors that do not fit."""
-        shape, dtype = self._shape, self._cache.dtype
-        expected = (len(self._metadata.slots), shape.heads, shape.head_dim)
-        if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):
-            raise ConfigurationError(
-                f"Attention: queries must be {expected} with contiguous heads, got {tuple(query.shape)} with strides "
-                f"{query.stride()}."
-            )
-        if dtype != query.dtype:
-            raise ConfigurationError(f"Attention: queries in {query.dtype} do not fit a cache of {dtype}.")
+        heads, kv_heads, cache = self._shape.heads, self._shape.kv_heads, self._cache[layer.index]
+        if projected.shape[1] != heads + 2 * kv_heads:
+            raise ConfigurationError(f"Attention: {heads} and twice {kv_heads} heads, got {projected.shape[1]}.")
+        launch_write_kv_(projected, cache, self._metadata.slots, norms, rotation)  # which checks all else
+        return attend(projected[:, :heads], cache, self._metadata, self._shape, layer)

@@ -34,15 +34,6 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """One layer's way from products of queries and keys to scores."""
-
-    scale: float
-    # Tokens that a query sees, its own included; None is all of them.
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CacheSpec:
     """A paged KV cache to be made."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.torch_attention import TorchAttention
-from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan, ScoreOptions
+from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan
 from updraft.kernels.kv_cache.reference import write_kv_reference_
 from updraft.kernels.kv_cache.types import HeadNorms, Rotation
 from updraft.kernels.runtime.native_library import load
@@ -92,8 +92,7 @@ class Batch:
     ) -> Tensor:
         projected, cache = self.projected.clone(), self.cache[0].clone()
         write_kv_reference_(projected, cache, self.slots, norms, rotation)
-        rule = ScoreOptions(layer.scale, layer.window)
-        return attend_reference(projected[:, : self.heads], cache, self.spans, rule)
+        return attend_reference(projected[:, : self.heads], cache, self.spans, layer)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -75,6 +75,7 @@ def test_caches_and_queries_that_do_not_fit() -> None:
     attention = TritonAttention(empty_cache(), metadata, SHAPE)
     for projected in (
         torch.randn(22, 8, 16, device=DEVICE),
+        torch.randn(23, 10, 16, device=DEVICE),
         torch.randn(23, 8, 16, device=DEVICE).half(),
         torch.randn(23, 16, 8, device=DEVICE).transpose(1, 2),
     ):
