@@ -354,6 +354,7 @@ def affinity(
     nodes: Annotated[int, typer.Option(min=1, help="Simulated nodes.")] = 4,
     requests: Annotated[int, typer.Option(min=1, help="The first of the trace.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the choice between equal nodes.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Of the gateway.")] = 1,
     json_path: json_output.File = None,
 ) -> None:
     """How many cached blocks the gateway's choice of nodes finds, against one cache for all.
@@ -364,8 +365,8 @@ def affinity(
     """
     from ..bench.gateway.affinity import read_trace, replay
 
-    figures = replay(read_trace(trace, requests), nodes, seed)
-    settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed}
+    figures = replay(read_trace(trace, requests), nodes, seed, workers)
+    settings = {"trace": trace.name, "nodes": nodes, "requests": requests, "seed": seed, "workers": workers}
     _show(_report("affinity", settings, figures), json_path)
 
 

@@ -358,6 +358,9 @@ def gateway(
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
     idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
+    hedge_after_s: Annotated[
+        float | None, typer.Option(help="Seconds of silence until a second node gets the request too. [none does]")
+    ] = None,
     response_cache: Annotated[
         int, typer.Option(min=0, metavar="MB", help="Keep answers that cannot differ, for the same tenant; 0: none.")
     ] = 0,
@@ -404,7 +407,7 @@ def gateway(
             drain_seconds=drain_seconds,
             response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
-            timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s),
+            timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s, hedge_after_s),
             **access.of_node(),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,

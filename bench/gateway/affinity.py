@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from ...cloud_engine.gateway.balancing.affinity import Placement
+from ...cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
 from ...cloud_engine.gateway.balancing.choice import Chooser
 from ...cloud_engine.gateway.balancing.node import Node, NodeAddress
 from ...protocol.errors import ConfigurationError
@@ -43,27 +43,30 @@ def read_trace(path: Path, most: int) -> list[TraceRequest]:
         raise ConfigurationError(f"{path} is no trace in Mooncake's form: {error!r}", param="trace") from error
 
 
-def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0) -> dict[str, float]:
-    """Hit rates as shares of the prompts' blocks, the busiest node against the mean, and the time of a decision."""
-    simulated = [_SimulatedNode(Node(NodeAddress(f"http://node{number}"))) for number in range(nodes)]
-    chooser, together = Chooser(Random(seed)), _Cache()
-    running: list[tuple[float, int, _SimulatedNode, Placement]] = []
+def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: int = 1) -> dict[str, float]:
+    """Hit rates as shares of the prompts' blocks, the busiest node against the mean, and the time of a decision.
+
+    Each request comes to one of the gateway's workers at random, which knows of no other's load.
+    """
+    simulated, index, random = [_SimulatedNode() for _ in range(nodes)], PrefixIndex(), Random(seed)
+    views = [[Node(NodeAddress(f"http://node{number}")) for number in range(nodes)] for _ in range(workers)]
+    choosers, together = [Chooser(index, Random(seed + worker)) for worker in range(workers)], _Cache()
+    running: list[tuple[float, int, Node, Placement]] = []
     times: list[float] = []
     for number, request in enumerate(trace):
         while running and running[0][0] <= request.at_s:
             _, _, node, placement = heapq.heappop(running)
-            node.node.tokens_in_flight -= placement.tokens
-        body = _body(request)
+            node.tokens_in_flight -= placement.tokens
+        body, worker = _body(request), random.randrange(workers)
         started = time.perf_counter()
         placement = Placement.of("bench", "model", body)
-        chosen = chooser.choose([each.node for each in simulated], placement)
-        chosen.seen.add(placement)
+        node = choosers[worker].choose(views[worker], placement)
         times.append(time.perf_counter() - started)
-        node = next(each for each in simulated if each.node is chosen)
-        chosen.tokens_in_flight += placement.tokens
+        node.tokens_in_flight += placement.tokens
         together.take(request.blocks)
-        computed = node.cache.take(request.blocks) * _BLOCK_TOKENS
-        node.tokens += computed + request.output_tokens
+        chosen = simulated[views[worker].index(node)]
+        computed = chosen.cache.take(request.blocks) * _BLOCK_TOKENS
+        chosen.tokens += computed + request.output_tokens
         end = request.at_s + computed / _PREFILL_PER_S + request.output_tokens * _TOKEN_S
         heapq.heappush(running, (end, number, node, placement))
     asked, tokens = sum(len(request.blocks) for request in trace), [node.tokens for node in simulated]
@@ -75,7 +78,6 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0) -> dict[str
         "imbalance": max(tokens) / statistics.fmean(tokens),
         "decision_us_p50": statistics.median(times) * 1e6,
         "decision_us_p99": sorted(times)[len(times) * 99 // 100] * 1e6,
-        "index_entries": float(sum(len(node.node.seen) for node in simulated)),
     }
 
 
@@ -97,7 +99,6 @@ class _Cache:
 
 @dataclass(eq=False, slots=True)
 class _SimulatedNode:
-    node: Node
     cache: _Cache = field(default_factory=_Cache)
     # Computed, of prompts and answers.
     tokens: int = 0

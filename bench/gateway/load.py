@@ -100,17 +100,19 @@ class _Client(asyncio.Protocol):
             self._load.failures += self._status != b"200"
 
 
-def request_for(url: str, key: str, *, stream: bool) -> bytes:
+def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:
+    """`tokens`: of the answer, where the stub is not to say how many."""
     body = _STREAM if stream else _WHOLE
+    body = body[:-1] + b',"max_tokens":%d}' % tokens if tokens else body
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def drive(  # noqa: PLR0913
-    url: str, key: str, concurrency: int, seconds: float, *, stream: bool = False, load: LoadResult | None = None
+async def drive(
+    url: str, request: bytes, concurrency: int, seconds: float, *, load: LoadResult | None = None
 ) -> LoadResult:
     """`concurrency` connections for `seconds`; each finishes the request that it began. `load` grows meanwhile."""
-    loop, request = asyncio.get_running_loop(), request_for(url, key, stream=stream)
+    loop = asyncio.get_running_loop()
     load = LoadResult() if load is None else load
     began, ended, left = time.perf_counter(), loop.create_future(), concurrency
 

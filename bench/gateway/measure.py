@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from .load import LoadResult, drive, offer, percentile_ms
+from .load import LoadResult, drive, offer, percentile_ms, request_for
 from .servers import Server, litellm, nginx, stub, updraft
 
 Figures = dict[str, Any]
 
+_P99_MS = (1, 5, 10, 50)  # of the frontier
+_RATES = 12  # that are tried for it, in tenths of what one request behind the other reaches
+_FRONTIER_S = 2.0  # of each rate
+_SHORT_STREAM = 5  # tokens of a stream while memory is watched, so that there are many
 _OVERLOAD = 5
 _SLOTS = 16  # of the overloaded node
 _ANSWER_S = 1.0  # of each: so few requests a second that a busy machine has time for all
@@ -70,6 +74,8 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
 
 def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
     figures = _requests(server, setting, say)
+    best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
+    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))
     load, cpu_s = _driven(server, setting.streams, setting.seconds, stream=True)
     figures["stream"] = {
         "frames_per_s": load.frames / load.seconds,
@@ -77,8 +83,9 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
         "failures": load.failures,
     }
     if setting.memory_seconds:
-        figures["memory"] = asyncio.run(_memory(server, setting))
-    say(f"{server.name}: {figures['stream']}, {figures.get('memory')}")
+        figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
+        figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
+    say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
 
@@ -98,20 +105,32 @@ def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> F
     return figures
 
 
+def _frontier(server: Server, best: float, seconds: float) -> Figures:
+    """The most requests a second, come when they may, of which 99 % take no longer than so many milliseconds."""
+    found = dict.fromkeys(_P99_MS, 0.0)
+    for tenths in range(1, _RATES + 1):
+        load = asyncio.run(offer(server.url, server.key, best * tenths / 10, seconds, seconds / 4))
+        for limit in _P99_MS:
+            if not load.failures and load.percentile_ms(0.99) <= limit:
+                found[limit] = max(found[limit], load.per_second)
+    return {f"requests_per_s_at_p99_{limit}ms": rate for limit, rate in found.items()}
+
+
 def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = False) -> tuple[LoadResult, float]:
     before = server.cpu_s()
-    load = asyncio.run(drive(server.url, server.key, concurrency, seconds, stream=stream))
+    load = asyncio.run(drive(server.url, request_for(server.url, server.key, stream=stream), concurrency, seconds))
     return load, server.cpu_s() - before
 
 
-async def _memory(server: Server, setting: Setting) -> Figures:
+async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Figures:
     """The least-squares slope of the resident memory over the requests, the first fifth left out."""
     load = LoadResult()
-    driving = asyncio.create_task(drive(server.url, server.key, 16, setting.memory_seconds, load=load))
+    request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
+    driving = asyncio.create_task(drive(server.url, request, 16, seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():
         rows.append((len(load.latencies), server.memory_mb()))
-        await asyncio.sleep(setting.memory_seconds / 50)
+        await asyncio.sleep(seconds / 50)
     await driving
     requests, megabytes = np.array(rows[len(rows) // 5 :], float).T
     slope = float(np.polyfit(requests, megabytes, 1)[0]) * 1e5 if len(set(requests)) > 1 else float("nan")

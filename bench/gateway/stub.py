@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
+import re
 import sys
 
 import msgspec
@@ -17,6 +18,7 @@ _WHOLE = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
 }
+_MAX_TOKENS = re.compile(rb'"max_tokens":(\d+)')
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%b\r\n\r\n"
 
 
@@ -84,7 +86,8 @@ class _Stub(asyncio.Protocol):
             self._transport.write(_MODELS)
         elif b'"stream":true' in body:
             self._transport.write(_STREAM)
-            self._stream(self._frames)
+            asked = _MAX_TOKENS.search(body)
+            self._stream(int(asked[1]) if asked else self._frames)
         elif self._slots is not None:
             self._loop.call_at(self._slots.answers_at(self._loop.time()), self._transport.write, _ANSWER)
         else:

@@ -82,6 +82,7 @@ def _requests(counters: Counters) -> list[Metric]:
         _counter("refused", "requests that ended in an error, by its type", _labelled(rows.sums("error"), "type")),
         _counter("limits_hit", "requests refused by a limit, by its kind", _labelled(rows.sums("limit"), "limit")),
         Metric("updraft_gateway_retries_total", "counter", "fail-overs to another node", _first(rows, "retries")),
+        _counter("hedges", "requests to a second node too, by its outcome", _labelled(rows.sums("hedge"), "outcome")),
         Metric("updraft_gateway_cache_hits_total", "counter", "answers that were kept or shared", _first(rows, "kept")),
     ]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
-    from .balancing.suspects import Quarantine
+    from .balancing.registry import BalancingMemory
     from .relay.shared_rows import SharedRows
 
 _COLLECT_AFTER = 10_000  # objects
@@ -81,7 +81,7 @@ class _Shared:
     """The memory that workers have in common."""
 
     rows: SharedRows
-    quarantine: Quarantine
+    balancing: BalancingMemory
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -89,14 +89,14 @@ def run_gateway(options: GatewayOptions) -> None:
 
     SIGHUP changes nothing: keys and certificates are read again as soon as they change.
     """
-    from .balancing.suspects import Quarantine
+    from .balancing.registry import BalancingMemory
     from .relay.shared_rows import SharedRows
     from .workers import Supervisor
 
     _checked(options)
     outlive_hangup()
     import_module(f"{__package__}.app")  # here, so that a worker which replaces another has it
-    shared = _Shared(SharedRows(options.workers), Quarantine())
+    shared = _Shared(SharedRows(options.workers), BalancingMemory())
     with bind_socket(options.host, options.port) as sock:
         # All workers share this mode: one that waits in `accept` would wait with all streams.
         sock.setblocking(False)
@@ -133,11 +133,11 @@ def _checked(options: GatewayOptions) -> None:
 
 def open_gateway(options: GatewayOptions) -> FastAPI:
     """A gateway for a server of somebody else's, as the only worker of its process. Raises ConfigurationError."""
-    from .balancing.suspects import Quarantine
+    from .balancing.registry import BalancingMemory
     from .relay.shared_rows import SharedRows
 
     _checked(options)
-    return _app(replace(options, workers=1), _Shared(SharedRows(), Quarantine()), 0)
+    return _app(replace(options, workers=1), _Shared(SharedRows(), BalancingMemory()), 0)
 
 
 def _serve(options: GatewayOptions, sock: socket, shared: _Shared, worker: int) -> None:
@@ -170,12 +170,12 @@ def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     waiting = part_of_worker(options.max_waiting, options.workers, worker)
-    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), shared.quarantine)
+    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), shared.balancing)
     prices = {node.url: node.price for node in registry.nodes if node.price is not None}
     accounting = open_accounting(options.accounting, prices)
     counters = Counters(shared.rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
-    relay = Relay(Dispatch(registry, upstream, options.timeouts), keys, accounting, counters, cache)
+    relay = Relay(Dispatch(registry, upstream, options.timeouts, counters), keys, accounting, counters, cache)
     return create_gateway_app(relay, access)
 
 

@@ -37,6 +37,35 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Head:
+    """A transport that holds a response's head back until its body, or the loop's next turn: one packet, not two."""
+
+    def __init__(self, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle, self._transport, self._loop = cycle, cycle.transport, loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._cycle.response_started:  # 100 Continue
+            self._transport.write(data)
+        elif self._head:
+            self._send(self._head + data)
+        else:
+            self._head = data
+            self._loop.call_soon(self._send, data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._send(self._head)
+        self._transport.close()
+
+    def _send(self, data: bytes) -> None:
+        if self._cycle.transport is self and not self._transport.is_closing():
+            self._transport.write(data)
+        self._cycle.transport = self._transport  # all else goes there directly
+
+
 class Connection(HttpToolsProtocol):
     """The parser is the same wherever it runs: uvicorn would take another one where this one is missing."""
 
@@ -152,6 +181,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
         cycle.scope[GONE] = self.loop.create_future()
+        cycle.transport = _Head(cycle, self.loop)
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:

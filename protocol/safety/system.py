@@ -96,6 +96,13 @@ def unlock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
+def write_at(handle: int, begin: int, data: bytes) -> None:
+    """All of it, or OSError."""
+    os.lseek(handle, begin, os.SEEK_SET)
+    while data:
+        data = data[os.write(handle, data) :]
+
+
 def fork() -> int:
     """As `os.fork`. Raises ConfigurationError where there is none."""
     if not hasattr(os, "fork"):

@@ -1,9 +1,9 @@
-"""Nodes that have computed the beginning of a prompt before: hashes of its blocks, and those each node has seen."""
+"""Nodes that have computed the beginning of a prompt before: hashes of its blocks, and which node has seen them."""
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,30 +64,34 @@ def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
 
 
 class PrefixIndex:
-    """The blocks and sessions that one node has seen lately, at most `size` of them."""
+    """The blocks and sessions that nodes have seen lately, for all processes that are forked from this one.
 
-    def __init__(self, size: int = 32_768) -> None:
-        self._size = size
-        self._seen: OrderedDict[int, None] = OrderedDict()
+    A table of pairs: what comes takes the first place of its pair, and of the others there the older one is forgotten.
+    Nothing is locked: of two that are written to one place at once, one is not known.
+    """
 
-    def __len__(self) -> int:
-        return len(self._seen)
+    def __init__(self, pairs: int = 2**19) -> None:
+        self._pairs = pairs
+        self._table = memoryview(mmap.mmap(-1, pairs * 16)).cast("q")
 
-    def share_of(self, placement: Placement) -> float:
+    def share_of(self, node: str, placement: Placement) -> float:
         """Of a prompt, what the node has seen of its beginning; of a session that it knows, more than all."""
-        if placement.session in self._seen:
+        if placement.session is not None and self._has(hash((node, placement.session))):
             return 2.0
-        known = bisect_left(placement.blocks, True, key=lambda block: block not in self._seen)
+        known = bisect_left(placement.blocks, True, key=lambda block: not self._has(hash((node, block))))
         return _ENDS[known - 1] / placement.num_bytes if known else 0.0
 
-    def add(self, placement: Placement) -> None:
-        """The first blocks are the last to be forgotten, so that a block is never known without those before it."""
-        seen = self._seen
-        for block in reversed(placement.blocks):
-            seen[block] = None
-            seen.move_to_end(block)
+    def add(self, node: str, placement: Placement) -> None:
+        for block in placement.blocks:
+            self._keep(hash((node, block)))
         if placement.session is not None:
-            seen[placement.session] = None
-            seen.move_to_end(placement.session)
-        while len(seen) > self._size:
-            seen.popitem(last=False)
+            self._keep(hash((node, placement.session)))
+
+    def _has(self, value: int) -> bool:
+        at = value % self._pairs * 2
+        return value in (self._table[at], self._table[at + 1])
+
+    def _keep(self, value: int) -> None:
+        table, at = self._table, value % self._pairs * 2
+        if table[at] != value:
+            table[at + 1], table[at] = table[at], value

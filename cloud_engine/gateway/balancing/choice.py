@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from .affinity import Placement
+from .affinity import Placement, PrefixIndex
 from .node import Node
 
 _MAX_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
@@ -16,17 +16,24 @@ _SLACK_TOKENS = 16_384  # below which load is no reason to leave a cache
 class Chooser:
     """Prefix and session affinity with a guard on load; without either, the less busy of two nodes at random."""
 
-    def __init__(self, random: Random | None = None) -> None:
+    def __init__(self, index: PrefixIndex | None = None, random: Random | None = None) -> None:
+        self._index = index or PrefixIndex()
         self._random = random or Random()
         self._turn = 0
 
     def choose(self, usable: Sequence[Node], placement: Placement) -> Node:
-        """`usable` nodes have the model and are not empty."""
+        """One of the `usable` nodes, which have the model and are not empty. It has seen the prompt from now on."""
+        node = self._chosen(usable, placement)
+        self._index.add(node.cache, placement)
+        return node
+
+    def _chosen(self, usable: Sequence[Node], placement: Placement) -> Node:
         if len(usable) == 1:
             return usable[0]
         if placement.blocks or placement.session is not None:
             most = _MAX_OF_MEAN * sum(node.tokens_in_flight for node in usable) / len(usable) + _SLACK_TOKENS
-            matching = [(node.seen.share_of(placement), node) for node in usable if node.tokens_in_flight <= most]
+            below = [node for node in usable if node.tokens_in_flight <= most]
+            matching = [(self._index.share_of(node.cache, placement), node) for node in below]
             best = max((share for share, _ in matching), default=0.0)
             if best >= _MIN_SHARE:
                 return self._least_loaded([node for share, node in matching if share == best])

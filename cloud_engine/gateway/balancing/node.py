@@ -16,7 +16,6 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
-from .affinity import PrefixIndex
 from .breaker import NodeBreaker
 
 _TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
@@ -80,8 +79,8 @@ class Node:
         self.has_listed = False
         self.tells_usage = False
         self.tells_tokens = False
+        self.cache = self.url  # the name of what it has computed
         self.breaker = NodeBreaker()
-        self.seen = PrefixIndex()
         self.in_flight = 0
         self.tokens_in_flight = 0
 
@@ -114,6 +113,8 @@ class Node:
         self.has_listed = True
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
+        if self.tells_tokens and models:  # since when it is up, which others do not say: its cache is no older
+            self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes and a good answer."""

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 from msgspec import UNSET
@@ -14,7 +16,7 @@ from ....protocol.errors import ConfigurationError, ModelNotFoundError, Overload
 from ....protocol.responses import ModelCard
 from ..access.principal import Priority
 from ..upstream.client import Upstream
-from .affinity import Placement
+from .affinity import Placement, PrefixIndex
 from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
@@ -27,6 +29,16 @@ _FIRST_LOOK_S = 1.0  # that nodes have to answer before requests come; twice as 
 _log = logging.getLogger("updraft.gateway")
 
 
+@dataclass(frozen=True, slots=True)
+class BalancingMemory:
+    """What the registries of all workers have in common. It is made before they are forked."""
+
+    # Requests that are refused.
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    # Which node has seen which prompts.
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+
+
 class NodeRegistry:
     """All nodes, watched in the background between `start` and `close`. Those of `directory` come and go."""
 
@@ -36,7 +48,7 @@ class NodeRegistry:
         upstream: Upstream,
         max_waiting: int = 256,
         directory: NodeDirectory | None = None,
-        quarantine: Quarantine | None = None,
+        shared: BalancingMemory | None = None,
     ) -> None:
         """Raises ConfigurationError for a URL that is none, given twice, or no URL and no directory."""
         self.nodes = [Node(address) for address in addresses]
@@ -46,9 +58,10 @@ class NodeRegistry:
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
-        self.suspects = Suspects(quarantine)
+        shared = shared or BalancingMemory()
+        self.suspects = Suspects(shared.quarantine)
         self._upstream = upstream
-        self._chooser = Chooser()
+        self._chooser = Chooser(shared.index)
         self._line = WaitingLine(max_waiting)
         self._watchers: list[asyncio.Task[None]] = []
         self._registered: dict[str, tuple[Node, asyncio.Task[None]]] = {}
@@ -158,23 +171,31 @@ class NodeRegistry:
 
         Waits for room. Raises OverloadedError or ModelNotFoundError.
         """
-
-        def take() -> Node | None:
-            return self._take(placement, tried)
-
-        def give_back(node: Node) -> None:
-            node.in_flight -= 1
-            node.tokens_in_flight -= placement.tokens
-            self._line.move()
-
-        node = None if self._line else take()
-        if node is None:
-            alike = placement.model, frozenset(each.url for each in tried)
-            node = await self._line.wait(priority, alike, take, give_back)
+        node = await self.take(placement, tried, priority)
         try:
             yield node
         finally:
-            give_back(node)
+            self.give_back(node, placement)
+
+    async def take(self, placement: Placement, tried: Collection[Node], priority: Priority) -> Node:
+        """The same, for who gives the node back."""
+        node = None if self._line else self._take(placement, tried)
+        if node is None:
+            alike = placement.model, frozenset(each.url for each in tried)
+            take, give_back = partial(self._take, placement, tried), partial(self.give_back, placement=placement)
+            node = await self._line.wait(priority, alike, take, give_back)
+        return node
+
+    def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
+        """The same for a hedge, which is a retry in the budget. None where it would have to wait."""
+        if self._line or not any(node.has_room for node in self._usable(placement.model, tried)):
+            return None
+        return self._take(placement, tried) if self.retries.take() else None
+
+    def give_back(self, node: Node, placement: Placement) -> None:
+        node.in_flight -= 1
+        node.tokens_in_flight -= placement.tokens
+        self._line.move()
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
         """The properties that decide on a request's node. Nothing is hashed where there is no choice."""
@@ -206,7 +227,6 @@ class NodeRegistry:
             return None
         sure = [node for node in with_room if not node.is_on_trial]
         node = self._chooser.choose(sure or with_room, placement)
-        node.seen.add(placement)
         node.in_flight += 1
         node.tokens_in_flight += placement.tokens
         return node

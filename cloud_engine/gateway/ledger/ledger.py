@@ -19,8 +19,8 @@ from typing import Literal
 import msgspec
 
 from ....protocol.errors import OverloadedError
-from .metering import UsageRow, values_of
-from .store import LedgerWriteError, RowRefusedError, UsageStore, Values
+from .metering import UsageRow, Values, record_of, values_of
+from .store import LedgerWriteError, RowRefusedError, UsageStore
 
 FailurePolicy = Literal["stop", "continue"]
 """Whether requests are refused (503) or answered while the ledger cannot be written."""
@@ -48,6 +48,8 @@ class _Entry(msgspec.Struct, frozen=True):
     settled: bool
     # Who waits for the commit.
     committed: asyncio.Future[bool] | None = None
+    # Of its intent in the store's file, until the commit.
+    place: int | None = None
 
 
 class UsageLedger:
@@ -67,10 +69,12 @@ class UsageLedger:
         self._on_failure: FailurePolicy = on_failure
         self._keep_days = keep_days
         self._calls: queue.SimpleQueue[threading.Event | Literal["write", "end"]] = queue.SimpleQueue()
+        self._places: dict[str, int] = {}  # of intents, by row
         self._entered: deque[_Entry] = deque()
         self._unwritten: list[_Entry] = []
         self._late: asyncio.TimerHandle | None = None
         self._closes_at: float | None = None
+        self._committing_since: float | None = None
         self._housekeeping_at = 0.0
         self._failure_is_logged = False
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
@@ -82,16 +86,19 @@ class UsageLedger:
         return len(self._entered) + len(self._unwritten)
 
     async def open(self, row: UsageRow) -> None:
-        """Commit the intent of a request that is about to be sent to a node.
+        """Keep the intent of a request that is about to be sent to a node, safe from the death of this process.
 
-        Raises OverloadedError where that fails and the operator wants requests to stop then.
+        Raises OverloadedError where the ledger cannot be written and the operator wants requests to stop then.
         """
-        row.worker, row.state = self.worker, "intent"
-        if self.failing and self._on_failure == "continue":
+        if self._on_failure == "stop" and (self.failing or self._hangs or self.waiting >= MAX_WAITING):
+            raise _unwritable()
+        row.worker, row.state = self.worker, "abandoned"  # if nothing follows
+        if self._is_kept(row):
+            return
+        row.state = "intent"
+        if self.failing:
             self._enter(_Entry(values_of(row), settled=False))
             return
-        if self.failing or self.waiting >= MAX_WAITING:
-            raise _unwritable()
         loop = asyncio.get_running_loop()
         committed: asyncio.Future[bool] = loop.create_future()
         self._enter(_Entry(values_of(row), settled=False, committed=committed))
@@ -105,7 +112,7 @@ class UsageLedger:
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
         row.worker, row.state = self.worker, "settled"
-        self._enter(_Entry(values_of(row), settled=True))
+        self._enter(_Entry(values_of(row), settled=True, place=self._places.pop(row.id, None)))
 
     def flush(self, timeout_s: float = _OPEN_S) -> bool:
         """Wait until what was entered before is committed. False: it is not yet."""
@@ -121,9 +128,28 @@ class UsageLedger:
         if self._thread.is_alive():
             _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
 
+    @property
+    def _hangs(self) -> bool:
+        """Whether the disk, or another process, has held a commit up for long."""
+        since = self._committing_since
+        return since is not None and time.monotonic() > since + _OPEN_S
+
+    def _is_kept(self, row: UsageRow) -> bool:
+        """Whether the store has a place for the intent. What has none is committed."""
+        if self._store.intents is None or self._closes_at is not None:
+            return False
+        try:
+            place = self._store.intents.add(record_of(values_of(row)))
+        except UnicodeError:
+            return False
+        if place is not None:
+            self._places[row.id] = place
+        return place is not None
+
     def _enter(self, entry: _Entry) -> None:
         if self.waiting >= MAX_WAITING:
             self.lost += 1
+            self._forget([entry])
             if entry.committed is not None:
                 entry.committed.set_result(False)
             return
@@ -182,8 +208,9 @@ class UsageLedger:
     def _write(self) -> None:
         batch = self._unwritten
         if not batch:
-            self.failing = False  # the next intent finds out
+            self.failing = False  # the next row finds out
             return
+        self._committing_since = time.monotonic()
         try:
             self._commit(batch)
         except LedgerWriteError as error:
@@ -192,14 +219,23 @@ class UsageLedger:
             self.failing = self._failure_is_logged = True
             self.failures += 1
             kept = [each for each in batch if each.settled or self._on_failure == "continue"]
-            self._unwritten = [_Entry(each.values, each.settled) for each in kept]
+            self._unwritten = [_Entry(each.values, each.settled, place=each.place) for each in kept]
             _tell(batch, is_written=False)
         else:
             if self._failure_is_logged:
                 _log.warning("The ledger is written again.")
             self.failing = self._failure_is_logged = False
             self._unwritten = []
+            self._forget(batch)
             _tell(batch, is_written=True)
+        finally:
+            self._committing_since = None
+
+    def _forget(self, batch: Sequence[_Entry]) -> None:
+        """Their intents have come to an end."""
+        for each in batch:
+            if each.place is not None and self._store.intents is not None:
+                self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[_Entry]) -> None:
         try:

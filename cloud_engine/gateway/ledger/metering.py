@@ -8,9 +8,12 @@ from operator import attrgetter
 from random import getrandbits  # seeded anew in each forked process
 from typing import Any, Literal
 
+import msgspec
+
 RESPONSE_CACHE = "response-cache"
 """The node of rows whose answer was kept from an earlier request."""
 
+Values = tuple[Any, ...]
 State = Literal["intent", "settled", "abandoned"]
 
 
@@ -63,7 +66,7 @@ class UsageRow:
     tenant: str = ""
     # Which process served it.
     worker: str = ""
-    # `intent` before it is sent to a node, then `settled`; `abandoned` if its worker died before that.
+    # `settled`, or `abandoned` if its worker died before that. PostgreSQL has a row before: `intent`.
     state: State = "intent"
     # The row's own id.
     id: str = field(default_factory=row_id)
@@ -73,6 +76,19 @@ COLUMNS = tuple(column.name for column in fields(UsageRow))
 _VALUES = attrgetter(*COLUMNS)
 
 
-def values_of(row: UsageRow) -> tuple[Any, ...]:
+def values_of(row: UsageRow) -> Values:
     """In the order of `COLUMNS`."""
     return _VALUES(row)
+
+
+def record_of(values: Values) -> bytes:
+    """Raises UnicodeError for text that no database takes."""
+    return msgspec.json.encode(values)
+
+
+def values_in(record: bytes) -> Values:
+    """What `record_of` was given. Raises ValueError for anything else."""
+    values = msgspec.json.decode(record, type=Values)
+    if len(values) != len(COLUMNS):
+        raise ValueError("a row with other columns")
+    return values

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import ConfigurationError, MissingDependencyError
 from ....protocol.safety.redaction import shown_url
-from .metering import COLUMNS
-from .store import VERSION, LedgerWriteError, RowRefusedError, Values, create_table, insert
+from .metering import COLUMNS, Values
+from .store import VERSION, LedgerWriteError, RowRefusedError, create_table, insert
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,6 +27,7 @@ class PostgresStore:
     """A failed connection is made again with the next commit. Raises ConfigurationError."""
 
     _INTENT, _SETTLE = insert("%s", settle=False), insert("%s", settle=True)
+    intents = None  # they survive the death of this machine
 
     def __init__(self, url: str) -> None:
         self._psycopg = _client_library()

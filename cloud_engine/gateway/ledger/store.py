@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from ....protocol.decoding import UNREADABLE
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.shared_file import SharedFile
 from ....protocol.wal import columns, transaction
-from .metering import COLUMNS, UsageRow
+from .intents import IntentFile
+from .metering import COLUMNS, UsageRow, Values, values_in
 from .workers import WorkerSlot
-
-Values = tuple[Any, ...]
 
 VERSION = 1
 """Of the schema. A file of another version is refused."""
 
 _BUSY_S = 2.0
+_log = logging.getLogger("updraft.gateway")
 #: Columns that an intent has already.
 _OF_INTENT = frozenset(("id", "request_id", "key_name", "model", "started_at", "tier", "key_id", "tenant", "worker"))
 _TYPES = {"str": "TEXT", "State": "TEXT", "int": "INTEGER", "float": "REAL", "float | None": "REAL"}
@@ -38,6 +41,11 @@ class UsageStore(Protocol):
 
     # The id of this process in its rows.
     worker: str
+
+    @property
+    def intents(self) -> IntentFile | None:
+        """Where intents stand that are no rows yet; None where each is one."""
+        ...
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         """Commit all, or raise LedgerWriteError or RowRefusedError. A row that is settled stays as it is."""
@@ -84,6 +92,11 @@ class SqliteStore:
         self._connection = file.open(lambda connection: _create(connection, path))
         self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
         self.worker = self._slot.id
+        try:
+            self.intents = IntentFile(self._slot.intents)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {self._slot.intents} for the ledger: {error}.") from error
+        self._left = self.intents.records()  # by the worker that had this slot before
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         try:
@@ -98,10 +111,20 @@ class SqliteStore:
             raise RowRefusedError(str(error)) from error
 
     def abandon(self) -> int:
-        live = self._slot.live_ids()
+        try:
+            count = self._enter(self._left)
+            while self._left:
+                self.intents.remove(self._left.popitem()[0])
+            for path in self._slot.left_behind():
+                with closing(IntentFile(path)) as file:
+                    count += self._enter(file.records())
+                path.unlink()
+            live = self._slot.live_ids()
+        except OSError as error:
+            raise LedgerWriteError(str(error)) from error
         marks = ", ".join("?" for _ in live)
         query = f"UPDATE usage SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN ({marks})"
-        return self._changed(query, *live)
+        return count + self._changed(query, *live)
 
     def prune(self, before: float, most: int) -> int:
         query = "DELETE FROM usage WHERE id IN (SELECT id FROM usage WHERE started_at < ? ORDER BY started_at LIMIT ?)"
@@ -110,6 +133,22 @@ class SqliteStore:
     def close(self) -> None:
         self._connection.close()
         self._slot.close()
+
+    def _enter(self, records: Mapping[int, bytes]) -> int:
+        """Rows of requests that were not settled. How many there were."""
+        rows: list[Values] = []
+        for record in records.values():
+            try:
+                rows.append(values_in(record))
+            except (*UNREADABLE, ValueError) as error:
+                _log.error("A request that a dead worker began has no row: its intent is damaged (%s).", error)
+        if not rows:
+            return 0
+        try:
+            with transaction(self._connection) as connection:
+                return connection.executemany(self._INTENT, rows).rowcount
+        except sqlite3.Error as error:
+            raise LedgerWriteError(str(error)) from error
 
     def _changed(self, query: str, *values: object) -> int:
         try:

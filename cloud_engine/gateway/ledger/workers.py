@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ....protocol.errors import ConfigurationError
@@ -40,6 +40,23 @@ class WorkerSlot:
         """Of all workers that live."""
         return [worker for number in range(MAX_WORKERS) if (worker := self._holder(number))]
 
+    @property
+    def intents(self) -> Path:
+        """The file for what this worker has begun."""
+        return self._intents(self.number)
+
+    def left_behind(self) -> Iterator[Path]:
+        """The same of dead workers, whose places nobody takes while the loop is at it."""
+        for number in range(MAX_WORKERS):
+            if number == self.number or not self._intents(number).exists():
+                continue
+            file = os.open(self._path(number), os.O_RDWR)
+            try:
+                if try_lock(file):
+                    yield self._intents(number)
+            finally:
+                os.close(file)
+
     def _take(self) -> tuple[int, int]:
         for number in range(MAX_WORKERS):
             file = os.open(private_file(self._path(number)), os.O_RDWR)
@@ -60,6 +77,9 @@ class WorkerSlot:
             return "" if try_lock(file) else os.read(file, 64).decode()
         finally:
             os.close(file)
+
+    def _intents(self, number: int) -> Path:
+        return self._folder / f"intents-{number}"
 
     def _path(self, number: int) -> Path:
         return self._folder / f"worker-{number}"

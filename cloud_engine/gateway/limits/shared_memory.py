@@ -12,8 +12,7 @@ import mmap
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +20,7 @@ from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import locked, try_lock, unlock
+from ....protocol.safety.system import locked, try_lock, unlock, write_at
 from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -58,30 +57,42 @@ class SharedMemoryStore:
                 os.ftruncate(self._file, _MEMORY_BYTES)
                 self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
                 self._clear(self._slot.number)
+                self._make_room(0, _HEADER_BYTES)
                 self._memory[self._slot.number] = 1
             unlock(self._file)
-        except OSError as error:
+        except (OSError, OverloadedError) as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
-        async with self._alone():
+        await self._lock()
+        try:
             self._settle_all()
             admission = self._admit(claims)
             if admission.refused is not None and self._sweep():
                 admission = self._admit(claims)
             return admission
+        finally:
+            unlock(self._file)
 
     async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:  # noqa: ARG002
         self._unsettled.append((claims, amounts))
-        with suppress(OverloadedError):  # whoever has the memory next settles it
-            async with self._alone():
-                self._settle_all()
+        try:
+            await self._lock()
+        except OverloadedError:
+            return  # whoever has the memory next settles it
+        try:
+            self._settle_all()
+        finally:
+            unlock(self._file)
 
     async def seed(self, claim: Claim, spent: float) -> None:
-        async with self._alone():
+        await self._lock()
+        try:
             now = time.time()
             if self._find(claim.account) is None:
                 self._use(self._made(claim, now, ()), claim, spent, now)
+        finally:
+            unlock(self._file)
 
     async def close(self) -> None:
         self._memory.close()
@@ -145,11 +156,19 @@ class SharedMemoryStore:
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
-                self._memory[record : record + _KEY_BYTES] = bytes(_KEY_BYTES)
-                _RECORD.pack_into(self._memory, record + _KEY_BYTES, *([0.0] * (2 + MAX_WORKERS)))
+                self._make_room(record, record + _RECORD_BYTES)
+                self._memory[record : record + _RECORD_BYTES] = bytes(_RECORD_BYTES)
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
         raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
+
+    def _make_room(self, begin: int, end: int) -> None:
+        """Write the pages as they are: one for which the disk has no room would end the process that changes it."""
+        begin, end = begin - begin % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
+        try:
+            write_at(self._file, begin, self._memory[begin:end])
+        except OSError as error:
+            raise OverloadedError(f"The limits cannot be kept ({error.strerror}): try again later.") from error
 
     def _sweep(self) -> bool:
         """Clear what workers have reserved that are dead."""
@@ -165,19 +184,16 @@ class SharedMemoryStore:
                 self._memory[at : at + 8] = _NOTHING
         self._memory[worker] = 0
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncGenerator[None]:
-        """Alone with the memory, also among processes. Nothing may be awaited within."""
-        async with self._turn:  # of a whole process only one tries
+    async def _lock(self) -> None:
+        """Alone with the memory, also among processes, until `unlock`. Nothing may be awaited meanwhile."""
+        if try_lock(self._file):
+            return
+        async with self._turn:  # of a whole process only one goes on trying
             until = time.monotonic() + _LOCK_S
             while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
                     raise OverloadedError("Another worker holds the limits for too long: try again later.")
                 await asyncio.sleep(_PAUSE_S)
-            try:
-                yield
-            finally:
-                unlock(self._file)
 
 
 @lru_cache(4096)

@@ -33,11 +33,14 @@ class EngineFailure(UpstreamFailure):
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it."""
-    body, status = await response.read_whole(), response.status
-    if status == 200:
+    body, status, passage = await response.read_whole(), response.status, call.passage
+    if status == 200 and passage is None:
         body = whole_answer(body, call.row)
+    elif status == 200 and passage is not None:
+        passage.whole(body)
     elif 400 <= status < 600:
-        body = msgspec.json.encode({"error": error_in(without_key(body), status, f"The node answered {status}")})
+        error = error_in(without_key(body), status, f"The node answered {status}")
+        body = msgspec.json.encode({"error": error} if passage is None else passage.error_body(error))
     else:
         raise UpstreamError(_odd_status(response))
     await call.start(response, len(body))
@@ -78,17 +81,8 @@ async def relay_passage(call: Call, passage: Passage, response: Response, withou
     kind = dict(response.headers).get(b"content-type", b"")
     if response.status == 200 and kind.lower().startswith(b"text/event-stream"):
         await _relay_events(call, passage, response, without_key)
-        return
-    body, status = await response.read_whole(), response.status
-    if status == 200:
-        passage.whole(body)
-    elif 400 <= status < 600:
-        error = error_in(without_key(body), status, f"The node answered {status}")
-        body = msgspec.json.encode(passage.error_body(error))
     else:
-        raise UpstreamError(_odd_status(response))
-    await call.start(response, len(body))
-    await call.emit(body, more=False)
+        await relay_whole(call, response, without_key)
 
 
 async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:

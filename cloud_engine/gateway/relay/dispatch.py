@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ....protocol.errors import ModelNotFoundError, OverloadedError, UpdraftError
+from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
 from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
+from ..balancing.affinity import Placement
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
@@ -17,6 +21,7 @@ from ..upstream.timeouts import Timeouts
 from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
+from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
@@ -30,6 +35,7 @@ class Dispatch:
     registry: NodeRegistry
     upstream: Upstream
     timeouts: Timeouts = field(default_factory=Timeouts)
+    counters: Counters = field(default_factory=Counters)
 
     async def answer(self, call: Call) -> None:
         """Try nodes until one answers, and others go on with a stream that broke off.
@@ -45,6 +51,9 @@ class Dispatch:
             while not course.is_over:
                 if call.tried:
                     self._check_retry(call, course)
+                elif self._may_be_hedged(call):
+                    await self._hedged(call, placement, course)
+                    continue
                 async with registry.place(placement, call.tried, call.priority) as node:
                     call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
@@ -53,6 +62,47 @@ class Dispatch:
             if call.answered and course.failure is not None:
                 raise course.failure from None  # the client gets it as an event
             raise
+
+    def _may_be_hedged(self, call: Call) -> bool:
+        """Of a first attempt: what failed a node is not sent to two at once."""
+        return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
+
+    async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
+        """The first attempt, with a second beside it once the node was silent for long. Who sends first is relayed."""
+        attempts, hedge = course.attempts, None
+
+        def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
+            attempts[node] = asyncio.create_task(attempt)
+            # Not in the attempt itself, which may be aborted before it runs.
+            attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
+
+        first = await self.registry.take(placement, (), call.priority)
+        call.row.node, call.tried = first.url, [first]
+        start(first, self._try(call, first, course))
+        try:
+            await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
+            with suppress(QuarantinedRequestError):  # since it was sent: another like it failed nodes
+                self.registry.suspects.check(*_identity(call))
+                is_silent = course.winner is None and not attempts[first].done()
+                hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
+            if hedge is not None:
+                call.tried.insert(0, hedge)
+                start(hedge, self._try_beside(call, hedge, course))
+            await asyncio.wait(attempts.values())
+        finally:
+            for attempt in attempts.values():
+                attempt.cancel()
+            outcomes = await asyncio.gather(*attempts.values(), return_exceptions=True)
+            if hedge is not None:
+                self.counters.own.of("hedge", "won" if course.winner is hedge else "lost")[0] += 1
+        attempts.clear()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
+        with suppress(OverloadedError):  # no descriptor is left for it: the first attempt goes on
+            await self._try(call, node, course)
 
     def _check_retry(self, call: Call, course: _Course) -> None:
         """Raises UpdraftError or UpstreamFailure where no other node is to be asked."""
@@ -71,7 +121,7 @@ class Dispatch:
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
         """One attempt, and what it says about the node and the request."""
-        others_broke_off, size = course.failure is not None, call.begun.size
+        size = call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
         except EngineFailure as failure:
@@ -83,7 +133,7 @@ class Dispatch:
             course.failure = failure
             course.erred.append(node)
         except UpstreamFailure as failure:
-            course.failure = failure
+            others_broke_off, course.failure = course.failure is not None, failure
             node.failed(str(failure))
             if others_broke_off and call.begun.size > size:  # it was past the place at which they did
                 self.registry.suspects.answered(*_identity(call))
@@ -107,6 +157,10 @@ class Dispatch:
             async with self.upstream.open(node.target, request, patience) as response:
                 if self._goes_elsewhere(call, node, response.status, course):
                     return False
+                if course.attempts:
+                    if call.stream and response.status == 200:
+                        await response.wait_for_body()
+                    course.won_by(node, call)
                 call.row.status = response.status
                 await self._relay(call, node, response, course)
         return True
@@ -117,14 +171,14 @@ class Dispatch:
         if call.answered:  # the client has the status of the first answer
             course.engine_failures += status != 200 and not is_full
             return status != 200
-        if not self.registry.has_another(call.model, call.tried):
+        if not self.registry.has_another(call.model, call.tried) and not course.others(node):
             return False
         if status in _HAS_NO_ROUTE:
             return call.passage is not None
         if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
             return False
         course.engine_failures += not is_full
-        if not self.registry.retries.take():
+        if not course.others(node) and not self.registry.retries.take():
             return False
         course.erred.append(node)
         return True
@@ -165,6 +219,22 @@ class _Course:
     # Nodes that failed at it and went on living.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
+    # Attempts beside one another, each in a task of its own. The first to send aborts the other.
+    attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
+    # Of these, the node that is relayed.
+    winner: Node | None = None
+
+    def others(self, node: Node) -> list[Node]:
+        """Those that work at it beside `node`."""
+        return [other for other, attempt in self.attempts.items() if other is not node and not attempt.done()]
+
+    def won_by(self, node: Node, call: Call) -> None:
+        """The other attempt is aborted, as if its node had not been tried."""
+        self.winner, aborted = node, self.others(node)
+        for other in aborted:
+            self.attempts[other].cancel()
+        call.tried = [*(each for each in call.tried if each is not node and each not in aborted), node]
+        call.row.node, call.row.retries = node.url, len(call.tried) - 1
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:

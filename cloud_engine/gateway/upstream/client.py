@@ -68,6 +68,10 @@ class Response:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
         return self._connection.read()
 
+    def wait_for_body(self) -> Awaitable[None]:
+        """Until `read` has something. Raises UpstreamFailure."""
+        return self._connection.wait_for_body()
+
     async def read_whole(self) -> bytes:
         """Raises UpstreamFailure, also for a body that has no end."""
         pieces, size = list[bytes](), 0

@@ -81,6 +81,11 @@ class NodeConnection(asyncio.Protocol):
             await self._wait(patience.first_s)
         return self._parser.status, self._parser.headers
 
+    async def wait_for_body(self) -> None:
+        """Until its first bytes are here, or its end. Raises UpstreamFailure."""
+        while not (self._chunks or self._parser.complete):
+            await self._wait(self._patience.first_s)
+
     async def read(self) -> bytes:
         """The next bytes of the body; empty at its end. Raises UpstreamFailure."""
         while not self._chunks:

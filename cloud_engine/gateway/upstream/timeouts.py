@@ -21,11 +21,13 @@ class Timeouts:
     idle_s: float = 30.0
     # For a request from its arrival to its last byte, the time in which the client sends its body included.
     whole_s: float = 600.0
+    # For the first bytes of an answer, before a second node gets the request too. None: none ever does.
+    hedge_after_s: float | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not (value > 0 and math.isfinite(value)):
+            if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigurationError(f"{each.name} must be a number above 0, got {value}.", param=each.name)
 
     @property

@@ -121,10 +121,10 @@ class Stub:
     owner: str = "vllm"
     # Of words; -1: before the first event.
     breaks_after: int | None = None
-    # The same for one request after the other, whichever of several servers has it.
-    script: deque[int | None] = field(default_factory=deque[int | None])
     chunk: dict[str, Any] = field(default_factory=dict[str, Any])  # added to each choice
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    # As `breaks_after`, for one request after the other, whichever of several servers has it.
+    script: deque[int | None] = field(default_factory=deque[int | None])
 
     def app(self) -> Starlette:
         return Starlette(routes=[Route("/v1/models", self.models), Route(CHAT, self.chat, methods=["POST"])])

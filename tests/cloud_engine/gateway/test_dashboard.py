@@ -27,7 +27,7 @@ def samples() -> dict[str, set[str]]:
     counters.count(row)
     counters.streamed(row, 1.0)
     counters.refused(AuthenticationError("no"), "tokens")
-    for name in (("node", "url"), ("waiting", "batch")):
+    for name in (("node", "url"), ("waiting", "batch"), ("hedge", "won")):
         counters.own.of(*name)
     text = render([*gateway_metrics(counters), *node_metrics(EngineStats(), Latencies(), healthy=True)])
     families = text_string_to_metric_families(text)

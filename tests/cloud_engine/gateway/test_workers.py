@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import psutil
 import pytest
 from updraft.cloud_engine.gateway.workers import Supervisor
 from updraft.protocol.errors import ConfigurationError
+from waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -46,6 +49,31 @@ def check_gauges_of_all_workers(url: str, node: str) -> None:
         while told < 10 and time.monotonic() < deadline:  # a worker tells the others twice a second
             told = told + 1 if expected in httpx.get(f"{url}/metrics").text else 0
         assert told == 10
+
+
+def test_a_session_stays_at_its_node_whichever_worker_is_asked(
+    spawn: Any, spawn_fake_node: Any, tmp_path: Path
+) -> None:
+    nodes = [spawn_fake_node().url for _ in range(4)]
+    command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--workers", "2"]
+    listed = [word for node in nodes for word in ("--node", node)]
+    running = spawn("-m", "updraft", *command, *listed, "--db", str(tmp_path / "db"))
+
+    def served(column: str) -> set[str]:
+        with closing(sqlite3.connect(tmp_path / "db")) as connection:
+            return {value for (value,) in connection.execute(f"SELECT {column} FROM usage WHERE status = 200")}
+
+    body = {**BODY, "prompt_cache_key": "my session"}
+    with httpx.Client(headers={"connection": "close"}, timeout=60) as client:
+
+        def ask_some() -> bool:
+            for _ in range(10):
+                assert client.post(f"{running.url}/v1/chat/completions", json=body).status_code == 200
+            return len(served("worker")) == 2
+
+        wait_for(ask_some)
+        ask_some()
+    assert len(served("node")) == 1
 
 
 def test_a_killed_worker_is_replaced_and_what_it_counted_stays(

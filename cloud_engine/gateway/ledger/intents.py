@@ -1,0 +1,64 @@
+"""Intents of a worker, in a mapped file that outlives it: a place for each request in flight, no disk to wait for.
+
+What stands there is the row that the request gets if its worker dies. A kill in between leaves every place whole: its
+length is stored last.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from struct import Struct
+
+from ....protocol.safety.private_files import private_file
+from ....protocol.safety.system import write_at
+
+_PLACES = 1024
+_PLACE_BYTES = 1024
+_BYTES = _PLACES * _PLACE_BYTES
+_LENGTH = Struct("=I")
+_ROOM = _PLACE_BYTES - _LENGTH.size
+
+
+class IntentFile:
+    """One thread adds; another one may remove."""
+
+    def __init__(self, path: Path) -> None:
+        """The file that is there, or a new one. Raises OSError."""
+        file = os.open(private_file(path), os.O_RDWR)
+        try:
+            if os.fstat(file).st_size < _BYTES:
+                write_at(file, 0, bytes(_BYTES))  # a page without room on the disk would end the process
+            self._memory = mmap.mmap(file, _BYTES)
+        finally:
+            os.close(file)
+        taken = self.records()
+        self._free = [place for place in reversed(range(_PLACES)) if place not in taken]
+
+    def add(self, record: bytes) -> int | None:
+        """The place of `record`; None if it is too long, or no place is free."""
+        if len(record) > _ROOM or not self._free:
+            return None
+        place = self._free.pop()
+        begin = place * _PLACE_BYTES
+        self._memory[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
+        _LENGTH.pack_into(self._memory, begin, len(record))
+        return place
+
+    def remove(self, place: int) -> None:
+        _LENGTH.pack_into(self._memory, place * _PLACE_BYTES, 0)
+        self._free.append(place)
+
+    def records(self) -> dict[int, bytes]:
+        """What stands in the file, by place."""
+        found: dict[int, bytes] = {}
+        for place in range(_PLACES):
+            begin = place * _PLACE_BYTES
+            (length,) = _LENGTH.unpack_from(self._memory, begin)
+            if length:
+                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, _ROOM)]
+        return found
+
+    def close(self) -> None:
+        self._memory.close()
