@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...kernels.attention.launch import AttentionShape
 from ...kernels.attention.metadata import AttentionPlanner
-from ...kernels.attention.types import LayerAttention, QuerySpan
+from ...kernels.attention.types import QuerySpan, ScoreOptions
 from .measure import Case, Run
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
@@ -82,7 +82,7 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
     size = (work.sequences * work.blocks, shape.block_size, 2 * shape.kv_heads, shape.head_dim)
     caches = [_random(work, planner.device, *size) for _ in range(_SETS)]
     queries = [_random(work, planner.device, work.rows, shape.heads, shape.head_dim) for _ in range(_SETS)]
-    rule = LayerAttention(0, shape.head_dim**-0.5)
+    rule = ScoreOptions(shape.head_dim**-0.5)
     dense = partial(_Dense.random, work, planner.device)
     return Case(
         f"attention {work.name} {work.sequences}x{work.queries} over {work.context}",

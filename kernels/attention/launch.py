@@ -79,8 +79,10 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
+    if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
+        keys //= 2  # once they are two bytes wide, too
     # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a block of its own for every key.
-    is_crowded = shape.windowed or shape.block_size < keys
+    is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
     return Launch(num_warps=8 if wide or rows == _MAX_ROWS else 4, num_stages=3, tiles=tiles)
@@ -104,7 +106,7 @@ def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
 def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
     """The programs that the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
-    query = launch.tiles["BLOCK_M"] * shape.padded_dim * shape.cache_bytes
+    query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
     waits = launch.tiles["BLOCK_M"] < _MIN_ASYNC_ROWS
     scratch = launch.tiles["BLOCK_M"] * _SCRATCH_OF_ROW if waits else 0
     needed = 2 * tile * (launch.num_stages - waits) + query + scratch + _SHARED_OF_PROGRAM

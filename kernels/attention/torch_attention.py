@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kv_cache.reference import write_kv_reference_
-from ..kv_cache.types import HeadNorms, Rotation
+from ..kv_cache.types import HeadNorms, HeadTransform, Rotation
 from .ragged_batch import RaggedBatch
 from .torch_groups import AttentionGroup, CacheShape, plan_groups
 from .types import LayerAttention
@@ -45,7 +45,7 @@ class TorchAttention:
         Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
         """
         cache, num_rows = self._cache[layer.index], self._num_rows
-        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, norms, rotation)
+        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
         if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .types import LayerAttention
+from .types import ScoreOptions
 
 _LOG2_E = math.log2(math.e)
 _BLOCK_SPLITS = 16
@@ -32,7 +32,8 @@ _LOWEST_SCORE = tl.constexpr(-1.0e30)
 
 @triton.jit(do_not_specialize=["window"])
 def attend_kernel(
-    out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, window,
+    out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, value_scale,
+    window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +96,7 @@ def attend_kernel(
     )  # fmt: skip
 
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
-    acc = acc * (1.0 / row_sum)[:, None]
+    acc = acc * (value_scale / row_sum)[:, None]
     heads = kv_heads * GROUP
     if partial_row < 0:
         target = ((first_row + token).to(tl.int64) * heads + head) * HEAD_DIM
@@ -140,7 +141,7 @@ def _attend_inner(
         else:
             k = tl.load(place)
             v = tl.load(place + to_values)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             age = positions[:, None] - keys[None, :]
             visible = age >= 0  # never behind the end: only a sequence's last split is cut there
@@ -153,7 +154,7 @@ def _attend_inner(
         alpha = tl.exp2(row_max - new_max)
         row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
         acc = acc * alpha[:, None]
-        acc = tl.dot(probabilities.to(q.dtype), v, acc, input_precision="ieee")
+        acc = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -207,12 +208,12 @@ def merge_kernel(
 
 
 def attend(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, layer: LayerAttention
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
 ) -> Tensor:
     """Causal attention of each span over its sequence. Rows of padding get zeros.
 
     `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
-    in the query's dtype.
+    in the query's dtype or float8_e4m3fn.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     launch = metadata.launch
@@ -228,13 +229,14 @@ def attend(
         metadata.blocks,
         query.stride(0),
         cache.stride(1),
-        layer.scale * _LOG2_E,
-        layer.window or 0,
+        options.scale * options.key_scale * _LOG2_E,
+        options.value_scale,
+        options.window or 0,
         GROUP=shape.group,
         HEAD_DIM=shape.head_dim,
         PADDED_DIM=shape.padded_dim,
         BLOCK_SIZE=shape.block_size,
-        WINDOWED=layer.window is not None,
+        WINDOWED=options.window is not None,
         PEELED=launch.tiles["BLOCK_M"] >= _MIN_ROWS_TO_PEEL,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..kv_cache.types import HeadNorms, Rotation
+from ..kv_cache.types import HeadNorms, HeadTransform, Rotation
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .types import LayerAttention
+from .types import CacheScales, LayerAttention, ScoreOptions
 
 
 class TritonAttention:
@@ -17,16 +20,27 @@ class TritonAttention:
     It reads nothing from the device and depends on no values in `metadata`, so that a CUDA graph can capture a pass.
     """
 
-    def __init__(self, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape) -> None:
+    def __init__(
+        self,
+        cache: Tensor,
+        metadata: AttentionMetadata,
+        shape: AttentionShape,
+        *,
+        scales: CacheScales | None = None,
+    ) -> None:
         expected = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
         if cache.shape[2:] != expected or cache.element_size() != shape.cache_bytes or not cache.is_contiguous():
             raise ConfigurationError(
                 f"The KV cache {tuple(cache.shape)} of {cache.dtype} must be contiguous, its blocks {expected}, its "
                 f"elements {shape.cache_bytes} bytes."
             )
+        if cache.dtype != torch.float8_e4m3fn and scales is not None:
+            raise ConfigurationError(f"Scales are for caches in float8_e4m3fn, this one is in {cache.dtype}.")
         self._cache = cache
         self._metadata = metadata
         self._shape = shape
+        self._scales = scales or CacheScales()
+        self._options = ScoreOptions(1.0, None, self._scales.key, self._scales.value)
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
@@ -36,10 +50,26 @@ class TritonAttention:
         Returns (rows, heads, head_dim). Rows of padding are stored nowhere and get zeros.
         """
         from ..kv_cache.triton import launch_write_kv_
+
+        transform = HeadTransform(norms, self._scales.key, self._scales.value)
+        launch_write_kv_(projected, self._cache[layer.index], self._metadata.slots, transform, rotation)
+        return self._attend(layer, projected[:, : self._shape.heads])
+
+    def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
         from .triton import attend
 
-        heads, kv_heads, cache = self._shape.heads, self._shape.kv_heads, self._cache[layer.index]
-        if projected.shape[1] != heads + 2 * kv_heads:
-            raise ConfigurationError(f"Attention: {heads} and twice {kv_heads} heads, got {projected.shape[1]}.")
-        launch_write_kv_(projected, cache, self._metadata.slots, norms, rotation)  # which checks all else
-        return attend(projected[:, :heads], cache, self._metadata, self._shape, layer)
+        self._check(query)
+        options = replace(self._options, scale=layer.scale, window=layer.window)
+        return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
+
+    def _check(self, query: Tensor) -> None:
+        """A kernel would read past the end of tensors that do not fit."""
+        shape, dtype = self._shape, self._cache.dtype
+        expected = (len(self._metadata.slots), shape.heads, shape.head_dim)
+        if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):
+            raise ConfigurationError(
+                f"Attention: queries must be {expected} with contiguous heads, got {tuple(query.shape)} with strides "
+                f"{query.stride()}."
+            )
+        if dtype not in (query.dtype, torch.float8_e4m3fn):
+            raise ConfigurationError(f"Attention: queries in {query.dtype} do not fit a cache of {dtype}.")

@@ -34,6 +34,26 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """One layer's way from products of queries and keys to scores."""
+
+    scale: float
+    # Tokens that a query sees, its own included; None is all of them.
+    window: int | None = None
+    # The cache holds the keys and values divided by these.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """The factors of the numbers in an FP8 cache."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSpec:
     """A paged KV cache to be made."""
 

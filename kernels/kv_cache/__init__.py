@@ -1,1 +1,1 @@
-"""Heads on their way into the paged KV cache: norm, rotation, storing."""
+"""Heads on their way into the paged KV cache: norm, rotation, FP8, storing."""

@@ -5,24 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .types import HeadNorms, Rotation, check_kv_write
+from ..runtime.numeric import FP8_MAX
+from .types import HeadNorms, HeadTransform, Rotation, check_kv_write
 
 
 def write_kv_reference_(
-    projected: Tensor, cache: Tensor, slots: Tensor, norms: HeadNorms | None, rotation: Rotation | None
+    projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
     """In float32 throughout, rounded once at the end."""
     check_kv_write(projected, cache, slots, rotation)
     kv_heads = cache.shape[2] // 2
     query, key, value = projected.split((projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     wide_query, wide_key = query.float(), key.float()
-    if norms is not None:
-        wide_query, wide_key = _normed(wide_query, norms.query, norms), _normed(wide_key, norms.key, norms)
+    if transform.norms is not None:
+        wide_query = _normed(wide_query, transform.norms.query, transform.norms)
+        wide_key = _normed(wide_key, transform.norms.key, transform.norms)
     if rotation is not None:
         wide_query, wide_key = _rotated(wide_query, rotation), _rotated(wide_key, rotation)
     query.copy_(wide_query)
     stored = slots >= 0
-    rows = torch.cat((wide_key, value.float()), dim=1)[stored]
+    rows = torch.cat((wide_key * (1.0 / transform.key_scale), value.float() * (1.0 / transform.value_scale)), dim=1)[
+        stored
+    ]
+    if cache.dtype == torch.float8_e4m3fn:
+        rows = rows.clamp(-FP8_MAX, FP8_MAX)
     kept, block_size = slots[stored].long(), cache.shape[1]
     cache[kept // block_size, kept % block_size] = rows.to(cache.dtype)
 

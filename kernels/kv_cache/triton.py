@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.numeric import next_power_of_2
-from .types import HeadNorms, Rotation, check_kv_write
+from ..runtime.numeric import FP8_MAX, next_power_of_2
+from .types import HeadTransform, Rotation, check_kv_write
 
 _ELEMENTS = 1024  # of a program: 8 in each of 128 threads, which is one 16-byte access for each half
 
@@ -30,6 +31,8 @@ def write_kv_kernel(
     heads,
     kv_heads,
     eps,
+    key_factor,
+    value_factor,
     HEAD_DIM: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED_PAIRS: tl.constexpr,
@@ -38,11 +41,13 @@ def write_kv_kernel(
     ROTATED: tl.constexpr,
     NORMED: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     """Grid (rows, groups of heads). A head is read as two halves of its pairs and the rest, so that a thread has both
     elements of a pair.
 
-    `heads`: of queries; then come kv_heads of keys and as many of values.
+    `heads`: of queries; then come kv_heads of keys and as many of values. LARGEST: the largest number of the cache's
+    dtype, 0 for no bound.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -87,12 +92,14 @@ def write_kv_kernel(
     first_stored = tl.where(slot < 0, heads + 2 * kv_heads, heads)  # of a row without a slot no head is
     stored = (exists & (head >= first_stored))[:, None]
     target = cache + (slot * 2 * kv_heads + head - heads)[:, None] * HEAD_DIM
-    first, second = tl.where(values, raw_first, first), tl.where(values, raw_second, second)
-    tl.store(target + pair[None, :], first.to(cache.dtype.element_ty), mask=inside & stored)
-    tl.store(target + PAIRS + pair[None, :], second.to(cache.dtype.element_ty), mask=inside & stored)
+    factor = tl.where(values, value_factor, key_factor)
+    first = _cached(tl.where(values, raw_first, first) * factor, cache, LARGEST)
+    second = _cached(tl.where(values, raw_second, second) * factor, cache, LARGEST)
+    tl.store(target + pair[None, :], first, mask=inside & stored)
+    tl.store(target + PAIRS + pair[None, :], second, mask=inside & stored)
     if PADDED_REST > 0:
-        rest = tl.where(values, raw_rest, rest)
-        tl.store(target + dim[None, :], rest.to(cache.dtype.element_ty), mask=inside_rest & stored)
+        rest = _cached(tl.where(values, raw_rest, rest) * factor, cache, LARGEST)
+        tl.store(target + dim[None, :], rest, mask=inside_rest & stored)
 
 
 @triton.jit
@@ -105,14 +112,21 @@ def _norm_weight(query_norm, key_norm, is_query, dim, END: tl.constexpr, UNIT_OF
     return weight
 
 
+@triton.jit
+def _cached(values, cache, LARGEST: tl.constexpr):
+    if LARGEST > 0:
+        values = tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
+    return values.to(cache.dtype.element_ty)
+
+
 def launch_write_kv_(
-    projected: Tensor, cache: Tensor, slots: Tensor, norms: HeadNorms | None, rotation: Rotation | None
+    projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
     """Norm and rotate the queries in place, norm, rotate and store the keys, store the values.
 
     `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys, values of each row, rows any distance apart. Its
-    keys and values are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim) in the same
-    dtype. `slots` (rows,) int32: block * block_size + offset, negative for rows that are stored nowhere.
+    keys and values are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim) in the same dtype
+    or float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are stored nowhere.
     """
     check_kv_write(projected, cache, slots, rotation)
     if not cache.is_contiguous():
@@ -124,6 +138,7 @@ def launch_write_kv_(
     pairs = head_dim // 2 if rotation is None else rotation.pairs
     rest = head_dim - 2 * pairs
     block_heads = max(1, min(_ELEMENTS // next_power_of_2(head_dim), next_power_of_2(all_heads)))
+    norms = transform.norms
     write_kv_kernel[(rows, triton.cdiv(all_heads, block_heads))](
         projected,
         cache,
@@ -136,6 +151,8 @@ def launch_write_kv_(
         all_heads - 2 * kv_heads,
         kv_heads,
         0.0 if norms is None else norms.eps,
+        1.0 / transform.key_scale,
+        1.0 / transform.value_scale,
         HEAD_DIM=head_dim,
         PAIRS=pairs,
         PADDED_PAIRS=next_power_of_2(pairs),
@@ -144,5 +161,6 @@ def launch_write_kv_(
         ROTATED=rotation is not None,
         NORMED=norms is not None,
         UNIT_OFFSET=norms is not None and norms.unit_offset,
+        LARGEST=FP8_MAX if cache.dtype == torch.float8_e4m3fn else 0.0,
         num_warps=4,
     )

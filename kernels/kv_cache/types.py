@@ -1,9 +1,10 @@
-"""Rotation and norms of heads on their way to the cache, and the check that tensors fit together."""
+"""Rotation, norms and scales of heads on their way to the cache, and the check that tensors fit together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
@@ -36,13 +37,23 @@ class HeadNorms:
     unit_offset: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """The transform of a layer's heads before they are stored."""
+
+    norms: HeadNorms | None = None
+    # Keys and values are divided by these on their way into an FP8 cache.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
     """Raises ConfigurationError for tensors that do not fit together. Reads no values."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:
         problem = f"a cache for heads {tuple(cache.shape[2:])} does not fit {heads} projected heads of {head_dim}"
-    elif cache.dtype != projected.dtype:
+    elif cache.dtype not in (projected.dtype, torch.float8_e4m3fn):
         problem = f"{projected.dtype} is not written to a cache of {cache.dtype}"
     elif slots.shape != (rows,):
         problem = f"{rows} rows need a slot each, got {tuple(slots.shape)}"

@@ -58,7 +58,7 @@ def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
 
 
 def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """`hidden` (tokens, inputs) as FP8, padded, and a float32 scale for each token, in one pass over it."""
+    """Computes `quantize_tokens_reference` in one pass over `hidden`."""
     tokens, inputs = hidden.shape
     padded = cdiv(inputs, 16) * 16
     data = torch.empty(tokens, padded, dtype=FP8, device=hidden.device)

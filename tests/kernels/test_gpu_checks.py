@@ -11,7 +11,7 @@ from updraft.kernels.attention.launch import AttentionShape
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
 
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = Place(torch.device("cpu"), torch.float32, torch.float32)
 SHAPE = AttentionShape(heads=4, kv_heads=2, head_dim=16, block_size=16, cache_bytes=4)
 MIXED = [(40, 1), (0, 20), (17, 6), (0, 0), (15, 1)]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.triton_attention import TritonAttention
-from updraft.kernels.attention.types import LayerAttention, QuerySpan
+from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
 
 #: (tokens in the cache, new ones) of each sequence.
 Chunks = Sequence[tuple[int, int]]
@@ -22,6 +22,11 @@ class Place:
 
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+    @property
+    def scales(self) -> CacheScales | None:
+        return CacheScales(0.5, 2.0) if self.cache_dtype == torch.float8_e4m3fn else None
 
 
 def filled_cache(shape: AttentionShape, chunks: Chunks, place: Place) -> tuple[list[QuerySpan], Tensor]:
@@ -29,19 +34,21 @@ def filled_cache(shape: AttentionShape, chunks: Chunks, place: Place) -> tuple[l
     sizes = [-(-(start + length) // shape.block_size) for start, length in chunks]
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0)).tolist()
     block = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
-    cache = torch.full((1, sum(sizes) + 1, *block), torch.nan, device=place.device).to(place.dtype)
+    cache = torch.full((1, sum(sizes) + 1, *block), torch.nan, device=place.device).to(place.cache_dtype)
     spans: list[QuerySpan] = []
     for (start, length), size in zip(chunks, sizes, strict=True):
         table, order = order[:size], order[size:]
         spans.append(QuerySpan(start, length, table))
-        tokens = torch.randn(start, *block[1:], device=place.device).to(place.dtype)
+        tokens = torch.randn(start, *block[1:], device=place.device).to(place.cache_dtype)
         for index in range(0, start, shape.block_size):
             part = tokens[index : index + shape.block_size]
             cache[0, table[index // shape.block_size], : len(part)] = part
     return spans, cache
 
 
-def exact(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: LayerAttention) -> Tensor:
+def exact(
+    query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: LayerAttention, scales: CacheScales
+) -> Tensor:
     """In float64, one sequence and head after the other, over what is in the `cache` of the layer."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     kv_heads = cache.shape[2] // 2
@@ -58,7 +65,7 @@ def exact(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: Layer
         if layer.window is not None:
             hidden |= keys <= positions - layer.window
         for head in range(query.shape[1]):
-            key, value = tokens[:, head // shared], tokens[:, kv_heads + head // shared]
+            key, value = tokens[:, head // shared] * scales.key, tokens[:, kv_heads + head // shared] * scales.value
             scores = query[rows, head].double() @ key.T * layer.scale
             out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
     return out
@@ -71,11 +78,11 @@ def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window:
     heads = shape.heads + 2 * shape.kv_heads
     projected = torch.randn(rows + 3, heads, shape.head_dim, device=place.device).to(place.dtype)
     query = projected[:, : shape.heads].clone()
-    layer = LayerAttention(0, shape.head_dim**-0.5, window)
+    layer, scales = LayerAttention(0, shape.head_dim**-0.5, window), place.scales
     metadata = AttentionPlanner.on(place.device, shape).metadata(spans, rows + 3)
-    given = TritonAttention(cache, metadata, shape).attend(layer, projected, None)
+    given = TritonAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
     assert not given[rows:].any()
-    expected = exact(query, cache[0], spans, layer)
+    expected = exact(query, cache[0], spans, layer, scales or CacheScales())
     return float((given - expected)[:rows].norm() / expected[:rows].norm())
 
 
@@ -103,5 +110,5 @@ class ReplayedAttention:
         rows = sum(span.length for span in spans)
         assert not given[rows:].any()
         query = self._projected[:, : self._shape.heads]
-        expected = exact(query, self._cache[0], spans, self._layer)
+        expected = exact(query, self._cache[0], spans, self._layer, CacheScales())
         return float((given - expected).norm() / expected.norm().clamp(min=1e-9))

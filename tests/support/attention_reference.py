@@ -1,4 +1,7 @@
-"""Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it."""
+"""Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it.
+
+It knows FP8 caches, which `torch_attention` does not.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from updraft.kernels.attention.types import LayerAttention, QuerySpan
+from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 
-def attend_reference(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: LayerAttention) -> Tensor:
+def attend_reference(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], options: ScoreOptions) -> Tensor:
     """`query` (rows, heads, head_dim), `cache` (blocks, block_size, 2 * kv_heads, head_dim), keys then values.
 
     Returns float32, zeros for rows behind those of the spans.
@@ -18,24 +21,24 @@ def attend_reference(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], l
     row = 0
     for span in spans:
         rows = slice(row, row + span.length)
-        out[rows] = _attend_sequence(query[rows].float(), cache, span, layer)
+        out[rows] = _attend_sequence(query[rows].float(), cache, span, options)
         row += span.length
     return out
 
 
-def _attend_sequence(query: Tensor, cache: Tensor, span: QuerySpan, layer: LayerAttention) -> Tensor:
+def _attend_sequence(query: Tensor, cache: Tensor, span: QuerySpan, options: ScoreOptions) -> Tensor:
     end = span.start + span.length
     blocks = torch.tensor(span.block_table, dtype=torch.int64, device=cache.device)
     tokens = cache[blocks].float().flatten(0, 1)[:end]
     kv_heads = cache.shape[2] // 2
     shared = query.shape[1] // kv_heads
-    keys = tokens[:, :kv_heads].repeat_interleave(shared, dim=1)
-    values = tokens[:, kv_heads:].repeat_interleave(shared, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", query, keys) * layer.scale
+    keys = (tokens[:, :kv_heads] * options.key_scale).repeat_interleave(shared, dim=1)
+    values = (tokens[:, kv_heads:] * options.value_scale).repeat_interleave(shared, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
     positions = torch.arange(span.start, end, device=query.device)[:, None]
     key_positions = torch.arange(end, device=query.device)
     hidden = key_positions > positions
-    if layer.window is not None:
-        hidden |= key_positions <= positions - layer.window
+    if options.window is not None:
+        hidden |= key_positions <= positions - options.window
     probabilities = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", probabilities, values)

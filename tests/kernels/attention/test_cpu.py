@@ -13,9 +13,9 @@ from torch import Tensor
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.torch_attention import TorchAttention
-from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan
+from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan, ScoreOptions
 from updraft.kernels.kv_cache.reference import write_kv_reference_
-from updraft.kernels.kv_cache.types import HeadNorms, Rotation
+from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 
@@ -91,8 +91,9 @@ class Batch:
         self, layer: LayerAttention, rotation: Rotation | None = None, norms: HeadNorms | None = None
     ) -> Tensor:
         projected, cache = self.projected.clone(), self.cache[0].clone()
-        write_kv_reference_(projected, cache, self.slots, norms, rotation)
-        return attend_reference(projected[:, : self.heads], cache, self.spans, layer)
+        write_kv_reference_(projected, cache, self.slots, HeadTransform(norms), rotation)
+        rule = ScoreOptions(layer.scale, layer.window)
+        return attend_reference(projected[:, : self.heads], cache, self.spans, rule)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

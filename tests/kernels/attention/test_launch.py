@@ -53,6 +53,7 @@ def test_tiles_of_keys_keep_their_size_in_bytes() -> None:
     assert tiles_for(LLAMA_8B, 1)["BLOCK_N"] == 64
     assert tiles_for(AttentionShape(8, 8, 256, 64), 1)["BLOCK_N"] == 32
     assert tiles_for(AttentionShape(8, 8, 256, 64, cache_bytes=4), 1)["BLOCK_N"] == 16
+    assert tiles_for(AttentionShape(8, 8, 64, 64, cache_bytes=1), 1)["BLOCK_N"] == 64
 
 
 def shape_of(head_dim: int, group: int = 4, block: int = 64, cache_bytes: int = 2, windowed: bool = False):
@@ -75,6 +76,11 @@ def shape_of(head_dim: int, group: int = 4, block: int = 64, cache_bytes: int = 
         (shape_of(256, 2, windowed=True), 9, (32, 32, 4)),
         (shape_of(128, block=16), 8, (32, 64, 4)),
         (shape_of(128, block=16), 9, (64, 64, 8)),
+        # FP8
+        (shape_of(128, block=16, cache_bytes=1, windowed=True), 9, (64, 64, 4)),
+        (shape_of(256, cache_bytes=1), 1, (16, 64, 4)),
+        (shape_of(256, 2, cache_bytes=1), 9, (32, 32, 4)),
+        (shape_of(256, cache_bytes=1), 99, (64, 32, 8)),
         # float32
         (shape_of(128, cache_bytes=4), 1, (16, 32, 4)),
         (shape_of(64, cache_bytes=4), 1, (16, 64, 4)),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner
-from updraft.kernels.attention.types import LayerAttention, QuerySpan
+from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 pytest.importorskip("triton")
 from updraft.kernels.attention import triton as paged_attention_triton
@@ -35,7 +35,7 @@ class Case:
     def planner(self, multiprocessors: int = ONE_PLACE) -> AttentionPlanner:
         return AttentionPlanner(self.shape, DEVICE, multiprocessors)
 
-    def attend(self, rule: LayerAttention, metadata: AttentionMetadata | None = None) -> Tensor:
+    def attend(self, rule: ScoreOptions, metadata: AttentionMetadata | None = None) -> Tensor:
         return paged_attention_triton.attend(
             self.query, self.cache, metadata or self.planner().metadata(self.spans, len(self.query)), self.shape, rule
         )
@@ -58,6 +58,7 @@ def make_case(
     chunks: list[tuple[int, int]],
     *,
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
     padding: int = 0,
 ) -> Case:
     """`chunks`: start and length of each sequence's queries."""
@@ -74,10 +75,10 @@ def make_case(
         spans.append(QuerySpan(start, length, [*table, len(cache) - 1]))  # a block ahead of need is not read
     rows = sum(length for _, length in chunks) + padding
     projected = torch.randn(rows, shape.heads + 3, shape.head_dim, generator=generator).to(dtype)
-    return Case(shape, spans, projected.to(DEVICE)[:, : shape.heads], cache.to(dtype).to(DEVICE))
+    return Case(shape, spans, projected.to(DEVICE)[:, : shape.heads], cache.to(cache_dtype or dtype).to(DEVICE))
 
 
-def check(case: Case, rule: LayerAttention, *, multiprocessors: int = ONE_PLACE) -> AttentionMetadata:
+def check(case: Case, rule: ScoreOptions, *, multiprocessors: int = ONE_PLACE) -> AttentionMetadata:
     metadata = case.planner(multiprocessors).metadata(case.spans, len(case.query))
     given = case.attend(rule, metadata)
     expected = attend_reference(case.query, case.cache, case.spans, rule)
@@ -95,13 +96,13 @@ MIXED = [(5, 1), (0, 0), (0, 21), (17, 4), (15, 1), (16, 1), (0, 1), (14, 8)]
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (14, 2)], ids=str)
 def test_any_mix_in_one_launch(heads: tuple[int, int], block_size: int, dtype: torch.dtype) -> None:
     shape = AttentionShape(*heads, head_dim=16, block_size=block_size, cache_bytes=dtype.itemsize)
-    check(make_case(shape, MIXED, dtype=dtype), LayerAttention(0, scale=0.25))
+    check(make_case(shape, MIXED, dtype=dtype), ScoreOptions(scale=0.25))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 def test_head_sizes(head_dim: int) -> None:
     shape = AttentionShape(2, 1, head_dim=head_dim, block_size=16)
-    check(make_case(shape, [(30, 3), (0, 18)], dtype=torch.float16), LayerAttention(0, scale=head_dim**-0.5))
+    check(make_case(shape, [(30, 3), (0, 18)], dtype=torch.float16), ScoreOptions(scale=head_dim**-0.5))
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 100, 1000])
@@ -110,14 +111,14 @@ def test_windows(window: int, block_size: int, queries: int) -> None:
     """With 70 queries in tiles of 64 rows, there are tiles before, within and behind all windows."""
     shape = AttentionShape(2, 2, head_dim=16, block_size=block_size)
     case = make_case(shape, [(130, queries), (63, 1)], dtype=torch.float16)
-    check(case, LayerAttention(0, scale=0.25, window=window))
+    check(case, ScoreOptions(scale=0.25, window=window))
 
 
 @pytest.mark.parametrize("multiprocessors", [ONE_PLACE, MANY_PLACES])
 def test_blocks_before_the_window_are_not_read(multiprocessors: int) -> None:
     shape = AttentionShape(2, 2, head_dim=16, block_size=64)
     case = make_case(shape, [(300, 1)], dtype=torch.float16)
-    rule = LayerAttention(0, scale=0.25, window=40)
+    rule = ScoreOptions(scale=0.25, window=40)
     expected = case.attend(rule)
     case.cache[case.spans[0].block_table[:4]] = torch.nan
     metadata = case.planner(multiprocessors).metadata(case.spans)
@@ -127,7 +128,7 @@ def test_blocks_before_the_window_are_not_read(multiprocessors: int) -> None:
 @pytest.mark.parametrize("chunk", [(120, 1), (120, 8), (97, 40)], ids=str)
 def test_blocks_that_were_given_away_are_not_read(chunk: tuple[int, int]) -> None:
     """Their entries in the table are -1: what lies before the cache, or another layer's last block."""
-    shape, rule = AttentionShape(2, 2, head_dim=16, block_size=16), LayerAttention(0, scale=0.25, window=20)
+    shape, rule = AttentionShape(2, 2, head_dim=16, block_size=16), ScoreOptions(scale=0.25, window=20)
     case = make_case(shape, [chunk], dtype=torch.float16)
     expected = case.attend(rule)
     both = torch.full((2, *case.cache.shape), torch.nan, dtype=torch.float16)
@@ -139,9 +140,15 @@ def test_blocks_that_were_given_away_are_not_read(chunk: tuple[int, int]) -> Non
     torch.testing.assert_close(given, expected, rtol=0, atol=0)
 
 
+def test_fp8_cache() -> None:
+    shape = AttentionShape(4, 2, head_dim=16, block_size=16, cache_bytes=1)
+    case = make_case(shape, MIXED, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn)
+    check(case, ScoreOptions(scale=0.25, key_scale=0.5, value_scale=1.5))
+
+
 @pytest.mark.parametrize("queries", [1, 3, 8])
-@pytest.mark.parametrize("rule", [LayerAttention(0, 0.25), LayerAttention(0, 0.25, window=90)], ids=str)
-def test_pieces_give_what_the_whole_gives(queries: int, rule: LayerAttention) -> None:
+@pytest.mark.parametrize("rule", [ScoreOptions(0.25), ScoreOptions(0.25, window=90)], ids=str)
+def test_pieces_give_what_the_whole_gives(queries: int, rule: ScoreOptions) -> None:
     shape = AttentionShape(6, 2, head_dim=16, block_size=64)
     case = make_case(shape, [(500, queries), (10, 1), (192, queries), (191, 1)], dtype=torch.float16)
     metadata = check(case, rule, multiprocessors=MANY_PLACES)
@@ -172,7 +179,7 @@ def test_any_number_of_pieces_is_merged(pieces: int) -> None:
 def test_prefill_is_cut_into_pieces_too() -> None:
     shape = AttentionShape(2, 2, head_dim=16, block_size=16)
     metadata = check(
-        make_case(shape, [(700, 70)], dtype=torch.float16), LayerAttention(0, 0.25), multiprocessors=MANY_PLACES
+        make_case(shape, [(700, 70)], dtype=torch.float16), ScoreOptions(0.25), multiprocessors=MANY_PLACES
     )
     assert len(metadata.merges) == 70
 
@@ -181,21 +188,21 @@ def test_prefill_is_cut_into_pieces_too() -> None:
 def test_padding_gets_zeros(multiprocessors: int) -> None:
     shape = AttentionShape(4, 2, head_dim=16, block_size=16)
     case = make_case(shape, [(300, 2), (3, 1)], dtype=torch.float16, padding=19)
-    check(case, LayerAttention(0, 0.25), multiprocessors=multiprocessors)
+    check(case, ScoreOptions(0.25), multiprocessors=multiprocessors)
 
 
 def test_only_padding_and_nothing_at_all() -> None:
     shape = AttentionShape(4, 2, head_dim=16, block_size=16)
     case = make_case(shape, [], dtype=torch.float16, padding=3)
-    assert not case.attend(LayerAttention(0, 0.25)).any()
+    assert not case.attend(ScoreOptions(0.25)).any()
     empty = replace(case, query=case.query[:0])
-    assert empty.attend(LayerAttention(0, 0.25)).shape == (0, 4, 16)
+    assert empty.attend(ScoreOptions(0.25)).shape == (0, 4, 16)
 
 
 def test_buffers_of_a_graph_serve_step_after_step() -> None:
     """Capacity beyond need, fewer sequences, and sequences with more queries than the graph was made for."""
     shape = AttentionShape(4, 2, head_dim=16, block_size=16)
-    rule = LayerAttention(0, 0.25)
+    rule = ScoreOptions(0.25)
     graph = make_case(shape, [], dtype=torch.float16).planner(8).graph_metadata(8, most_sequences=4, most_blocks=40)
     addresses = [graph.metadata.work.data_ptr(), graph.metadata.blocks.data_ptr()]
     for chunks in ([(500, 2), (30, 2), (15, 2), (16, 2)], [(9, 1)], [], [(40, 1), (3, 7)]):
@@ -214,5 +221,5 @@ def test_reference_is_torch_attention() -> None:
     expected = functional.scaled_dot_product_attention(
         case.query.transpose(0, 1), tokens[:2], tokens[2:], is_causal=True, scale=0.3, enable_gqa=True
     )
-    given = attend_reference(case.query, case.cache, case.spans, LayerAttention(0, 0.3))
+    given = attend_reference(case.query, case.cache, case.spans, ScoreOptions(0.3))
     torch.testing.assert_close(given, expected.transpose(0, 1))

@@ -10,7 +10,7 @@ from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.torch_attention import TorchAttention
 from updraft.kernels.attention.triton_attention import TritonAttention
-from updraft.kernels.attention.types import LayerAttention, QuerySpan
+from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
 from updraft.kernels.kv_cache.types import HeadNorms, Rotation
 from updraft.protocol.errors import ConfigurationError
 
@@ -67,15 +67,34 @@ def test_norm_and_rotation_on_the_way() -> None:
     torch.testing.assert_close(given, expected)
 
 
+def test_fp8_cache_with_scales() -> None:
+    """Of numbers that FP8 holds exactly: the interpreter (3.9) rounds up to a power of two wrongly."""
+    torch.manual_seed(0)
+    shape = AttentionShape(4, 2, 16, 16, cache_bytes=1)
+    metadata = AttentionPlanner(shape, DEVICE, 8).metadata(STEPS[0])
+    query, small = (
+        torch.randn(23, 4, 16, device=DEVICE),
+        torch.randn(23, 4, 16, device=DEVICE).to(torch.float8_e4m3fn).float(),
+    )
+    scales = CacheScales(key=2.0**-5, value=2.0**-7)
+    key_value = torch.cat((small[:, :2] * scales.key, small[:, 2:] * scales.value), dim=1)
+    expected = TritonAttention(empty_cache(), PLANNER.metadata(STEPS[0]), SHAPE).attend(
+        LAYERS[0], torch.cat((query, key_value), dim=1), None
+    )
+    attention = TritonAttention(empty_cache(torch.float8_e4m3fn), metadata, shape, scales=scales)
+    torch.testing.assert_close(attention.attend(LAYERS[0], torch.cat((query, key_value), dim=1), None), expected)
+
+
 def test_caches_and_queries_that_do_not_fit() -> None:
     metadata = PLANNER.metadata(STEPS[0])
     for cache in (empty_cache()[..., :8], empty_cache(torch.float16), empty_cache().transpose(0, 1)):
         with pytest.raises(ConfigurationError):
             TritonAttention(cache, metadata, SHAPE)
+    with pytest.raises(ConfigurationError):
+        TritonAttention(empty_cache(), metadata, SHAPE, scales=CacheScales())
     attention = TritonAttention(empty_cache(), metadata, SHAPE)
     for projected in (
         torch.randn(22, 8, 16, device=DEVICE),
-        torch.randn(23, 10, 16, device=DEVICE),
         torch.randn(23, 8, 16, device=DEVICE).half(),
         torch.randn(23, 16, 8, device=DEVICE).transpose(1, 2),
     ):

@@ -1,4 +1,4 @@
-"""On a GPU: bf16 and fp16 attention against float64, in eager mode and replayed from a CUDA graph."""
+"""On a GPU: bf16 and FP8 attention against float64, in eager mode and replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.triton_attention import TritonAttention
 from updraft.kernels.attention.types import LayerAttention
 from updraft.kernels.kv_cache.reference import write_kv_reference_
-from updraft.kernels.kv_cache.types import HeadNorms, Rotation
+from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CUDA = torch.device("cuda")
-BF16 = Place(CUDA, torch.bfloat16)
-FP16 = Place(CUDA, torch.float16)
+BF16 = Place(CUDA, torch.bfloat16, torch.bfloat16)
+FP16 = Place(CUDA, torch.float16, torch.float16)
+FP8 = Place(CUDA, torch.bfloat16, torch.float8_e4m3fn)
 LLAMA_8B: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 QWEN_05B: dict[str, Any] = {"heads": 14, "kv_heads": 2, "head_dim": 64}
 PHI: dict[str, Any] = {"heads": 32, "kv_heads": 32, "head_dim": 96}
@@ -37,12 +38,13 @@ BATCHES = {
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize(
     ("sizes", "window", "place"),
-    [(LLAMA_8B, None, BF16), (LLAMA_8B, 300, BF16), (QWEN_05B, None, BF16),
+    [(LLAMA_8B, None, BF16), (LLAMA_8B, 300, BF16), (LLAMA_8B, None, FP8), (QWEN_05B, None, BF16),
      (LLAMA_8B, None, FP16), (PHI, None, BF16), (GEMMA, 1000, BF16)],
 )  # fmt: skip
 def test_attention(sizes: dict[str, Any], window: int | None, place: Place, block_size: int, batch: str) -> None:
     torch.manual_seed(0)
-    shape = AttentionShape(**sizes, block_size=block_size, windowed=window is not None)
+    itemsize = place.cache_dtype.itemsize
+    shape = AttentionShape(**sizes, block_size=block_size, cache_bytes=itemsize, windowed=window is not None)
     assert attention_error(shape, BATCHES[batch], place, window) < 4e-3
 
 
@@ -72,19 +74,20 @@ def test_a_step_does_not_wait_for_the_device() -> None:
         attention.attend(LayerAttention(0, 0.1), projected, None)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("head_dim", "pairs"), [(64, 32), (80, 16), (128, 64), (256, 128)])
-def test_kv_write(head_dim: int, pairs: int) -> None:
+def test_kv_write(head_dim: int, pairs: int, cache_dtype: torch.dtype) -> None:
     from updraft.kernels.kv_cache.triton import launch_write_kv_
 
     torch.manual_seed(0)
     projected = torch.randn(300, 12, head_dim, device="cuda").bfloat16()
     angles = torch.rand(300, pairs, device="cuda") * 6
     weights = torch.randn(2, head_dim, device="cuda").bfloat16()
-    rule = HeadNorms(weights[0], weights[1], 1e-6)
+    rule = HeadTransform(HeadNorms(weights[0], weights[1], 1e-6), key_scale=0.5, value_scale=0.25)
     rotation = Rotation(angles.cos(), angles.sin())
     slots = torch.randperm(400, device="cuda")[:300].int()
     slots[::7] = -1
-    cache = torch.zeros(25, 16, 4, head_dim, device="cuda").bfloat16()
+    cache = torch.zeros(25, 16, 4, head_dim, device="cuda").to(cache_dtype)
     expected, expected_cache = projected.clone(), cache.clone()
     write_kv_reference_(expected, expected_cache, slots, rule, rotation)
     launch_write_kv_(projected, cache, slots, rule, rotation)

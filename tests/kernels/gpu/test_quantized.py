@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_quantization import quantize_tokens_reference
 from updraft.kernels.linear.ops import quantized_linear
 from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from updraft.kernels.linear.reference import quantize_tokens_reference
 from updraft.kernels.linear.types import Fp8Weight, QuantizedWeight
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_quantization import quantize_tokens_reference
 from updraft.kernels.linear.launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from updraft.kernels.linear.ops import quantized_linear
 from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
-from updraft.kernels.linear.reference import quantized_linear_reference
+from updraft.kernels.linear.reference import quantize_tokens_reference, quantized_linear_reference
 from updraft.kernels.linear.types import FP8, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from updraft.protocol.errors import ConfigurationError
 

@@ -22,11 +22,12 @@ def attend(
 ) -> Spec:
     """`registers`: where fewer programs fit than the planner counts on."""
     launch = attention_launch(shape, queries)
-    pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": dtype}
+    cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
+    pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": cache}
     pointers |= {"work": "i32", "blocks": "i32"}
     signature = {pointer: f"*{element}" for pointer, element in pointers.items()}
     signature |= dict.fromkeys(("query_stride", "token_stride", "window"), "i32")
-    signature |= {"score_scale": "fp32"}
+    signature |= dict.fromkeys(("score_scale", "value_scale"), "fp32")
     constexprs = {
         "GROUP": shape.group,
         "HEAD_DIM": shape.head_dim,
@@ -44,6 +45,7 @@ def attend(
         aligned=("out", "partial", "partial_lse", "query", "cache", "work", "query_stride", "token_stride"),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        least=90 if shape.cache_bytes == 1 else 80,
         max_registers=registers or most_registers(shape, launch),
         programs=programs_at_once(shape, launch, 1),
     )
@@ -63,6 +65,10 @@ def with_window(shape: AttentionShape) -> AttentionShape:
 
 def in_float32(shape: AttentionShape) -> AttentionShape:
     return replace(shape, cache_bytes=4)
+
+
+def in_fp8(shape: AttentionShape) -> AttentionShape:
+    return replace(shape, cache_bytes=1)
 
 
 def merge(head_dim: int, dtype: str = "bf16") -> Spec:
@@ -134,4 +140,13 @@ FLOAT32 = [
     attend("float32-nine-gemma", in_float32(GEMMA_4B), 9, dtype="fp32", windowed=True),
     attend("float32-prefill-phi", in_float32(PHI_3), 2048, dtype="fp32", windowed=True),
 ]
-SPECS = [*GROUPED, *WINDOWED, *FLOAT32, merge(64), merge(96), merge(128), merge(256), merge(128, "fp32")]
+FP8 = [
+    attend("fp8-decode", in_fp8(LLAMA_8B), 1),
+    attend("fp8-nine-windowed", in_fp8(MISTRAL), 9, windowed=True),
+    attend("fp8-prefill", in_fp8(LLAMA_8B), 2048),
+    attend("fp8-prefill-windowed", in_fp8(MISTRAL), 2048, windowed=True),
+    attend("fp8-decode-gemma", in_fp8(GEMMA_4B), 1, windowed=True, registers=248),
+    attend("fp8-nine-gemma", in_fp8(GEMMA_4B), 9, windowed=True, registers=232),
+    attend("fp8-prefill-gemma", in_fp8(GEMMA_4B), 2048, windowed=True),
+]
+SPECS = [*GROUPED, *WINDOWED, *FLOAT32, *FP8, merge(64), merge(96), merge(128), merge(256), merge(128, "fp32")]
