@@ -26,7 +26,8 @@ _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
 _TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_OPENINGS = (b"[", b"{", b'"')
+_OPENINGS = (b'"', b"[", b"{")
+_ITEM_BYTES = 3  # of `"",`
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
@@ -98,7 +99,7 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
 
 def _num_items(value: bytes) -> int:
     """A list of tokens is one item. Of any other list the items are counted, and not decoded."""
-    if not value.startswith(b"[") or sum(map(value.count, _OPENINGS)) == 1:
+    if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
     return len(_LIST.decode(value))
 
@@ -135,7 +136,7 @@ def _check(name: str, count: float, most: int, of: str = "") -> None:
 def _check_items(name: str, value: bytes) -> None:
     """Texts and tokens to embed, items of a conversation, or documents."""
     most = MAX_DOCUMENTS if name == "documents" else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
-    if sum(map(value.count, _OPENINGS)) > most:  # else it cannot hold as many
+    if len(value) > most * _ITEM_BYTES:  # else it cannot hold as many
         _check(name, _num_items(value), most, " items")
 
 
