@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -87,6 +88,36 @@ def test_errors_and_answers_of_any_shape(client: openai.OpenAI, node: Foreign) -
     for body in (json.dumps(COMPLETION).encode("utf-16"), json.dumps(COMPLETION).replace("7", "NaN").encode()):
         node.answer = lambda body=body: Response(body, media_type="application/json")
         assert ask(client).choices[0].message.content == "Hi"
+
+
+def test_an_adapter_is_asked_for_where_it_is_listed(spawned: Any, tmp_path: Path) -> None:
+    """As vLLM lists them: beside the model, as a model."""
+
+    def serve(asked: list[str], *names: str) -> Starlette:
+        async def models(_request: Request) -> Response:
+            return JSONResponse({"data": [{"id": name, "owned_by": "vllm"} for name in names]})
+
+        async def chat(request: Request) -> Response:
+            body = await request.json()
+            if body["messages"][0]["content"] == "hello":  # no probe
+                asked.append(body["model"])
+            return JSONResponse({**COMPLETION, "model": body["model"]})
+
+        return Starlette(routes=[Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])])
+
+    plain, adapted = list[str](), list[str]()
+    with serving(serve(plain, "base")) as first, serving(serve(adapted, "base", "base-lora")) as second:
+        command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--exit-with-parent"]
+        nodes = ["--node", first, "--node", second, "--db", str(tmp_path / "usage.sqlite")]
+        with (
+            spawned(*command, *nodes) as gateway,
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            assert {model.id for model in client.models.list()} == {"base", "base-lora"}
+            for model in ["base-lora"] * 6 + ["base"] * 6:
+                client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+    assert set(plain) == {"base"} and len(plain) >= 2
+    assert adapted.count("base-lora") == 6 and adapted.count("base") >= 2
 
 
 def pieces(client: openai.OpenAI) -> list[tuple[str | None, str | None]]:
