@@ -36,7 +36,7 @@ class UsageRow:
     node: str = ""
     # HTTP status. 499: the client left. 502 also for a stream that its node cut, though the wire said 200.
     status: int = 0
-    # Tokens of the prompt.
+    # Tokens of the prompt; of an answer that broke off before they were told, an estimate.
     prompt_tokens: int = 0
     # Tokens of the answer.
     completion_tokens: int = 0
