@@ -30,14 +30,23 @@ _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
-_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_SCHEMAS = (  # OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's
-    *("response_format", "tools", "functions", "text"),
-    *("structured_outputs", "guided_json", "json_schema", "output_format", "output_config"),
-)
 
 
-class SizeFields(msgspec.Struct):
+class _Schemas(msgspec.Struct):
+    """The fields that hold schemas: OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's."""
+
+    response_format: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    structured_outputs: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    output_format: msgspec.Raw = msgspec.Raw()
+    output_config: msgspec.Raw = msgspec.Raw()
+
+
+class SizeFields(_Schemas):
     """The fields of a request that say how large its answer may become."""
 
     max_tokens: int | None = None
@@ -53,15 +62,6 @@ class SizeFields(msgspec.Struct):
     documents: msgspec.Raw = msgspec.Raw()
     messages: list[msgspec.Raw] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
-    response_format: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-    structured_outputs: msgspec.Raw = msgspec.Raw()
-    guided_json: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    output_format: msgspec.Raw = msgspec.Raw()
-    output_config: msgspec.Raw = msgspec.Raw()
 
 
 prepare_types(SizeFields)
@@ -83,13 +83,13 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     _check("best_of", fields.best_of or 1, MAX_ANSWERS)
     answers = max(1, fields.n or 1, fields.best_of or 1) * _num_items(bytes(fields.prompt))
     _check("prompt", answers, MAX_ANSWERS, " answers to all of its prompts")
-    for name in _LOGPROBS:
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
         _check(name, getattr(fields, name) or 0, MAX_LOGPROBS)
     check_message_count(len(fields.messages or ()))
     _check_items("input", bytes(fields.input))
     _check_items("documents", bytes(fields.documents))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
-    for name in _SCHEMAS:
+    for name in _Schemas.__struct_fields__:
         if schema := bytes(getattr(fields, name)):
             _check_depth(name, schema)
     named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
