@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,18 +12,18 @@ from typing import Any
 import numpy as np
 import openai
 
-from ..protocol.requests import Message
-from ..protocol.sampling import SamplingParams
+from ..local_engine.sampling.signals import TokenSignals
 from ..router.config import RouterConfig
 from ..router.router import Router
 from ..router.state import Tiers
-from ..router.tiers.interfaces import ChatsOnly, LocalAnswer
 from ..sdk.sharing import RuntimeLease, RuntimePool
 from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
+from .shared.recorded_tier import RecordedAnswer, RecordedTier
 
 _MODEL = "stub"
 _TEXT = "Yes."
-_MESSAGES: Any = [{"role": "user", "content": "Is this quick?"}]
+_QUESTION = "Is this quick?"
+_MESSAGES: Any = [{"role": "user", "content": _QUESTION}]
 _WARM = 50
 _HEAD = {"id": "chatcmpl-1", "created": 1, "model": _MODEL}
 _WHOLE = {
@@ -104,59 +103,8 @@ def _instant(httpx: Any, request: Any) -> Any:
 
 
 def _lease(ledger: Path | None) -> RuntimeLease:
+    """The router over a local tier that has its one token at once."""
     config = RouterConfig(local="pocket", ledger=ledger)
-    return RuntimeLease(config, RuntimePool(lambda config: Router(config, Tiers(_StubTier(), None, None))))
-
-
-class _StubTier(ChatsOnly):
-    """`LocalTier` that has its one token at once."""
-
-    model_id = _MODEL
-    context_length = 4096
-    tool_format = None
-    reasoning = None
-
-    async def start(self, messages: Sequence[Message], params: SamplingParams, **_: Any) -> _StubGeneration:  # noqa: ARG002
-        return _StubGeneration()
-
-    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002
-        return b""
-
-    async def aclose(self) -> None:
-        """Nothing is open."""
-
-
-class _StubGeneration:
-    def __init__(self) -> None:
-        self.answer = LocalAnswer(prompt_tokens=7)
-
-    def __aiter__(self) -> _StubGeneration:
-        return self
-
-    async def __anext__(self) -> _StubToken:
-        if self.answer.tokens:
-            self.answer.finish_reason = "stop"
-            raise StopAsyncIteration
-        token = _StubToken()
-        self.answer.tokens.append(token)
-        self.answer.signals.append(token.signals)
-        self.answer.text = token.text
-        return token
-
-    async def aclose(self) -> None:
-        """Nothing runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StubSignals:
-    logprob: float = -0.1
-    entropy: float = 0.2
-    margin: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _StubToken:
-    id: int = 1
-    text: str = _TEXT
-    signals: _StubSignals = _StubSignals()
-    top: tuple[tuple[int, float], ...] = ()
+    answer = RecordedAnswer(_TEXT, [TokenSignals(-0.1, 0.2, 2.0)] * 2, prompt_tokens=7)
+    tier = RecordedTier(_MODEL, {_QUESTION: answer})
+    return RuntimeLease(config, RuntimePool(lambda config: Router(config, Tiers(tier, None, None))))

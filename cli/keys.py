@@ -126,10 +126,9 @@ def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) 
       updraft keys revoke team-a
     """
     record = _database(keys).revoke(key, _actor())
-    if as_json:
-        json_output.show({"id": record.principal.key_id, "name": record.principal.name, "revoked": True})
-    else:
-        output.echo(f"{record.principal.name} ({record.principal.key_id}) is revoked.")
+    name, key_id = record.principal.name, record.principal.key_id
+    facts = {"id": key_id, "name": name, "revoked": True}
+    json_output.tell(facts, f"{name} ({key_id}) is revoked.", as_json=as_json)
 
 
 @app.command()
@@ -163,10 +162,7 @@ def _facts(record: KeyRecord) -> dict[str, Any]:
 
 
 def _print_key(record: KeyRecord, key: str, as_json: bool) -> None:
-    if as_json:
-        json_output.show({**_facts(record), "key": key})
-    else:
-        output.echo(key)
+    json_output.tell({**_facts(record), "key": key}, key, as_json=as_json)
 
 
 def _actor() -> str:

@@ -107,10 +107,8 @@ def feedback(
     learned = _noted_as_experience(config.experience, request_id, up=up)
     if not (noted or learned):
         raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger or the experience: see updraft log.")
-    if as_json:
-        json_output.show({"request_id": request_id, "feedback": thumb, "learned": learned})
-    else:
-        output.echo(f"Noted: {thumb} for {request_id}.")
+    facts = {"request_id": request_id, "feedback": thumb, "learned": learned}
+    json_output.tell(facts, f"Noted: {thumb} for {request_id}.", as_json=as_json)
 
 
 def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:

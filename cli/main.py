@@ -65,10 +65,7 @@ def _options(
 @app.command()
 def version(as_json: json_output.Flag = False) -> None:
     """Print the version."""
-    if as_json:
-        json_output.show({"version": __version__})
-    else:
-        output.echo(__version__)
+    json_output.tell({"version": __version__}, __version__, as_json=as_json)
 
 
 app.command()(demo.demo)

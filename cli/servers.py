@@ -352,7 +352,7 @@ def gateway(
     node_api_key_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Key of the nodes. [UPDRAFT_NODE_API_KEY]")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes behind the port.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Processes behind the port.")] = 1,
     drain_seconds: DrainSeconds = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,

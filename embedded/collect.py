@@ -1,4 +1,4 @@
-"""Runs both pocket models over a split and grades them: `python -m updraft.embedded.collect --help`.
+"""Runs both pocket models over tasks and grades them.
 
 What comes out is the classifier's training material: for every task the local run with its signals, and whether each
 tier was right.
@@ -6,7 +6,6 @@ tier was right.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,32 +15,25 @@ from rich.progress import track
 from ..classifier.features.blocks import graded_run
 from ..classifier.features.gate_inputs import RunView
 from ..classifier.graded_row import GradedRow
-from ..classifier.grading.graded_data import write_graded
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.types.request import GenerationRequest
 from ..local_engine.engine import LocalEngine
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from . import pocket
-from .tasks import Task, check, make_tasks
+from .tasks import Task, check
 
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list[GradedRow]:
     """One graded row per task, in order."""
-    views = list(track(_local_views(tasks, small_gguf), "local ", total=len(tasks)))
+    views = list(track(local_views(tasks, small_gguf), "local ", total=len(tasks)))
     answers = cloud_answers(tasks, large_folder)
     return [
         graded_run(view, float(check(task, view.answer)), float(check(task, answer)), task.kind, task.family)
         for task, view, answer in zip(tasks, views, answers, strict=True)
     ]
-
-
-def local_answers(tasks: Sequence[Task], small_gguf: Path) -> list[str]:
-    """Greedy answers of the local model, in order, one at a time."""
-    return [view.answer for view in _local_views(tasks, small_gguf)]
 
 
 def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
@@ -68,7 +60,8 @@ def _outputs(engine: Engine) -> Iterator[tuple[str, list[int]]]:
                 yield output.request_id, partial.pop(output.request_id)
 
 
-def _local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
+def local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
+    """Greedy runs of the local model, in order, one at a time."""
     with LocalEngine.load(small_gguf) as engine:
         for task in tasks:
             messages = [Message("user", task.prompt)]
@@ -76,24 +69,3 @@ def _local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
                 for _ in run:
                     pass
                 yield RunView.of(messages, run, run.signals)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--split", choices=("calibration", "test"), required=True)
-    parser.add_argument("--n", type=int, required=True, help="number of tasks")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="graded file to write (.jsonl)")
-    parser.add_argument("--small", type=Path, help="GGUF of the local model (default: packaged)")
-    parser.add_argument("--large", type=Path, help="folder of the cloud model (default: packaged)")
-    args = parser.parse_args()
-    found = collect(
-        make_tasks(args.split, args.n, args.seed),
-        args.small or pocket.pocket_small_gguf(),
-        args.large or pocket.pocket_large_folder(),
-    )
-    write_graded(args.out, found)
-
-
-if __name__ == "__main__":
-    main()

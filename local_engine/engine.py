@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ..model_files.gguf_header import GgufHeader
 from ..model_files.gguf_reader import read_model_header
@@ -21,7 +21,7 @@ from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoad
 from ..protocol.prompts import Prompt
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from ..protocol.structured import AnswerOptions, Constraint, Tool
+from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.marks import typed_marks
 from ..text.templates import tool_messages as tool_turns
@@ -190,30 +190,15 @@ class LocalEngine:
         """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only, but for a BOS token that the file
         wants and the template does not write.
 
         Raises ModelLoadError if the template is broken, InvalidRequestError if it refuses the messages.
         """
-        texts = [*(message.text for message in messages), *tool_turns.texts(messages, tools)]
+        texts = [*(message.text for message in messages), *tool_turns.texts(messages, options.get("tools", ()))]
         self._refuse_hopeless(sum(map(len, texts)))
-        segments = self.chat_template.segments(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_options=template_options,
-        )
-        runs = encoding_runs(segments, self._special)
+        runs = encoding_runs(self.chat_template.segments(messages, **options), self._special)
         tokens = [token for run in runs for token in self.encode(run.text, allow_special=run.is_control)]
         return tokens if tokens[:1] == self._model.front else self._model.front + tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
@@ -77,6 +78,14 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
+
+
+def read_kept(path: Path, kind: type[R]) -> R | None:
+    """What a file of ours holds; None where it is not there or cannot be understood."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def prepare_types(*kinds: Any) -> None:

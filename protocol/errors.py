@@ -260,15 +260,9 @@ class ModelTooLargeError(ModelLoadError):
     default_code = "model_too_large"
 
     def __init__(
-        self,
-        message: str,
-        *,
-        needed: int | None = None,
-        available: int | None = None,
-        param: str | None = None,
-        code: str | None = None,
+        self, message: str, *, needed: int | None = None, available: int | None = None, **named: str | None
     ) -> None:
-        super().__init__(message, param=param, code=code)
+        super().__init__(message, **named)
         self.needed = needed
         self.available = available
 
@@ -307,15 +301,9 @@ class DiskSpaceError(UpdraftError):
     default_code = "disk_full"
 
     def __init__(
-        self,
-        message: str,
-        *,
-        needed: int | None = None,
-        free: int | None = None,
-        param: str | None = None,
-        code: str | None = None,
+        self, message: str, *, needed: int | None = None, free: int | None = None, **named: str | None
     ) -> None:
-        super().__init__(message, param=param, code=code)
+        super().__init__(message, **named)
         self.needed = needed
         self.free = free
 

@@ -6,6 +6,7 @@ Fields left at `UNSET` do not appear on the wire.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 from zlib import crc32
 
@@ -80,6 +81,18 @@ class ChatTokenLogprob(msgspec.Struct):
     logprob: float
     bytes: list[int] | None = None
     top_logprobs: list[TopLogprob] = msgspec.field(default_factory=list[TopLogprob])
+
+    @staticmethod
+    def of(
+        token: int, logprob: float, top: Iterable[tuple[int, float]], token_bytes: Callable[[int], bytes]
+    ) -> ChatTokenLogprob:
+        """A token may be a part of a character: its bytes are exact, its text is not."""
+
+        def shown(token: int, logprob: float) -> tuple[str, float, list[int]]:
+            raw = token_bytes(token)
+            return raw.decode("utf-8", "replace"), logprob, list(raw)
+
+        return ChatTokenLogprob(*shown(token, logprob), [TopLogprob(*shown(*other)) for other in top])
 
 
 class ChoiceLogprobs(msgspec.Struct):
@@ -236,6 +249,24 @@ class TextLogprobs(msgspec.Struct, kw_only=True):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+    @staticmethod
+    def of(scores: Sequence[ChatTokenLogprob], offsets: list[int]) -> TextLogprobs:
+        """Among the likeliest tokens is in any case the one that was chosen."""
+        return TextLogprobs(
+            tokens=[score.token for score in scores],
+            token_logprobs=[score.logprob for score in scores],
+            top_logprobs=[
+                {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob}
+                for score in scores
+            ],
+            text_offset=offsets,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[TextLogprobs]) -> TextLogprobs:
+        names = TextLogprobs.__struct_fields__
+        return TextLogprobs(**{name: [each for part in parts for each in getattr(part, name)] for name in names})
 
 
 class TextChoice(msgspec.Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
@@ -109,6 +109,19 @@ class AnswerOptions(TypedDict, total=False):
     # What the answer must look like.
     constraint: Constraint | None
     # Variables of the model's chat template.
+    template_options: Mapping[str, Any] | None
+
+
+class RenderOptions(TypedDict, total=False):
+    """How a chat template renders a chat."""
+
+    # Shown to the model.
+    tools: Sequence[Tool]
+    # An answer is to follow: true by default.
+    add_generation_prompt: bool
+    # The last message goes on.
+    continue_final_message: bool
+    # Variables of the template, which may come out as control tokens.
     template_options: Mapping[str, Any] | None
 
 

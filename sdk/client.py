@@ -31,7 +31,57 @@ class _Unset:
 _UNSET = _Unset()
 
 
-class OpenAI(openai.OpenAI):
+class _Routed:
+    """The constructor of both clients."""
+
+    _http_client: Callable[[RuntimeLease], Any]
+
+    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
+        self,
+        *,
+        cloud_url: str | _Unset | None = _UNSET,
+        cloud_api_key: str | _Unset | None = _UNSET,
+        cloud_model: str | _Unset = _UNSET,
+        cloud_provider: str | _Unset = _UNSET,
+        local: str | Path | _Unset | None = _UNSET,
+        local_options: LocalModelOptions | _Unset = _UNSET,
+        quality: float | _Unset = _UNSET,
+        cloud_share: float | _Unset = _UNSET,
+        cost: float | _Unset = _UNSET,
+        confidence: float | _Unset = _UNSET,
+        confidence_signal: ConfidenceSignal | _Unset = _UNSET,
+        promise: Promise | _Unset = _UNSET,
+        config: RouterConfig | None = None,
+        **options: Any,
+    ) -> None:
+        given = _given(
+            cloud_url=cloud_url,
+            cloud_api_key=cloud_api_key,
+            cloud_model=cloud_model,
+            cloud_provider=cloud_provider,
+            local=local,
+            local_options=local_options,
+            quality=quality,
+            cloud_share=cloud_share,
+            cost=cost,
+            confidence=confidence,
+            confidence_signal=confidence_signal,
+            promise=promise,
+        )
+        super().__init__(**_upstream(options, config, given, self._http_client))
+
+
+def _sync_client(lease: RuntimeLease) -> Any:
+    httpx = httpx_of_openai()
+    return _leased(httpx.Client(transport=sync_transport(httpx, lease), base_url=BASE_URL), lease)
+
+
+def _async_client(lease: RuntimeLease) -> Any:
+    httpx = httpx_of_openai()
+    return _leased(httpx.AsyncClient(transport=async_transport(httpx, lease), base_url=BASE_URL), lease)
+
+
+class OpenAI(_Routed, openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
     cloud_url, cloud_api_key, cloud_model: the cloud, cloud_provider: whose API it speaks. local: a GGUF file, a pulled
@@ -48,39 +98,7 @@ class OpenAI(openai.OpenAI):
     context manager.
     """
 
-    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
-        self,
-        *,
-        cloud_url: str | _Unset | None = _UNSET,
-        cloud_api_key: str | _Unset | None = _UNSET,
-        cloud_model: str | _Unset = _UNSET,
-        cloud_provider: str | _Unset = _UNSET,
-        local: str | Path | _Unset | None = _UNSET,
-        local_options: LocalModelOptions | _Unset = _UNSET,
-        quality: float | _Unset = _UNSET,
-        cloud_share: float | _Unset = _UNSET,
-        cost: float | _Unset = _UNSET,
-        confidence: float | _Unset = _UNSET,
-        confidence_signal: ConfidenceSignal | _Unset = _UNSET,
-        promise: Promise | _Unset = _UNSET,
-        config: RouterConfig | None = None,
-        **options: Any,
-    ) -> None:
-        given = _given(
-            cloud_url=cloud_url,
-            cloud_api_key=cloud_api_key,
-            cloud_model=cloud_model,
-            cloud_provider=cloud_provider,
-            local=local,
-            local_options=local_options,
-            quality=quality,
-            cloud_share=cloud_share,
-            cost=cost,
-            confidence=confidence,
-            confidence_signal=confidence_signal,
-            promise=promise,
-        )
-        super().__init__(**_upstream(options, config, given, _sync_client))
+    _http_client = staticmethod(_sync_client)
 
     @cached_property
     def updraft(self) -> Requests:
@@ -88,42 +106,10 @@ class OpenAI(openai.OpenAI):
         return Requests(self)
 
 
-class AsyncOpenAI(openai.AsyncOpenAI):
+class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
     """`openai.AsyncOpenAI` in the same way; see `OpenAI`."""
 
-    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
-        self,
-        *,
-        cloud_url: str | _Unset | None = _UNSET,
-        cloud_api_key: str | _Unset | None = _UNSET,
-        cloud_model: str | _Unset = _UNSET,
-        cloud_provider: str | _Unset = _UNSET,
-        local: str | Path | _Unset | None = _UNSET,
-        local_options: LocalModelOptions | _Unset = _UNSET,
-        quality: float | _Unset = _UNSET,
-        cloud_share: float | _Unset = _UNSET,
-        cost: float | _Unset = _UNSET,
-        confidence: float | _Unset = _UNSET,
-        confidence_signal: ConfidenceSignal | _Unset = _UNSET,
-        promise: Promise | _Unset = _UNSET,
-        config: RouterConfig | None = None,
-        **options: Any,
-    ) -> None:
-        given = _given(
-            cloud_url=cloud_url,
-            cloud_api_key=cloud_api_key,
-            cloud_model=cloud_model,
-            cloud_provider=cloud_provider,
-            local=local,
-            local_options=local_options,
-            quality=quality,
-            cloud_share=cloud_share,
-            cost=cost,
-            confidence=confidence,
-            confidence_signal=confidence_signal,
-            promise=promise,
-        )
-        super().__init__(**_upstream(options, config, given, _async_client))
+    _http_client = staticmethod(_async_client)
 
     @cached_property
     def updraft(self) -> AsyncRequests:
@@ -161,16 +147,6 @@ def _upstream(
         "base_url": BASE_URL,
         "http_client": http_client,
     }
-
-
-def _sync_client(lease: RuntimeLease) -> Any:
-    httpx = httpx_of_openai()
-    return _leased(httpx.Client(transport=sync_transport(httpx, lease), base_url=BASE_URL), lease)
-
-
-def _async_client(lease: RuntimeLease) -> Any:
-    httpx = httpx_of_openai()
-    return _leased(httpx.AsyncClient(transport=async_transport(httpx, lease), base_url=BASE_URL), lease)
 
 
 def _leased(client: Any, lease: RuntimeLease) -> Any:

@@ -19,15 +19,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.requests import Message
-from ..protocol.structured import Tool
+from ..protocol.safety.bounded_cache import BoundedCache
+from ..protocol.structured import RenderOptions
 from .templates import tool_messages as tool_turns
 from .templates.conversation import END_MARK, Conversation, Fit, Probe, first_missing
 from .templates.renderer import Renderer, RenderLimits, encoded
@@ -72,8 +71,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
-        self._fits: OrderedDict[bytes, Fit] = OrderedDict()  # by the shape of the conversation
-        self._lock = threading.Lock()
+        self._fits: BoundedCache[bytes, Fit] = BoundedCache(_MAX_SHAPES)  # by the shape of the conversation
 
     def compile(self) -> None:
         """Start the child process now, with the template. Raises ModelLoadError if that is not valid."""
@@ -85,42 +83,17 @@ class ChatTemplate:
         for renderer in self._renderers:
             renderer.close()
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> str:
         """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
-        `template_options`: variables of the template, which may come out as control tokens.
 
         Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order), leaves one out,
         or takes too long or too much memory; ModelLoadError if it is not valid.
         """
-        segments = self.segments(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_options=template_options,
-        )
-        return _text(segments)
+        return _text(self.segments(messages, **options))
 
-    def segments(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> list[Segment]:
+    def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
-        requested = _conversation(messages, tools, add_generation_prompt, continue_final_message)
-        requested = replace(requested, options=template_options or {})
+        requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
         stand_in = _StandIn(conversation)
@@ -152,16 +125,7 @@ class ChatTemplate:
         """The first way in which the template keeps every text of a conversation of this shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
-        with self._lock:
-            if shape in self._fits:
-                self._fits.move_to_end(shape)
-                return self._fits[shape]
-        fit = self._tried(probe)
-        with self._lock:
-            self._fits[shape] = fit
-            if len(self._fits) > _MAX_SHAPES:
-                self._fits.popitem(last=False)
-        return fit
+        return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> Fit:
         """Raises the first way's error if there is none."""
@@ -187,12 +151,12 @@ class ChatTemplate:
         return [_up_to_mark(text) if conversation.is_open else text for text in texts]
 
 
-def _conversation(
-    messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool, is_open: bool
-) -> Conversation:
+def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
     """Raises InvalidRequestError for a last message that cannot go on."""
-    if not is_open:
-        return Conversation(messages, tools, add_generation_prompt, is_open)
+    tools, variables = options.get("tools", ()), options.get("template_options") or {}
+    if not options.get("continue_final_message", False):
+        asks = options.get("add_generation_prompt", True)
+        return Conversation(messages, tools, asks, is_open=False, options=variables)
     if not messages or messages[-1].role != "assistant":
         raise InvalidRequestError(
             "continue_final_message needs the last message to be from the assistant.", param="continue_final_message"
@@ -204,7 +168,7 @@ def _conversation(
             code="invalid_value",
         )
     last = Message(role="assistant", content=messages[-1].text + END_MARK, name=messages[-1].name)
-    return Conversation([*messages[:-1], last], tools, False, is_open)
+    return Conversation([*messages[:-1], last], tools, False, is_open=True, options=variables)
 
 
 def _up_to_mark(text: str) -> str:

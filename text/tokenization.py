@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol, Unpack
 
 import msgspec
 
 from ..protocol.decoding import decode, prepare_types
 from ..protocol.errors import ContextLengthError, InvalidRequestError
 from ..protocol.requests import Message, check_messages
-from ..protocol.structured import Tool, check_tools
+from ..protocol.structured import RenderOptions, Tool, check_tools
 from .templates import tool_messages as tool_turns
 
 
@@ -24,15 +24,7 @@ class TextEncoder(Protocol):
         """With the tokens that the model wants around a prompt."""
         ...
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> list[int]: ...
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]: ...
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 

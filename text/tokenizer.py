@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import tokenizers
 
 from ..protocol.errors import ContextLengthError, ModelLoadError
 from ..protocol.requests import Message
-from ..protocol.structured import Tool
+from ..protocol.structured import RenderOptions
 from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
 from .marks import typed_marks
@@ -120,15 +120,7 @@ class Tokenizer:
             ids = [*ids, self._eos_id] if wants_eos else ids[:-1]
         return ids
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
         A BOS token that the model wants and the template does not write comes first. Raises ModelLoadError if the model
@@ -137,14 +129,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: give one with --chat-template.")
-        segments = self.chat_template.segments(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_options=template_options,
-        )
-        runs = encoding_runs(segments, self._special)
+        runs = encoding_runs(self.chat_template.segments(messages, **options), self._special)
         if self._longest_chat is not None and (length := sum(len(run.text) for run in runs)) > self._longest_chat:
             raise ContextLengthError(
                 f"messages: {length} characters; this model's context cannot hold more than {self._longest_chat}.",

@@ -12,10 +12,9 @@ import torch
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.execution.served_model import ServedModel
-from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.models.loading.loader import load_model
-from ...protocol.sampling import SamplingParams
 from ..shared.workload import WorkloadRequest
+from .driving import add
 
 _RUNNING = 32
 _ROUNDS = 3
@@ -48,9 +47,7 @@ def _served(
     config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)
     answers: list[list[int]] = [[] for _ in requests]
-    for number, request in enumerate(requests):
-        params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), request.prompt, params))
+    add(engine, requests)
     started = time.perf_counter()
     while engine.has_work:
         for output in engine.step():

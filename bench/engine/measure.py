@@ -28,7 +28,7 @@ from .speed import (
     prefill_figures,
     prefix_figures,
     sampled_over_greedy,
-    seconds_to_first_token,
+    start_figures,
     throughput,
 )
 from .step_gaps import step_gaps
@@ -103,99 +103,68 @@ def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda
 
 
 class _Measured:
-    """The measurement, with parts made when they are first needed; a method for every group of figures."""
+    """The measurement, with parts made when they are first needed, and the groups of figures that need several."""
 
     def __init__(self, setting: Setting, say: Say) -> None:
-        self._setting, self._say = setting, say
+        self.setting, self.say = setting, say
 
     @cached_property
-    def _folder(self) -> Path:
-        return model_folder(self._setting.shape, self._setting.model_dir)
+    def folder(self) -> Path:
+        return model_folder(self.setting.shape, self.setting.model_dir)
 
     @cached_property
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
         """The products are taken before an engine rearranges the weights."""
-        setting = self._setting
+        setting = self.setting
         if setting.needs_folder or setting.shape == "pocket":
-            model = load_model(self._folder, dtype=DTYPES[setting.dtype], device=setting.device)
+            model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)
         else:
             model = random_model(shape_config(setting.shape), DTYPES[setting.dtype], torch.device(setting.device))
         return model, MatrixProducts(model)
 
     @property
-    def _model(self) -> Decoder:
+    def model(self) -> Decoder:
         return self._model_and_products[0]
 
     @property
-    def _products(self) -> MatrixProducts:
+    def products(self) -> MatrixProducts:
         return self._model_and_products[1]
 
     @cached_property
     def _requests(self) -> list[WorkloadRequest]:
-        requests = draw(self._setting.workload, self._model.config.vocab_size)
+        requests = draw(self.setting.workload, self.model.config.vocab_size)
         tokens = sum(request.output for request in requests)
-        self._say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
+        self.say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
         return requests
-
-    def start(self) -> Figures:
-        setting = self._setting
-        return {"seconds_to_first_token": seconds_to_first_token(self._folder, setting.dtype, setting.device)}
 
     def throughput(self) -> Figures:
         requests = self._requests
         tokens = sum(request.output for request in requests)
         ours_s = self._throughput()
-        ceiling_s = self._products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
+        ceiling_s = self.products.seconds(step_rows(requests, engine_config(len(requests), self.setting.running)))
         return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
 
     def sampled(self) -> Figures:
-        running = self._setting.running
-        return {"sampled_over_greedy": sampled_over_greedy(self._model, self._requests[:running], running)}
-
-    def decode(self) -> Figures:
-        return decode_figures(self._model, self._products.weight_bytes)
-
-    def prefill(self) -> Figures:
-        return prefill_figures(self._model, self._products)
-
-    def prefix(self) -> Figures:
-        return prefix_figures(self._model)
-
-    def scheduler(self) -> Figures:
-        return {
-            "scheduler_us_256": scheduler_microseconds(),
-            "kv_waste": kv_waste(self._setting.workload),
-        }
-
-    def steps(self) -> Figures:
-        return measured_step_time(self._model, self._setting.running, self._setting.workload).figures()
-
-    def simulation(self) -> Figures:
-        return simulation_errors(self._model, self._setting.running, self._setting.workload, self._say)
+        running = self.setting.running
+        return {"sampled_over_greedy": sampled_over_greedy(self.model, self._requests[:running], running)}
 
     def invariance(self) -> Figures:
-        count = self._setting.running if self._setting.shape == "pocket" else 8
-        return invariance_figures(self._folder, DTYPES[self._setting.dtype], self._requests[:count])
-
-    def pocket_drafts(self) -> Figures:
-        return speculation.pocket_figures(speculation.LOADS)
+        count = self.setting.running if self.setting.shape == "pocket" else 8
+        return invariance_figures(self.folder, DTYPES[self.setting.dtype], self._requests[:count])
 
     def oracle_drafts(self) -> Figures:
-        setting = self._setting
-        target = self._model if setting.shape != "pocket" else speculation.oracle_target(self._model)
+        setting = self.setting
+        target = self.model if setting.shape != "pocket" else speculation.oracle_target(self.model)
         draft = speculation.draft_of(target, setting.draft_shape or "pocket")
         figures = speculation.oracle_figures(target, draft, speculation.ACCEPTANCES)
         if setting.device == "cuda":
             figures |= speculation.oracle_under_load(target, draft)
         return figures
 
-    def gaps(self) -> Figures:
-        return step_gaps(self._model, self._setting.running)
-
     def peer_ratios(self) -> Figures:
-        setting = self._setting
-        model = peers.load(self._folder, DTYPES[setting.dtype], setting.device)
-        against = _PeerRatios(self._throughput, self._say)
+        setting = self.setting
+        model = peers.load(self.folder, DTYPES[setting.dtype], setting.device)
+        against = _PeerRatios(self._throughput, self.say)
         figures = Figures()
         if setting.peers in ("all", "static"):
             name = f"static batches of {setting.running}"
@@ -208,19 +177,19 @@ class _Measured:
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
         """With the best of its settings; one that fails, as where memory is short for it, is told of and left out."""
         ratios: list[float] = []
-        for blocks, tokens in cb_settings(self._setting.device):
+        for blocks, tokens in cb_settings(self.setting.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
             run = partial(peers.continuous_batching, model, self._requests, blocks, tokens)
             try:
                 ratios.append(against.ratio(run, name))
             except RuntimeError as error:
-                self._say(f"transformers, {name}: failed: {error}")
+                self.say(f"transformers, {name}: failed: {error}")
         if not ratios:
             raise RuntimeError("transformers' continuous batching failed with every setting")
         return {"vs_transformers_cb": min(ratios)}
 
     def _throughput(self) -> float:
-        return throughput(self._model, self._requests, self._setting.running)
+        return throughput(self.model, self._requests, self.setting.running)
 
 
 class _PeerRatios:
@@ -244,19 +213,19 @@ def cb_settings(device: str) -> Sequence[tuple[int, int]]:
 
 #: In the order in which they are measured.
 GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
-    "start": _Measured.start,
+    "start": lambda it: start_figures(it.folder, it.setting.dtype, it.setting.device),
     "throughput": _Measured.throughput,
     "sampled": _Measured.sampled,
-    "decode": _Measured.decode,
-    "prefill": _Measured.prefill,
-    "prefix": _Measured.prefix,
-    "scheduler": _Measured.scheduler,
-    "steps": _Measured.steps,
-    "simulation": _Measured.simulation,
+    "decode": lambda it: decode_figures(it.model, it.products.weight_bytes),
+    "prefill": lambda it: prefill_figures(it.model, it.products),
+    "prefix": lambda it: prefix_figures(it.model),
+    "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.setting.workload)},
+    "steps": lambda it: measured_step_time(it.model, it.setting.running, it.setting.workload).figures(),
+    "simulation": lambda it: simulation_errors(it.model, it.setting.running, it.setting.workload, it.say),
     "invariance": _Measured.invariance,
-    "pocket-drafts": _Measured.pocket_drafts,
+    "pocket-drafts": lambda _: speculation.pocket_figures(speculation.LOADS),
     "oracle": _Measured.oracle_drafts,
-    "gaps": _Measured.gaps,
+    "gaps": lambda it: step_gaps(it.model, it.setting.running),
     "peers": _Measured.peer_ratios,
 }
 #: What a device does not have: batch-invariant mode and the pocket pair's drafts are measured on CPUs.

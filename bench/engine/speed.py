@@ -99,7 +99,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     }
 
 
-def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
+def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
     """From the start of a fresh process to its first token."""
     command = python_command("-m", "updraft.bench.engine.first_token", str(folder), dtype, device)
     started = time.perf_counter()
@@ -109,7 +109,7 @@ def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
         seconds = time.perf_counter() - started
     if line.strip() != "first token":
         raise RuntimeError(f"{' '.join(command)} ended without a token")
-    return seconds
+    return {"seconds_to_first_token": seconds}
 
 
 def _with_prefix_cache(model: Decoder, caching: bool, requests: Sequence[WorkloadRequest]) -> float:

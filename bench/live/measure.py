@@ -28,6 +28,7 @@ from ...classifier.policy.policy import Policy, Source
 from ...classifier.target import Target
 from ...classifier.training.train import FitRecipe, fit_policy
 from ...embedded.held_out import is_wrong, policy_probabilities
+from ...local_engine.sampling.signals import TokenSignals
 from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
 from ...router.factory import open_cloud
@@ -36,7 +37,7 @@ from ...router.router import Router
 from ...router.state import Tiers
 from ...router.tiers.interfaces import LocalTier
 from ...router.tiers.local import EngineLocalTier
-from .recorded_tier import RecordedTier
+from ..shared.recorded_tier import RecordedAnswer, RecordedTier
 
 if TYPE_CHECKING:
     from ...local_engine.engine import LocalEngine
@@ -119,7 +120,7 @@ def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
     asked = [rows[i] for i in others]
     judged, wrong = policy_probabilities(policy, asked), is_wrong(asked)
     assert judged.before is not None and judged.after is not None
-    tier = RecordedTier(setting.model_id, {row.prompt: row for row in setting.rows})
+    tier = RecordedTier(setting.model_id, {row.prompt: _recorded(row) for row in setting.rows})
     outcomes = asyncio.run(routed(setting, policy, tier, [setting.questions[i] for i in others]))
     return Half(
         auroc(judged.before, wrong),
@@ -127,6 +128,19 @@ def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
         auroc(single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked]), wrong),
         {name: share for name, (share, _) in outcomes.items()},
         {name: score / float(scores(asked)[1].mean()) for name, (_, score) in outcomes.items()},
+    )
+
+
+def _recorded(row: GradedRow) -> RecordedAnswer:
+    assert row.signals is not None and row.states is not None
+    told = zip(row.signals.logprobs, row.signals.entropies, row.signals.margins, strict=True)
+    return RecordedAnswer(
+        row.answer or "",
+        [TokenSignals(*map(float, each)) for each in told],
+        len(row.prompt) // 4,
+        "length" if row.states.finish_reason == "length" else "stop",
+        row.states.prompt_hidden,
+        row.states.answer_hidden,
     )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, lgamma
 
 import numpy as np
+from scipy.stats import betabinom
 
 from ...classifier.arrays import Bools, Floats
 from ...classifier.calibration.operating_point import DELTA, operating_point
@@ -146,14 +146,5 @@ def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits
 
 def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:
     """The chance that more than alpha of `drawn` further rows are lost after `lost` of `n` were (beta-binomial)."""
-    a, b = lost + 0.5, n - lost + 0.5
-    few = range(int(alpha * drawn + 1e-9) + 1)
-    return 1.0 - sum(exp(_choose(drawn, k) + _log_beta(k + a, drawn - k + b) - _log_beta(a, b)) for k in few)
-
-
-def _choose(n: int, k: int) -> float:
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
-
-
-def _log_beta(a: float, b: float) -> float:
-    return lgamma(a) + lgamma(b) - lgamma(a + b)
+    few = np.arange(int(alpha * drawn + 1e-9) + 1)
+    return 1.0 - float(betabinom.pmf(few, drawn, lost + 0.5, n - lost + 0.5).sum())

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from ...classifier.arrays import Floats
-from ...classifier.calibration.operating_point import DELTA, operating_point
+from ...classifier.calibration.operating_point import DELTA
 from ...classifier.calibration.rows import CalibrationRows
-from ...classifier.calibration.threshold_path import Path, Thresholds, escalated
+from ...classifier.calibration.threshold_path import Path, escalated
 from ...classifier.features.blocks import BlockName, Mode
 from ...classifier.features.feature_rows import FeatureRows
 from ...classifier.features.wording import COUNTS, MEASURE_NAMES
-from ...classifier.target import Target
 from ...classifier.training.gates import FittedGates, Material, fit_gates
 from ...classifier.training.router_model import Labels
-from .coverage import ALPHAS, graded
+from .coverage import ALPHAS, Rule, graded, promised
 
 ROWS = (150, 400, 2_000)
 _SIZE = 10_000
@@ -112,18 +111,13 @@ class SimulatedRun:
     hindsight: float
 
 
-def promised(rows: CalibrationRows, alpha: float) -> Thresholds:
-    """The thresholds that a router takes to lose at most `alpha` of all requests."""
-    return operating_point(rows, Target("quality", 1.0 - alpha)).thresholds
-
-
 @dataclass(frozen=True, slots=True)
 class Procedure:
     """The way to gates and thresholds: as they ship, unless a test puts something else in their place."""
 
     members: Sequence[str] = ("ridge",)
     fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates
-    rule: Callable[[CalibrationRows, float], Thresholds] = promised
+    rule: Callable[[float], Rule] = promised
 
 
 def simulate(
@@ -143,7 +137,7 @@ def simulate(
             path = Path.of(true)
             risks = path.sums(population.rates) / len(population.rates)
             for alpha in ALPHAS:
-                up, best = escalated(true, procedure.rule(known, alpha)), escalated(true, path.walk(risks <= alpha))
+                up, best = escalated(true, procedure.rule(alpha)(known)), escalated(true, path.walk(risks <= alpha))
                 risk = float(np.where(up, 0.0, population.rates).mean())
                 found[name, alpha] = SimulatedRun(risk, float(up.mean()), float(best.mean()))
         yield found

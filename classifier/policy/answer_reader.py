@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..features.blocks import Answered
 from ..features.gate_inputs import QUESTIONS_AT_ONCE
-from .bounded_cache import BoundedCache
+from .text_cache import TextCache
 
 # Line breaks over which nothing goes on: sums need a number or an operator before them, lists a comma on either side.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
@@ -27,7 +27,7 @@ class AnswerReader:
     """
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:
-        self._known: BoundedCache[Answered] = BoundedCache(most)  # complete lines -> what is in them
+        self._known: TextCache[Answered] = TextCache(most)  # complete lines -> what is in them
 
     def read_ahead(self, text: str) -> None:
         """`text` is how far an answer has come."""

@@ -17,7 +17,7 @@ from ..features.blocks import BLOCKS, OPENING_TOKENS, Answered, BlockName, Mode,
 from ..features.gate_inputs import PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from .answer_reader import AnswerReader
-from .bounded_cache import BoundedCache
+from .text_cache import TextCache
 
 # Names of inputs and outputs of the graphs.
 BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"
@@ -56,7 +56,7 @@ class ExportedGates:
         self._blocks = blocks
         self._follows = any("conversation" in declared for declared in blocks.values())
         # With its topics. Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._questions: BoundedCache[tuple[ParsedQuestion, Array]] = BoundedCache()
+        self._questions: TextCache[tuple[ParsedQuestion, Array]] = TextCache()
         self._answers = AnswerReader()
 
     def warm_up(self) -> None:

@@ -63,6 +63,16 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """The means to ask both tiers and to grade what they say."""
+
+    config: RouterConfig
+    judging: Judging
+    grader: PairGrader
+    spending: Spending
+
+
+@dataclass(frozen=True, slots=True)
 class CalibrationRun:
     """Graded rows and where they come from."""
 
@@ -113,10 +123,10 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         f"Of {len(kept)} judged answers {len(even)} were sampled at random and graded, and {len(rows)} kept their "
         "texts. Set shadow = true, or exploration, and experience_text = true, and use the router first.",
     )
-    grader = PairGrader(embed=_embedder())
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
+    asking = Asking(config, judging, PairGrader(embed=_embedder()), spending)
     prompts = [_conversation(row) for row in rows]
-    scores = asyncio.run(_replayed(config, judging, grader, spending, list(zip(rows, prompts, strict=True))))
+    scores = asyncio.run(_replayed(asking, list(zip(rows, prompts, strict=True))))
     graded = [
         GradedRow(
             prompt.prompt,
@@ -130,9 +140,8 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         if pair is not None
     ]
     _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} kept requests got no verdict.")
-    notes = _notes(grader, spending, judging)
     source = _source(log, len(graded), "\n".join(sorted(row.id for row in rows)).encode())
-    return CalibrationRun(graded, models, source, grader.description(), _metrics(grader, spending), notes)
+    return CalibrationRun(graded, models, source, asking.grader.description(), _metrics(asking), _notes(asking))
 
 
 def _conversation(row: Observation) -> Prompt:
@@ -145,20 +154,15 @@ def _conversation(row: Observation) -> Prompt:
     return Prompt(row.id, "log", view.text, wire=wire if len(wire) > 1 else ())
 
 
-async def _replayed(
-    config: RouterConfig,
-    judging: Judging,
-    grader: PairGrader,
-    spending: Spending,
-    asked: list[tuple[Observation, Prompt]],
-) -> list[tuple[float, float] | None]:
+async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
     """The scores of each; those that were recorded where there is nothing to judge, None where no verdict came."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
 
     scores: list[tuple[float, float] | None] = []
     async with AsyncExitStack() as stack:
-        await _with_judge(stack, config, judging, grader, spending)
+        await _with_judge(stack, asking)
+        grader = asking.grader
         for row, prompt in asked:
             local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
             if not grader.reads(local, cloud):
@@ -206,10 +210,9 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
-            grader = PairGrader(embed=_embedder())
+            asking = Asking(running, live.judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
-                asking = Asking(running, live.judging, grader, spending, kept)
-                rows = asyncio.run(_asked(asking, prompts, lambda: advance("")))
+                rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
         except BaseException:
             stopped()
@@ -220,60 +223,49 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
         rows.rows,
         models,
         _source(live.prompts, len(rows.rows)),
-        grader.description(),
-        _metrics(grader, spending),
-        _notes(grader, spending, live.judging, asked_cloud=True),
+        asking.grader.description(),
+        _metrics(asking),
+        _notes(asking, asked_cloud=True),
         done=kept.remove,
         stopped=stopped,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """The means to ask both tiers."""
-
-    config: RouterConfig
-    judging: Judging
-    grader: PairGrader
-    spending: Spending
-    kept: KeptAnswers
-
-
-async def _asked(asking: Asking, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def _asked(asking: Asking, kept: KeptAnswers, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from ...router.factory import open_local_tier
 
     local = await open_local_tier(asking.config)
     try:
-        return await ask_both(asking, local, prompts, on_done)
+        return await ask_both(asking, local, kept, prompts, on_done)
     finally:
         await local.aclose()
 
 
-async def ask_both(asking: Asking, local: LocalTier, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def ask_both(
+    asking: Asking, local: LocalTier, kept: KeptAnswers, prompts: list[Prompt], on_done: Callable[[], None]
+) -> LiveRows:
     from .asking import BothTiers, cloud_model
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
-        await _with_judge(stack, asking.config, asking.judging, asking.grader, asking.spending)
-        return await BothTiers(local, cloud, asking.grader, asking.kept).rows(prompts, on_done)
+        await _with_judge(stack, asking)
+        return await BothTiers(local, cloud, asking.grader, kept).rows(prompts, on_done)
 
 
-async def _with_judge(
-    stack: AsyncExitStack, config: RouterConfig, judging: Judging, grader: PairGrader, spending: Spending
-) -> None:
+async def _with_judge(stack: AsyncExitStack, asking: Asking) -> None:
     """Give the grader the judge that was named, if one was, until the stack is closed."""
-    if judging.model is None:
+    if asking.judging.model is None:
         return
     from ...classifier.grading.judge import PairwiseJudge, VerdictCache
     from ...protocol.settings import state_folder
     from .asking import cloud_model
 
     cache = stack.enter_context(closing(VerdictCache(state_folder() / "verdicts.sqlite3")))
-    judge = judging.config(config)
+    judge = asking.judging.config(asking.config)
     if judge.cloud_url is None:
         raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
-    judge_client = await stack.enter_async_context(cloud_model(judge, spending))
-    grader.judge = PairwiseJudge(judging.model, judge_client.verdict, cache)
+    judge_client = await stack.enter_async_context(cloud_model(judge, asking.spending))
+    asking.grader.judge = PairwiseJudge(judge.cloud_model, judge_client.verdict, cache)
 
 
 def _embedder() -> Callable[[str], Array] | None:
@@ -346,25 +338,26 @@ def _lost(live: LiveRows, count: int) -> list[str]:
     return lines
 
 
-def _notes(grader: PairGrader, spending: Spending, judging: Judging, *, asked_cloud: bool = False) -> tuple[str, ...]:
+def _notes(asking: Asking, *, asked_cloud: bool = False) -> tuple[str, ...]:
     """Notes on the judge's work and on the costs. `asked_cloud`: the cloud was asked, too."""
-    lines: list[str] = []
-    if grader.judge is not None:
-        counts = grader.judge.counts
+    judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
+    if judge is not None:
+        counts = judge.counts
         lost = counts.unreadable + counts.unreachable + counts.hostile
         lines.append(
-            f"The judge {grader.judge.model} compared {counts.judged} pairs; on {counts.disagreed} its two orders "
+            f"The judge {judge.model} compared {counts.judged} pairs; on {counts.disagreed} its two orders "
             f"disagreed, which is a tie. {lost} got no verdict: {counts.unreadable} replies without one, "
             f"{counts.unreachable} failures of the judge, {counts.hostile} answers that speak to the judge."
         )
-    if asked_cloud or judging.model is not None:
+    if asked_cloud or judge is not None:
         read, written = spending.tokens
         dollars = f"${spending.spent:.4f}" if spending.known else "an unknown sum (no prices)"
         lines.append(f"Asking took {read} tokens read and {written} written, and cost {dollars}.")
     return tuple(lines)
 
 
-def _metrics(grader: PairGrader, spending: Spending) -> dict[str, float]:
+def _metrics(asking: Asking) -> dict[str, float]:
+    grader, spending = asking.grader, asking.spending
     found: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
     if grader.judge is not None:
         counts = grader.judge.counts

@@ -50,8 +50,8 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]
     spending = Spending(config.prices, None, [config.cloud_model])
     with closing(KeptAnswers(answers)) as kept:
-        asking = sources.Asking(config, sources.Judging(), PairGrader(), spending, kept)
-        found = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), prompts, lambda: None))
+        asking = sources.Asking(config, sources.Judging(), PairGrader(), spending)
+        found = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
     if len(found.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(found.rows)} questions got no answer: {found.failures[:1]}")
     return Setting(config, engine.model_id, questions, found.rows)

@@ -83,11 +83,8 @@ def status(as_json: json_output.Flag = False) -> None:
         "url": url,
         "healthy": url is not None and _healthy(url),
     }
-    if as_json:
-        json_output.show(facts)
-    else:
-        health = "answers" if facts["healthy"] else "does not answer"
-        output.echo(f"{facts['state']}; {url or 'no address'} {health}")
+    health = "answers" if facts["healthy"] else "does not answer"
+    json_output.tell(facts, f"{facts['state']}; {url or 'no address'} {health}", as_json=as_json)
     if not facts["healthy"]:
         raise typer.Exit(1)
 
@@ -122,10 +119,7 @@ def uninstall(as_json: json_output.Flag = False) -> None:
         raise ConfigurationError("No service is installed: there is nothing to remove.")
     manager.uninstall()
     _ready_file().unlink(missing_ok=True)
-    if as_json:
-        json_output.show({"removed": str(manager.definition)})
-    else:
-        output.echo("The service is gone.")
+    json_output.tell({"removed": str(manager.definition)}, "The service is gone.", as_json=as_json)
 
 
 def service_spec(port: int) -> ServiceSpec:

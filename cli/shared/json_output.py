@@ -25,6 +25,11 @@ def show(facts: Any) -> None:
     output.echo(output.as_json(facts))
 
 
+def tell(facts: Any, text: object, *, as_json: bool) -> None:
+    """The facts for a program, or the text for a person."""
+    output.echo(output.as_json(facts) if as_json else text)
+
+
 def is_stdout(path: Path | None) -> bool:
     """Whether figures go to standard output, so that all else has to go to standard error."""
     return path == Path(STDOUT)

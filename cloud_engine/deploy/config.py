@@ -14,6 +14,7 @@ from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
 from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
+from ..gateway.ledger.workers import MAX_WORKERS
 from ..planning.mode_limits import limits_from
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -33,7 +34,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Processes that answer.
-    replicas: Positive = 2
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
     # On Ray, the gateway listens on `port` itself, on one machine: no proxy of Ray's costs time.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.

@@ -48,10 +48,12 @@ class WorkerGauges:
             await asyncio.sleep(_PUBLISH_S)
 
     def publish(self) -> None:
-        for node in self._registry.nodes:
+        nodes = {("node", node.url): node for node in self._registry.nodes}
+        self._row.keep_only("node", nodes)
+        self._before = {name: numbers for name, numbers in self._before.items() if name[0] != "node" or name in nodes}
+        for name, node in nodes.items():
             breaker = node.breaker
-            gauges = node.healthy, _STATES[breaker.state], node.in_flight
-            self._write(("node", node.url), gauges, breaker.trips)
+            self._write(name, (node.healthy, _STATES[breaker.state], node.in_flight), breaker.trips)
         for priority, count in self._registry.waiting.items():
             self._write(("waiting", priority), (count,))
         ledger = self._ledger

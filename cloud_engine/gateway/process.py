@@ -116,11 +116,12 @@ def run_gateway(options: GatewayOptions) -> None:
 def _checked(options: GatewayOptions) -> None:
     """Raises ConfigurationError for what no worker could start with."""
     from .balancing.registry import NodeRegistry
+    from .ledger.workers import MAX_WORKERS
     from .limits.accounting import check_accounting
     from .upstream.client import Upstream
 
-    if options.workers < 1:
-        raise ConfigurationError(f"workers must be at least 1, got {options.workers}.", param="workers")
+    if not 1 <= options.workers <= MAX_WORKERS:
+        raise ConfigurationError(f"workers must be 1 to {MAX_WORKERS}, got {options.workers}.", param="workers")
     _keys(options)
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))

@@ -7,17 +7,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ..runtime.native_library import loaded
+from ..runtime.native_library import call_fields, loaded
 from .types import Activation
 
 
 class _GateCall(ctypes.Structure):
     """`GateCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("gate_up", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "stride", "is_gelu", "num_threads", "is_bf16")),
-    )
+    _fields_ = call_fields("gate_up out", "rows size stride is_gelu num_threads is_bf16")
 
 
 def native_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
 from ..kv_cache.types import HeadNorms, Rotation, check_kv_write
-from ..runtime.native_library import LANES, load, loaded
+from ..runtime.native_library import LANES, call_fields, load, loaded
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
 
@@ -23,35 +23,20 @@ _MAX_DIM = 256  # of native/attention.c
 class AttentionCall(ctypes.Structure):
     """`AttentionCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "out", "cache", "sequences", "tables")),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                *("query_stride", "num_sequences", "max_queries", "heads", "kv_heads", "block_size", "head_dim"),
-                *("window", "num_threads", "is_bf16"),
-            )
-        ),
-        ("scale", ctypes.c_double),
+    _fields_ = call_fields(
+        "query out cache sequences tables",
+        "query_stride num_sequences max_queries heads kv_heads block_size head_dim window num_threads is_bf16",
+        "scale",
     )
 
 
 class HeadsCall(ctypes.Structure):
     """`HeadsCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("projected", "cache", "slots", "cosine", "sine", "query_norm", "key_norm")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                *("rows", "stride", "heads", "kv_heads", "block_size", "head_dim", "pairs", "unit_offset"),
-                *("num_threads", "is_bf16"),
-            )
-        ),
-        ("eps", ctypes.c_double),
+    _fields_ = call_fields(
+        "projected cache slots cosine sine query_norm key_norm",
+        "rows stride heads kv_heads block_size head_dim pairs unit_offset num_threads is_bf16",
+        "eps",
     )
 
 

@@ -210,7 +210,7 @@ def merge_kernel(
 def attend(
     query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
 ) -> Tensor:
-    """Computes `attend_reference`. Rows of padding get zeros.
+    """Causal attention of each span over its sequence. Rows of padding get zeros.
 
     `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
     in the query's dtype or float8_e4m3fn.

@@ -20,7 +20,7 @@ from ..attention.cpu import NativeAttention
 from ..attention.ragged_batch import Passes
 from ..kv_cache.types import Rotation
 from ..linear.cpu import NativeLinear
-from ..runtime.native_library import loaded
+from ..runtime.native_library import call_fields, loaded
 from ..sampling.cpu import SampleCall, sample_call
 from ..sampling.noise import noise_keys
 from ..sampling.types import Sampling, check_sampling
@@ -33,9 +33,7 @@ class _ContinuationCall(ctypes.Structure):
     _fields_ = (
         ("decoder", ctypes.POINTER(DecoderCall)),
         ("sampling", ctypes.POINTER(SampleCall)),
-        *((name, ctypes.c_void_p) for name in ("embeddings", "first", "live")),
-        ("passes", ctypes.c_int64),
-        ("embedding_scale", ctypes.c_double),
+        *call_fields("embeddings first live", "passes", "embedding_scale"),
     )
 
 

@@ -14,45 +14,37 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError
 from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
 from ..kv_cache.types import Rotation
-from ..runtime.native_library import loaded
+from ..runtime.native_library import call_fields, loaded
 from .types import DecoderWeights, LayerWeights
 
 
 class _Layer(ctypes.Structure):
     """`Layer` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("input_norm", "query_norm", "key_norm", "attention_out_norm")),
-        *((name, ctypes.c_void_p) for name in ("mlp_norm", "mlp_out_norm")),
-        *((name, ctypes.c_int64) for name in ("window", "rotation")),
-        ("scale", ctypes.c_double),
+    _fields_ = call_fields(
+        "qkv output gate_up down input_norm query_norm key_norm attention_out_norm mlp_norm mlp_out_norm",
+        "window rotation",
+        "scale",
     )
 
 
 class _Angles(ctypes.Structure):
     """`Angles` of native/calls.h, field for field."""
 
-    _fields_ = (("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("pairs", ctypes.c_int64))
+    _fields_ = call_fields("cosine sine", "pairs")
 
 
 class DecoderCall(ctypes.Structure):
     """`DecoderCall` of native/calls.h, field for field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "final_norm", "head")),
-        *((name, ctypes.c_void_p) for name in ("residual", "out", "logits", "scratch")),
+        *call_fields("layers final_norm head residual out logits scratch"),
         ("heads", ctypes.POINTER(HeadsCall)),
         ("attention", ctypes.POINTER(AttentionCall)),
         ("angles", _Angles * 2),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                *("num_layers", "rows", "padding", "size", "layer_bytes", "unit_offset", "is_gelu", "num_threads"),
-                "is_bf16",
-            )
+        *call_fields(
+            integers="num_layers rows padding size layer_bytes unit_offset is_gelu num_threads is_bf16", doubles="eps"
         ),
-        ("eps", ctypes.c_double),
     )
 
 

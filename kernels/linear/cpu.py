@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.native_library import load, loaded
+from ..runtime.native_library import call_fields, load, loaded
 
 _LINE = 64
 _PANELS_AT_ONCE = 64
@@ -23,19 +23,13 @@ _CROWDED = 2048
 class _Weights(ctypes.Structure):
     """`Weights` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
-        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "is_bf16")),
-    )
+    _fields_ = call_fields("packed bias", "outputs inputs is_bf16")
 
 
 class _LinearCall(ctypes.Structure):
     """`LinearCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weights", "inputs", "outputs")),
-        *((name, ctypes.c_int64) for name in ("rows", "stride", "num_threads")),
-    )
+    _fields_ = call_fields("weights inputs outputs", "rows stride num_threads")
 
 
 class NativeLinear(nn.Module):

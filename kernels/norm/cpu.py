@@ -7,20 +7,15 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ..runtime.native_library import loaded
+from ..runtime.native_library import call_fields, loaded
 from .types import Norm
 
 
 class _NormCall(ctypes.Structure):
     """`NormCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "weight", "out")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("rows", "size", "stride", "residual_stride", "unit_offset", "num_threads", "is_bf16")
-        ),
-        ("eps", ctypes.c_double),
+    _fields_ = call_fields(
+        "hidden residual weight out", "rows size stride residual_stride unit_offset num_threads is_bf16", "eps"
     )
 
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ...protocol.safety.private_files import private_folder
 from ...protocol.safety.system import belongs_to_us, forbids_execution
@@ -53,6 +54,12 @@ def loaded() -> ctypes.CDLL:
     library = load()
     assert library is not None, "ask whether C serves before it is called"
     return library
+
+
+def call_fields(pointers: str = "", integers: str = "", doubles: str = "") -> tuple[tuple[str, Any], ...]:
+    """The fields of a structure of C, by their names: pointers, then 64-bit integers, then doubles."""
+    kinds = ((pointers, ctypes.c_void_p), (integers, ctypes.c_int64), (doubles, ctypes.c_double))
+    return tuple((name, kind) for names, kind in kinds for name in names.split())
 
 
 def load_from(sources: Path) -> ctypes.CDLL:

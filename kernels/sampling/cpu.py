@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.sampling import MIN_TEMPERATURE
-from ..runtime.native_library import loaded
+from ..runtime.native_library import call_fields, loaded
 from .noise import noise_keys
 from .types import Sampling
 
@@ -16,13 +16,10 @@ from .types import Sampling
 class SampleCall(ctypes.Structure):
     """`SampleCall` of native/calls.h, field for field."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("logits", "mask", "temperatures", "keys", "top_k", "top_p", "min_p", "chosen")
-        ),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "stride", "mask_stride", "num_threads", "is_bf16")),
-        ("min_temperature", ctypes.c_double),
+    _fields_ = call_fields(
+        "logits mask temperatures keys top_k top_p min_p chosen",
+        "rows size stride mask_stride num_threads is_bf16",
+        "min_temperature",
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol import settings
+from ...protocol.decoding import read_kept
 from ...protocol.errors import ModelLoadError
 from ...protocol.safety.private_files import private_file
 
@@ -26,10 +27,7 @@ class Notes:
 
     def read(self, key: str, kind: type[Note]) -> Note | None:
         """The note; None if there is none or it cannot be understood, which is the same: find out again."""
-        try:
-            return msgspec.json.decode(self._file(key).read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError):
-            return None
+        return read_kept(self._file(key), kind)
 
     def write(self, key: str, note: msgspec.Struct) -> None:
         """Keep it. A folder that cannot be written is logged: then it is found out again next time."""

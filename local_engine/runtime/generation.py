@@ -17,7 +17,8 @@ from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.repetition import repeats
 from ...text.tool_stream import CallLimit
 from ..sampling.row_sampler import RowSampler
-from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs, top_tokens
+from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
+from ..sampling.truncation import largest
 from .mailbox import Mailbox
 from .scheduler import Sequence
 
@@ -212,7 +213,7 @@ class Generation:
 
 def _score(row: Floats, token: int, logprob: float, count: int) -> PromptScore:
     log_total = float(row[token]) - logprob
-    top = tuple((int(other), float(row[other]) - log_total) for other in top_tokens(row, count))
+    top = tuple((int(other), float(row[other]) - log_total) for other in largest(row, count))
     return PromptScore(token, logprob, int(np.count_nonzero(row > row[token])) + 1, top)
 
 

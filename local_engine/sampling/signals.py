@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .truncation import largest
+
 Floats = npt.NDArray[np.float32]
-_BLOCK = 64
 
 #: The quantiles of a run's signals that `SignalQuantiles` tells.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -69,28 +70,8 @@ class RowMeasure:
 
     def top(self, count: int) -> tuple[tuple[int, float], ...]:
         """The `count` most likely tokens with their log-probabilities, best first."""
-        found = top_tokens(self.logits, count)
+        found = largest(self.logits, count)
         return tuple((int(token), self.logprob(int(token))) for token in found)
-
-
-def top_tokens(logits: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Ids of the `count` largest logits (vocab,), largest first, of equals the lower id.
-
-    The largest are in the columns of a (64, vocab / 64) view with the largest maxima, all of those that are equal: a
-    pass over all logits, then over a few.
-    """
-    count = min(count, len(logits))
-    if count == 0:
-        return np.empty(0, np.intp)
-    width = len(logits) // _BLOCK
-    if width <= 4 * count:
-        candidates = np.arange(len(logits))
-    else:
-        maxima = logits[: width * _BLOCK].reshape(_BLOCK, width).max(axis=0)
-        columns = np.flatnonzero(maxima >= np.partition(maxima, -count)[-count])
-        rest = np.arange(width * _BLOCK, len(logits))
-        candidates = np.concatenate(((width * np.arange(_BLOCK)[:, None] + columns).ravel(), rest))  # ascending
-    return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
 
 
 def log_softmax(logits: Floats) -> Floats:

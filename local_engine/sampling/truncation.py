@@ -29,16 +29,20 @@ def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Ind
 
 def largest(logits: Floats, count: int) -> Indices:
     """Indices of the `count` largest, the largest first, equal ones in order."""
-    size = len(logits)
-    candidates = np.arange(size)
-    if count < size:
-        groups = size // _GROUPS
-        # `count` groups have a largest element of at least the bound, so at least as many elements have.
-        pool = logits[: groups * _GROUPS].reshape(_GROUPS, groups).max(axis=0) if count <= groups // 2 else logits
-        bound = np.partition(pool, len(pool) - count)[len(pool) - count]
-        candidates = np.flatnonzero(logits >= bound)
-    order = np.argsort(-logits[candidates], kind="stable")[:count]
-    return candidates[order]
+    size, width = len(logits), len(logits) // _GROUPS
+    count = min(count, size)
+    if count == 0:
+        return np.empty(0, np.intp)
+    if count <= width // 2:
+        # They are in the columns of a view with the largest maxima: a pass over all logits, then over a few.
+        maxima = logits[: width * _GROUPS].reshape(_GROUPS, width).max(axis=0)
+        bound = np.partition(maxima, width - count)[width - count]
+        inside = (width * np.arange(_GROUPS)[:, None] + np.flatnonzero(maxima >= bound)).ravel()
+        candidates = np.concatenate((inside, np.arange(width * _GROUPS, size)))
+        candidates = candidates[logits[candidates] >= bound]
+    else:
+        candidates = np.flatnonzero(logits >= np.partition(logits, size - count)[size - count])
+    return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
 
 
 def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[Indices, Doubles]:

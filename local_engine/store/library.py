@@ -19,7 +19,7 @@ import msgspec
 from ...model_files.download.naming import check_name, is_name
 from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
-from ...protocol.decoding import prepare_types
+from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ModelNotFoundError
 from ...protocol.safety.private_files import prepared
 from ...protocol.safety.system import open_folder
@@ -76,12 +76,7 @@ class Library:
 
     def find(self, name: str) -> Manifest | None:
         """The manifest of a complete model; None if there is none. Raises InvalidRequestError."""
-        if not self.path(name).is_file():
-            return None
-        try:
-            return msgspec.json.decode(self._manifest(name).read_bytes(), type=Manifest)
-        except (OSError, msgspec.DecodeError):
-            return None
+        return read_kept(self._manifest(name), Manifest) if self.path(name).is_file() else None
 
     def entries(self) -> list[LibraryEntry]:
         """All there is, by name, with what is under way. Files that no model could be called after are not ours."""
@@ -163,10 +158,8 @@ class Library:
         return ModelNotFoundError(f"There is no model {name!r} in {self.folder}. It holds {names}.")
 
     def _entry(self, name: str, path: Path) -> LibraryEntry:
-        size = path.stat().st_size
-        try:
-            manifest = msgspec.json.decode(self._manifest(name).read_bytes(), type=Manifest)
-        except (OSError, msgspec.DecodeError):
+        size, manifest = path.stat().st_size, read_kept(self._manifest(name), Manifest)
+        if manifest is None:
             return LibraryEntry(name, "damaged", size, "")
         return LibraryEntry(name, "ready" if manifest.size == size else "damaged", size, manifest.source, manifest)
 

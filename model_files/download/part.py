@@ -13,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from ...protocol.decoding import prepare_types
+from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
 from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked
@@ -132,10 +132,7 @@ def note_path(folder: Path, name: str) -> Path:
 
 def read_note(folder: Path, name: str) -> Note | None:
     """The note beside a part; None if there is none that can be read."""
-    try:
-        return msgspec.json.decode(note_path(folder, name).read_bytes(), type=Note)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_kept(note_path(folder, name), Note)
 
 
 def check_room(folder: Path, name: str, needed: int) -> int:

@@ -1,9 +1,11 @@
-"""The chunks of a streamed chat completion, put together again."""
+"""The chunks of a streamed chat completion: put together again, and read by those who make other events of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ..http.foreign import object_of, objects_of
 
@@ -75,6 +77,21 @@ class ChatChunks:
             for index, choice in sorted(self._choices.items())
         ]
         return {**self._fields, "object": "chat.completion", "choices": choices}
+
+
+def text_of(value: Any) -> str:
+    """A text, or the texts of parts."""
+    return value if isinstance(value, str) else "".join(text_of(part.get("text")) for part in objects_of(value))
+
+
+def count_of(counts: dict[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def framed(event: dict[str, Any]) -> bytes:
+    """One event as OpenAI and Anthropic send it."""
+    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
 
 
 def _index(piece: dict[str, Any], otherwise: int) -> int:

@@ -6,11 +6,10 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
-import msgspec
-
 from ..errors import UpstreamError
 from ..http.foreign import json_of, object_of, objects_of
 from ..http.wire import anthropic_error
+from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -70,9 +69,9 @@ class AnthropicEvents:
 
     def _read_choice(self, choice: dict[str, Any]) -> None:
         delta = object_of(choice.get("delta") or choice.get("message"))
-        self._say("thinking", _text(delta.get("reasoning_content") or delta.get("reasoning")))
-        self._say("text", _text(delta.get("content")))
-        if refusal := _text(delta.get("refusal")):
+        self._say("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+        self._say("text", text_of(delta.get("content")))
+        if refusal := text_of(delta.get("refusal")):
             self._refused = True
             self._say("text", refusal)
         for number, call in enumerate(objects_of(delta.get("tool_calls"))):
@@ -108,7 +107,7 @@ class AnthropicEvents:
 
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
         function = object_of(call.get("function"))
-        text = _text(function.get("arguments"))
+        text = text_of(function.get("arguments"))
         if index not in self._calls:
             call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
             name = function.get("name") or ""
@@ -155,7 +154,7 @@ class AnthropicEvents:
         self._open, self._call, self._texts = None, None, []
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self._events.append(_framed({"type": kind, **fields}))
+        self._events.append(framed({"type": kind, **fields}))
 
     def _taken(self) -> list[bytes]:
         events, self._events = self._events, []
@@ -183,18 +182,13 @@ async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[byt
         async for payload in payloads:
             chunk = object_of(json_of(payload))
             if error := object_of(chunk.get("error")):
-                yield _framed(anthropic_error(error))
+                yield framed(anthropic_error(error))
                 return
             if made := events.read(chunk):
                 yield b"".join(made)
         yield b"".join(events.end())
     except UpstreamError as error:
-        yield _framed(anthropic_error(error.to_body()["error"]))
-
-
-def _framed(event: dict[str, Any]) -> bytes:
-    """One event as Anthropic sends it."""
-    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+        yield framed(anthropic_error(error.to_body()["error"]))
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
@@ -213,21 +207,11 @@ def _is_whole(text: str) -> bool:
 
 def _usage(counted: dict[str, Any]) -> dict[str, int]:
     """Input tokens are those that were not in the cache."""
-    read, written = _count(counted, "prompt_tokens"), _count(counted, "completion_tokens")
-    cached = min(_count(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
+    read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
+    cached = min(count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
     return {
         "input_tokens": read - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": written,
     }
-
-
-def _count(counts: dict[str, Any], name: str) -> int:
-    value = counts.get(name)
-    return value if isinstance(value, int) else 0
-
-
-def _text(value: Any) -> str:
-    """A text, or the texts of parts."""
-    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import UpstreamError
 from ..http.foreign import json_of, object_of, objects_of
-from .chat_chunks import ChatChunks
+from .chat_chunks import ChatChunks, text_of
 from .ollama_request import OllamaChat, OllamaGenerate
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -145,7 +145,7 @@ def _message(completion: dict[str, Any]) -> dict[str, Any]:
 def _said(message: dict[str, Any]) -> tuple[str, str]:
     """The text, and the thinking."""
     thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-    return _text(message.get("content")) + _text(message.get("refusal")), _text(thinking)
+    return text_of(message.get("content")) + text_of(message.get("refusal")), text_of(thinking)
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -165,7 +165,3 @@ def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are no JSON object.")
     return {"function": {"index": index, "name": function.get("name"), "arguments": arguments}}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

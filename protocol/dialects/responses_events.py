@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..http.foreign import json_of, object_of, objects_of
+from .chat_chunks import count_of, framed, text_of
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
@@ -46,11 +47,6 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
     }
-
-
-def framed(event: dict[str, Any]) -> bytes:
-    """One event as OpenAI sends it."""
-    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
 
 
 @dataclass(slots=True)
@@ -104,9 +100,9 @@ class ResponseEvents:
                 continue
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._say("reasoning_text", _text(delta.get("reasoning_content") or delta.get("reasoning")))
-            self._say("output_text", _text(delta.get("content")), logprobs)
-            self._say("refusal", _text(delta.get("refusal")))
+            self._say("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._say("output_text", text_of(delta.get("content")), logprobs)
+            self._say("refusal", text_of(delta.get("refusal")))
             for number, call in enumerate(objects_of(delta.get("tool_calls"))):
                 self._call(call["index"] if isinstance(call.get("index"), int) else number, call)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -181,7 +177,7 @@ class ResponseEvents:
             item = {"type": "function_call", "call_id": call.get("id") or f"call_{secrets.token_hex(12)}"}
             item |= {"name": function.get("name") or "", "arguments": ""}
             opened = self._calls[index] = self._add(item, "function_call_arguments")
-        if text := _text(function.get("arguments")):
+        if text := text_of(function.get("arguments")):
             opened.pieces.append(text)
             self._emit("response.function_call_arguments.delta", **self._place(opened), delta=text)
 
@@ -254,9 +250,9 @@ async def streamed_response(
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:
-    read, written = _count(counted, "prompt_tokens"), _count(counted, "completion_tokens")
-    cached = _count(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
-    reasoned = _count(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")
+    read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
+    cached = count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
+    reasoned = count_of(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -266,16 +262,6 @@ def _usage(counted: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _count(counts: dict[str, Any], name: str) -> int:
-    value = counts.get(name)
-    return value if isinstance(value, int) else 0
-
-
 def _logprob(token: Item) -> Item:
     tops: list[Item] = [{**top, "bytes": top.get("bytes") or []} for top in objects_of(token.get("top_logprobs"))]
     return {**token, "bytes": token.get("bytes") or [], "top_logprobs": tops}
-
-
-def _text(value: Any) -> str:
-    """A text, or the texts of parts."""
-    return value if isinstance(value, str) else "".join(_text(part.get("text")) for part in objects_of(value))

@@ -69,13 +69,10 @@ def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator
 
     `waiting` is called before another is waited for; what it raises ends the wait.
     """
-    fcntl = _module("fcntl")
-    if fcntl is not None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    if not try_lock(handle):
+        waiting()
+        fcntl = _module("fcntl")
+        fcntl.flock(handle, fcntl.LOCK_EX)
     yield
 
 

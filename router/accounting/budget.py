@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -71,20 +72,10 @@ class Charge:
     usd: float = 0.0
 
     def __add__(self, other: Charge) -> Charge:
-        return Charge(
-            self.requests + other.requests,
-            self.cloud_requests + other.cloud_requests,
-            self.cloud_tokens + other.cloud_tokens,
-            self.usd + other.usd,
-        )
+        return Charge(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Charge) -> Charge:
-        return Charge(
-            self.requests - other.requests,
-            self.cloud_requests - other.cloud_requests,
-            self.cloud_tokens - other.cloud_tokens,
-            self.usd - other.usd,
-        )
+        return Charge(*map(operator.sub, astuple(self), astuple(other)))
 
 
 NOTHING = Charge()

@@ -41,20 +41,20 @@ class RoutingRequest:
     # The caller's request without our `updraft` options: the cloud may know more fields than we do.
     body: dict[str, Any]
     # The request for the device's engine; None where it cannot take it.
-    chat: ChatRequest | None
+    chat: ChatRequest | None = None
     # Why the engine cannot take it.
-    unsupported: InvalidRequestError | None
+    unsupported: InvalidRequestError | None = None
     # The caller keeps it on the device.
-    private: bool
-    quality: float | None
-    quality_given: bool
+    private: bool = False
+    quality: float | None = None
+    quality_given: bool = False
     # The threshold of the plain cascade, where the request asks for that.
-    confidence: float | None
+    confidence: float | None = None
     # What it goes by; None: as the settings say.
-    confidence_signal: ConfidenceSignal | None
-    hold_tokens: int | None
+    confidence_signal: ConfidenceSignal | None = None
+    hold_tokens: int | None = None
     # On the clock of `time.monotonic()`.
-    deadline: float | None
+    deadline: float | None = None
     # The privacy rule that it meets.
     privacy_rule: str | None = None
     # The parts that are forwarded to a cloud.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.http import sse
+from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
 from ..request.caller import Caller
@@ -30,45 +31,24 @@ class Cached:
     at: float
 
 
-class AnswerCache:
-    """At most `max_bytes` of answers, each for `ttl_s` seconds; what was not used for longest goes first."""
+class AnswerCache(BoundedCache[bytes, Cached]):
+    """At most `max_bytes` of answers, each for `ttl_s` seconds."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
-        self._max_bytes = max_bytes
+        super().__init__(sys.maxsize, max_bytes, lambda _, entry: len(entry.completion) + _OVERHEAD)
         self._ttl_s = ttl_s
-        self._bytes = 0
-        self._entries: OrderedDict[bytes, Cached] = OrderedDict()
 
     @staticmethod
     def of(settings: CacheSettings) -> AnswerCache | None:
         """The cache that the settings ask for; None where nothing is to be kept."""
         return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: bytes) -> Cached | None:
-        found = self._entries.get(key)
+        found = super().get(key)
         if found is not None and time.monotonic() - found.at > self._ttl_s:
-            self._drop(key)
+            self.drop(key)
             return None
-        if found is not None:
-            self._entries.move_to_end(key)
         return found
-
-    def put(self, key: bytes, entry: Cached) -> None:
-        self._drop(key)
-        size = len(entry.completion) + _OVERHEAD
-        if size > self._max_bytes:
-            return
-        self._entries[key] = entry
-        self._bytes += size
-        while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: bytes) -> None:
-        if (dropped := self._entries.pop(key, None)) is not None:
-            self._bytes -= len(dropped.completion) + _OVERHEAD
 
 
 class CacheSlot:

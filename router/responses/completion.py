@@ -24,7 +24,6 @@ from ...protocol.responses import (
     FinishReason,
     PromptToken,
     TextLogprobs,
-    TopLogprob,
     UpdraftInfo,
     Usage,
     fingerprint,
@@ -146,29 +145,14 @@ class ShownTokens:
 
 
 def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> ChoiceLogprobs:
-    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for _, token in shown])
-
-
-def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, offset: int = 0) -> TextLogprobs:
-    """The same as `/v1/completions` has it. `offset`: where the answer's text begins."""
-    scores = token_logprobs(shown, token_bytes).content
-    return TextLogprobs(
-        tokens=[score.token for score in scores],
-        token_logprobs=[score.logprob for score in scores],
-        top_logprobs=[
-            {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob} for score in scores
-        ],
-        text_offset=[offset + start for start, _ in shown],
+    return ChoiceLogprobs(
+        [ChatTokenLogprob.of(token.id, token.signals.logprob, token.top, token_bytes) for _, token in shown]
     )
 
 
-def _token_logprob(token: Token, token_bytes: TokenBytes) -> ChatTokenLogprob:
-    raw = token_bytes(token.id)
-    top = [
-        TopLogprob(_text(other), logprob, list(other))
-        for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
-    ]
-    return ChatTokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
+def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> TextLogprobs:
+    """The same as `/v1/completions` has it."""
+    return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [start for start, _ in shown])
 
 
 def _text(raw: bytes) -> str:
@@ -185,7 +169,7 @@ class ChunkWriter:
     def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
         self.index = 0  # of the answer that is being written
         self._record = record
-        self._no_usage = None if include_usage else UNSET
+        self._include_usage = include_usage
         self._model = model
         self._fingerprint = fingerprint(model)
         self._created = int(time.time())
@@ -196,10 +180,10 @@ class ChunkWriter:
     def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
         return self._chunk([ChunkChoice(delta, index=self.index, logprobs=logprobs)])
 
-    def finish(self, reason: FinishReason, usage: Usage | None, answer: LocalAnswer) -> bytes:
+    def finish(self, reason: FinishReason, usage: Usage, answer: LocalAnswer) -> bytes:
         """The last events: the finish with what is said of the answer, the usage if it was asked for, the end mark."""
         last = self.end(reason, answer, updraft=self._record.info(), sampling=answer.sampling or UNSET)
-        counted = b"" if usage is None else self._chunk([], usage=usage)
+        counted = self._chunk([], usage=usage) if self._include_usage else b""
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
@@ -212,8 +196,7 @@ class ChunkWriter:
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
-        usage = more.get("usage", self._no_usage)
-        updraft, sampling = more.get("updraft", UNSET), more.get("sampling", UNSET)
+        fields: dict[str, Any] = {"usage": None if self._include_usage else UNSET, **more}
         return sse.event(
             ChatCompletionChunk(
                 id=self._record.request_id,
@@ -221,8 +204,6 @@ class ChunkWriter:
                 system_fingerprint=self._fingerprint,
                 created=self._created,
                 choices=choices,
-                usage=usage,
-                updraft=updraft,
-                sampling=sampling,
+                **fields,
             )
         )

@@ -74,14 +74,7 @@ def direct_job(
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,
-        chat=None,
-        unsupported=None,
         private=options.private,
-        quality=None,
-        quality_given=False,
-        confidence=None,
-        confidence_signal=None,
-        hold_tokens=None,
         deadline=None if request.timeout_s is None else record.started + request.timeout_s,
         forwarded=forwarded(request.headers, request.query),
     )

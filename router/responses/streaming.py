@@ -46,8 +46,7 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
-    yield chunks.finish(writer.finish_reason, usage, answer)
+    yield chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
 
 
 async def relay(
@@ -89,7 +88,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         yield chunk
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
-    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
+    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens))
     yield chunks.finish(writer.finish_reason, usage, run.answer)
 
 
@@ -109,8 +108,7 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             if chunks.index < last:
                 yield chunks.end(writer.finish_reason, run.answer)
             else:
-                usage = Usage.of(run.answer.prompt_tokens, written) if cascade.job.include_usage else None
-                yield chunks.finish(writer.finish_reason, usage, run.answer)
+                yield chunks.finish(writer.finish_reason, Usage.of(run.answer.prompt_tokens, written), run.answer)
     except UpdraftError as error:
         raise StreamError(error) from error
 
@@ -263,8 +261,7 @@ async def _continue_on_device(
         yield event
     await cascade.stop_local()
     written = len(begun.tokens) + len(run.answer.tokens)
-    usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None
-    yield writer.chunks.finish(tail.finish_reason, usage, run.answer)
+    yield writer.chunks.finish(tail.finish_reason, Usage.of(begun.prompt_tokens, written), run.answer)
 
 
 async def _relayed(
@@ -346,5 +343,4 @@ def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes
     """The end of a stream that has reached the caller's limit."""
     cascade.record.route = "local"
     cascade.record.note = "nothing was left of max_tokens"
-    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
-    return writer.chunks.finish("length", usage, answer)
+    return writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)

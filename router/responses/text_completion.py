@@ -177,8 +177,5 @@ class _LocalAnswers:
 
 def _joined(pieces: list[TextChoice]) -> TextChoice:
     scores = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    logprobs = None
-    if scores:
-        names = TextLogprobs.__struct_fields__
-        logprobs = TextLogprobs(**{name: [each for score in scores for each in getattr(score, name)] for name in names})
+    logprobs = TextLogprobs.joined(scores) if scores else None
     return msgspec.structs.replace(pieces[-1], text="".join(piece.text for piece in pieces), logprobs=logprobs)

@@ -18,6 +18,7 @@ from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cli.shared.option_groups import expanded
 from updraft.cloud_engine.engine.config import MODES, EngineConfig
+from updraft.cloud_engine.gateway.ledger.workers import MAX_WORKERS
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
@@ -98,6 +99,15 @@ def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None
                     ["http://127.0.0.1:1"], AccountingOptions(str(tmp_path / "usage")), no_auth=True, host=host
                 )
             )
+
+
+@pytest.mark.parametrize("workers", [0, MAX_WORKERS + 1])
+def test_a_gateway_runs_as_many_workers_as_have_a_place(tmp_path: Path, workers: int) -> None:
+    accounting = AccountingOptions(str(tmp_path / "usage"))
+    with pytest.raises(ConfigurationError, match=f"1 to {MAX_WORKERS}, got {workers}"):
+        run_gateway(GatewayOptions(["http://127.0.0.1:1"], accounting, no_auth=True, workers=workers))
+    refused = CliRunner().invoke(app, ["gateway", "--no-auth", "--workers", str(workers)])
+    assert refused.exit_code == 2 and "--workers" in refused.stderr
 
 
 start_node = expanded(servers.node)  # takes options as typer gives them

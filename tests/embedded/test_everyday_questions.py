@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="needs the [cloud] extra")
 pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 
 from updraft.embedded import pocket
-from updraft.embedded.collect import cloud_answers, local_answers
+from updraft.embedded.collect import cloud_answers, local_views
 from updraft.embedded.kinds.outside import OUTSIDE
 from updraft.embedded.tasks import Task, check, make_tasks
 
@@ -19,7 +19,7 @@ Answers = Callable[[Sequence[Task]], list[str]]
 
 
 def small(tasks: Sequence[Task]) -> list[str]:
-    return local_answers(tasks, pocket.pocket_small_gguf())
+    return [view.answer for view in local_views(tasks, pocket.pocket_small_gguf())]
 
 
 def large(tasks: Sequence[Task]) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,6 +18,7 @@ import msgspec
 
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.safety.python_process import python_command
 from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
@@ -54,7 +55,7 @@ class GrammarCheck:
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
-        self._known: OrderedDict[bytes, tuple[_Reply, float]] = OrderedDict()  # by digest; until when
+        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # by digest; until when
 
     async def check(self, constraint: Constraint, tenant: str = "") -> None:
         """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile or to follow;
@@ -68,7 +69,8 @@ class GrammarCheck:
                 reply = self._recalled(digest)
                 if reply is None:
                     reply = await self._ask(constraint)
-                    self._remember(digest, reply)
+                    until = math.inf if reply.refusal is None else time.monotonic() + _REFUSED_SECONDS
+                    self._known.put(digest, (reply, until))
         if reply.refusal is not None:
             raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
 
@@ -78,18 +80,8 @@ class GrammarCheck:
             await _end(child)
 
     def _recalled(self, digest: bytes) -> _Reply | None:
-        reply, until = self._known.get(digest, (None, 0.0))
-        if time.monotonic() >= until:
-            return None
-        self._known.move_to_end(digest)
-        return reply
-
-    def _remember(self, digest: bytes, reply: _Reply) -> None:
-        until = float("inf") if reply.refusal is None else time.monotonic() + _REFUSED_SECONDS
-        self._known[digest] = (reply, until)
-        self._known.move_to_end(digest)
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+        reply, until = self._known.get(digest) or (None, 0.0)
+        return reply if time.monotonic() < until else None
 
     async def _ask(self, constraint: Constraint) -> _Reply:
         try:

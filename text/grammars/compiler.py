@@ -12,12 +12,12 @@ import re
 import statistics
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import InvalidRequestError, MissingDependencyError
+from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.structured import Constraint
 from ..tokenizer import Tokenizer
 from .json_schema import InexactError, essential
@@ -75,7 +75,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._encode = encode
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._kept: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
+        self._kept: BoundedCache[Constraint, llguidance.LLMatcher] = BoundedCache(_MAX_KEPT)
 
     def compile(self, constraint: Constraint) -> llguidance.LLMatcher:
         """A matcher at its beginning, the caller's own.
@@ -83,14 +83,8 @@ class GrammarCompiler:
         Raises InvalidRequestError for a constraint that is wrong, too dear in every token, or that no answer can be
         held to. Takes as long as the constraint wants: see `grammar_check` for those of strangers.
         """
+        matcher = self._kept.find(constraint, self._compiled)
         with self._lock:
-            matcher = self._kept.get(constraint)
-        matcher = matcher or self._compiled(constraint)  # others need not wait for it
-        with self._lock:
-            self._kept[constraint] = matcher
-            self._kept.move_to_end(constraint)
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
             return matcher.deep_copy()
 
     def _compiled(self, constraint: Constraint) -> llguidance.LLMatcher:

@@ -1,7 +1,7 @@
-"""Intents of a worker, in a mapped file that outlives it: a place for each request in flight, no disk to wait for.
+"""Rows before their commit, in a mapped file that outlives its worker: a place for each request, no disk to wait for.
 
-What stands there is the row that the request gets if its worker dies. A kill in between leaves every place whole: its
-length is stored last.
+What stands there is the row that the request gets if the worker dies: at first an abandoned one, at its end the settled
+one. A kill in between leaves every place whole: its length is stored last.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class IntentFile:
         """The file that is there, or a new one. Raises OSError."""
         file = os.open(private_file(path), os.O_RDWR)
         try:
-            if os.fstat(file).st_size < _BYTES:
-                write_at(file, 0, bytes(_BYTES))  # a page without room on the disk would end the process
+            if (size := os.fstat(file).st_size) < _BYTES:
+                write_at(file, size, bytes(_BYTES - size))  # a page without room on the disk would end the process
             self._memory = mmap.mmap(file, _BYTES)
         finally:
             os.close(file)
@@ -45,6 +45,13 @@ class IntentFile:
         self._memory[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
         _LENGTH.pack_into(self._memory, begin, len(record))
         return place
+
+    def replace(self, place: int, record: bytes) -> int:
+        """The new place, behind which the old one is free. What finds no place leaves the old record."""
+        if (found := self.add(record)) is None:
+            return place
+        self.remove(place)
+        return found
 
     def remove(self, place: int) -> None:
         _LENGTH.pack_into(self._memory, place * _PLACE_BYTES, 0)

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from ....protocol.errors import OverloadedError
-from .metering import UsageRow, Values, record_of, values_of
+from .metering import UsageRow, Values, is_settled, record_of, values_of
 from .store import LedgerWriteError, RowRefusedError, UsageStore
 
 FailurePolicy = Literal["stop", "continue"]
@@ -93,7 +93,7 @@ class UsageLedger:
         if self._on_failure == "stop" and (self.failing or self._hangs or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # if nothing follows
-        if self._is_kept(row):
+        if self._keep(row):
             return
         row.state = "intent"
         if self.failing:
@@ -112,6 +112,7 @@ class UsageLedger:
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
         row.worker, row.state = self.worker, "settled"
+        self._keep(row)
         self._enter(_Entry(values_of(row), settled=True, place=self._places.pop(row.id, None)))
 
     def flush(self, timeout_s: float = _OPEN_S) -> bool:
@@ -134,17 +135,17 @@ class UsageLedger:
         since = self._committing_since
         return since is not None and time.monotonic() > since + _OPEN_S
 
-    def _is_kept(self, row: UsageRow) -> bool:
-        """Whether the store has a place for the intent. What has none is committed."""
-        if self._store.intents is None or self._closes_at is not None:
+    def _keep(self, row: UsageRow) -> bool:
+        """Whether the store has a place for the row as it is now, until its commit."""
+        intents, before = self._store.intents, self._places.get(row.id)
+        if intents is None or self._closes_at is not None:
             return False
-        try:
-            place = self._store.intents.add(record_of(values_of(row)))
-        except UnicodeError:
-            return False
-        if place is not None:
-            self._places[row.id] = place
-        return place is not None
+        with contextlib.suppress(UnicodeError):  # the database will say so
+            record = record_of(values_of(row))
+            place = intents.add(record) if before is None else intents.replace(before, record)
+            if place is not None:
+                self._places[row.id] = place
+        return row.id in self._places
 
     def _enter(self, entry: _Entry) -> None:
         if self.waiting >= MAX_WAITING:
@@ -256,7 +257,11 @@ class UsageLedger:
             return
         deleted = 0
         try:
-            if count := self._store.abandon():
+            count = 0
+            for rows in self._store.left_behind():
+                self._commit([_Entry(values, settled=is_settled(values)) for values in rows])
+                count += sum(not is_settled(values) for values in rows)
+            if count := count + self._store.abandon():
                 _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
             if self._keep_days is not None:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)

@@ -36,7 +36,7 @@ class UsageRow:
     node: str = ""
     # HTTP status. 499: the client left. 502 also for a stream that its node cut, though the wire said 200.
     status: int = 0
-    # Tokens of the prompt.
+    # Tokens of the prompt; of an answer that broke off before they were told, an estimate.
     prompt_tokens: int = 0
     # Tokens of the answer.
     completion_tokens: int = 0
@@ -74,11 +74,16 @@ class UsageRow:
 
 COLUMNS = tuple(column.name for column in fields(UsageRow))
 _VALUES = attrgetter(*COLUMNS)
+_STATE = COLUMNS.index("state")
 
 
 def values_of(row: UsageRow) -> Values:
     """In the order of `COLUMNS`."""
     return _VALUES(row)
+
+
+def is_settled(values: Values) -> bool:
+    return values[_STATE] == "settled"
 
 
 def record_of(values: Values) -> bytes:

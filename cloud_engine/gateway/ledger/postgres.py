@@ -52,6 +52,9 @@ class PostgresStore:
         except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 
+    def left_behind(self) -> Iterator[list[Values]]:
+        return iter(())
+
     def abandon(self) -> int:
         return self._changed(
             "UPDATE usage SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"

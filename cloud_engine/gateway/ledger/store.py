@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -49,6 +49,13 @@ class UsageStore(Protocol):
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         """Commit all, or raise LedgerWriteError or RowRefusedError. A row that is settled stays as it is."""
+        ...
+
+    def left_behind(self) -> Iterator[list[Values]]:
+        """Rows that dead workers did not commit, worker by worker: each forgotten with the next step.
+
+        Raises LedgerWriteError.
+        """
         ...
 
     def abandon(self) -> int:
@@ -110,21 +117,27 @@ class SqliteStore:
         except (OverflowError, UnicodeError) as error:
             raise RowRefusedError(str(error)) from error
 
-    def abandon(self) -> int:
+    def left_behind(self) -> Iterator[list[Values]]:
         try:
-            count = self._enter(self._left)
+            if self._left:
+                yield _rows(self._left)
             while self._left:
                 self.intents.remove(self._left.popitem()[0])
             for path in self._slot.left_behind():
                 with closing(IntentFile(path)) as file:
-                    count += self._enter(file.records())
+                    yield _rows(file.records())
                 path.unlink()
+        except OSError as error:
+            raise LedgerWriteError(str(error)) from error
+
+    def abandon(self) -> int:
+        try:
             live = self._slot.live_ids()
         except OSError as error:
             raise LedgerWriteError(str(error)) from error
         marks = ", ".join("?" for _ in live)
         query = f"UPDATE usage SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN ({marks})"
-        return count + self._changed(query, *live)
+        return self._changed(query, *live)
 
     def prune(self, before: float, most: int) -> int:
         query = "DELETE FROM usage WHERE id IN (SELECT id FROM usage WHERE started_at < ? ORDER BY started_at LIMIT ?)"
@@ -134,27 +147,21 @@ class SqliteStore:
         self._connection.close()
         self._slot.close()
 
-    def _enter(self, records: Mapping[int, bytes]) -> int:
-        """Rows of requests that were not settled. How many there were."""
-        rows: list[Values] = []
-        for record in records.values():
-            try:
-                rows.append(values_in(record))
-            except (*UNREADABLE, ValueError) as error:
-                _log.error("A request that a dead worker began has no row: its intent is damaged (%s).", error)
-        if not rows:
-            return 0
-        try:
-            with transaction(self._connection) as connection:
-                return connection.executemany(self._INTENT, rows).rowcount
-        except sqlite3.Error as error:
-            raise LedgerWriteError(str(error)) from error
-
     def _changed(self, query: str, *values: object) -> int:
         try:
             return self._connection.execute(query, values).rowcount
         except sqlite3.Error as error:
             raise LedgerWriteError(str(error)) from error
+
+
+def _rows(records: Mapping[int, bytes]) -> list[Values]:
+    rows: list[Values] = []
+    for record in records.values():
+        try:
+            rows.append(values_in(record))
+        except (*UNREADABLE, ValueError) as error:
+            _log.error("A request of a dead worker has no row: what it left is damaged (%s).", error)
+    return rows
 
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....protocol.errors import RequestCancelledError, RequestTimeoutError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
@@ -64,11 +65,17 @@ class Accounting:
         """
         prompt_tokens = self.prompts.estimate(principal.key_id, row.model, size.prompt_tokens)
         reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens, size.answers)
+        broke_off = False
         try:
             await self.ledger.open(row)
             yield reservation
+        except (RequestCancelledError, RequestTimeoutError):
+            broke_off = True
+            raise
         finally:
             self.prompts.learn(principal.key_id, row.model, size.prompt_tokens, row.prompt_tokens)
+            if row.node and not row.prompt_tokens and (row.completion_tokens or broke_off):
+                row.prompt_tokens = prompt_tokens  # which were read: whoever leaves early pays for them too
             price = self.node_prices.get(row.node) or self.prices.at(row.model, row.started_at)
             if price is not None:
                 row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)

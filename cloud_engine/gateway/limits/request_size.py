@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types, refusal
+from ....protocol.embeddings import MAX_INPUTS
 from ....protocol.errors import InvalidRequestError
-from ....protocol.requests import check_message_count
+from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
+from ....protocol.sampling import MAX_LOGPROBS
 
-MAX_ANSWERS = 128
 MAX_BIASES = 1024
+MAX_DOCUMENTS = 10_000  # of one rerank request, as Cohere has it
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
 _BYTES_PER_TOKEN = 3
@@ -24,9 +26,27 @@ _ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
 _TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENINGS = (b'"', b"[", b"{")
+_ITEM_BYTES = 3  # of `"",`
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECTS = re.compile(rb"\[\s*\{")
 
 
-class SizeFields(msgspec.Struct):
+class _Schemas(msgspec.Struct):
+    """The fields that hold schemas: OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's."""
+
+    response_format: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    structured_outputs: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    output_format: msgspec.Raw = msgspec.Raw()
+    output_config: msgspec.Raw = msgspec.Raw()
+
+
+class SizeFields(_Schemas):
     """The fields of a request that say how large its answer may become."""
 
     max_tokens: int | None = None
@@ -34,11 +54,14 @@ class SizeFields(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
+    logprobs: bool | int | float | None = None
+    top_logprobs: int | float | None = None
+    prompt_logprobs: int | float | None = None
     prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
     messages: list[msgspec.Raw] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
-    response_format: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
 
 
 prepare_types(SizeFields)
@@ -56,23 +79,29 @@ class RequestSize:
 
 def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     """Raises InvalidRequestError where a number passes the gateway's bounds."""
-    answers = max(1, fields.n or 1, fields.best_of or 1) * _num_prompts(fields.prompt)
     _check("n", fields.n or 1, MAX_ANSWERS)
     _check("best_of", fields.best_of or 1, MAX_ANSWERS)
+    answers = max(1, fields.n or 1, fields.best_of or 1) * _num_items(bytes(fields.prompt))
+    _check("prompt", answers, MAX_ANSWERS, " answers to all of its prompts")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        _check(name, getattr(fields, name) or 0, MAX_LOGPROBS)
     check_message_count(len(fields.messages or ()))
+    _check_items("input", bytes(fields.input))
+    _check_items("documents", bytes(fields.documents))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
-    for name in ("response_format", "tools"):
-        _check_depth(name, getattr(fields, name))
+    for name in _Schemas.__struct_fields__:
+        if schema := bytes(getattr(fields, name)):
+            _check_depth(name, schema)
     named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
     limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
     return RequestSize(_prompt_tokens(body), limit * answers if limit > 0 else None, answers)
 
 
-def _num_prompts(prompt: msgspec.Raw) -> int:
-    """A list of tokens is one prompt, one of texts or of such lists as many as it has. Nothing is decoded."""
-    if not (given := bytes(prompt)).startswith(b"["):
+def _num_items(value: bytes) -> int:
+    """A list of tokens is one item. Of any other list the items are counted, and not decoded."""
+    if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
-    return _without_escapes(given).count(b'"') // 2 or max(1, given.count(b"[") - 1)
+    return len(_LIST.decode(value))
 
 
 def decode_size(body: bytes) -> RequestSize:
@@ -97,14 +126,23 @@ def _prompt_tokens(body: bytes) -> int:
     return -(-plain // _BYTES_PER_TOKEN) + beyond + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * len(attached)
 
 
-def _check(name: str, count: int, most: int) -> None:
+def _check(name: str, count: float, most: int, of: str = "") -> None:
     if count > most:
-        raise InvalidRequestError(f"{name} is {count}, and may be {most} at most.", param=name, code="invalid_value")
+        raise InvalidRequestError(
+            f"{name}: {count}{of} is more than the {most} that one request may have.", param=name, code="invalid_value"
+        )
 
 
-def _check_depth(name: str, value: msgspec.Raw) -> None:
+def _check_items(name: str, value: bytes) -> None:
+    """Texts and tokens to embed, items of a conversation, or documents."""
+    most = MAX_DOCUMENTS if name == "documents" else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
+    if len(value) > most * _ITEM_BYTES:  # else it cannot hold as many
+        _check(name, _num_items(value), most, " items")
+
+
+def _check_depth(name: str, given: bytes) -> None:
     """The brackets outside of texts: each round takes the innermost away, however many there are."""
-    if len(given := bytes(value)) > MAX_SCHEMA_BYTES:
+    if len(given) > MAX_SCHEMA_BYTES:
         raise InvalidRequestError(f"{name} has more than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
     brackets = _TEXT.sub(b"", _without_escapes(given)).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):

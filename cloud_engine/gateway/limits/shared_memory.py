@@ -188,8 +188,8 @@ class SharedMemoryStore:
         """Alone with the memory, also among processes, until `unlock`. Nothing may be awaited meanwhile."""
         if try_lock(self._file):
             return
+        until = time.monotonic() + _LOCK_S
         async with self._turn:  # of a whole process only one goes on trying
-            until = time.monotonic() + _LOCK_S
             while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
                     raise OverloadedError("Another worker holds the limits for too long: try again later.")

@@ -24,6 +24,7 @@ from .continuation import BegunAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
+_MAX_DEATHS = 3  # of nodes in one request's time
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _HAS_NO_ROUTE = frozenset({404, 405})
 
@@ -135,9 +136,11 @@ class Dispatch:
         except UpstreamFailure as failure:
             others_broke_off, course.failure = course.failure is not None, failure
             node.failed(str(failure))
-            if others_broke_off and call.begun.size > size:  # it was past the place at which they did
+            got_further = others_broke_off and call.begun.size > size  # than they did, which speaks for the request
+            if got_further and course.deaths < _MAX_DEATHS - 1:
                 self.registry.suspects.answered(*_identity(call))
             if not isinstance(failure, UnreachableError):
+                course.deaths += 1
                 self.registry.suspects.failed((node.url, node.breaker.trips), *_identity(call))
         if course.is_over and call.row.status < 500:
             node.breaker.answered()
@@ -219,6 +222,8 @@ class _Course:
     # Nodes that failed at it and went on living.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
+    # Nodes that died while they had it.
+    deaths: int = 0
     # Attempts beside one another, each in a task of its own. The first to send aborts the other.
     attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
     # Of these, the node that is relayed.

@@ -6,7 +6,7 @@ A row is a table of slots: a name, and as many numbers for each. A worker that r
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 WIDTH = 72
@@ -18,6 +18,7 @@ _SLOTS = 1024  # more than the kinds may take together
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
 _OTHER = "other"  # in place of the first label
+_FREE = 0xFF  # begins no name: the slot was given back
 
 Name = tuple[str, ...]
 """The kind, and the values of its labels."""
@@ -58,30 +59,46 @@ class WorkerRow:
         self._slots = dict(self.items())
 
     def items(self) -> Iterator[tuple[Name, Numbers]]:
-        for start in range(0, len(self._memory), _SLOT_BYTES):
-            if not self._memory[start]:
-                return
-            name = bytes(self._memory[start : start + _NAME_BYTES]).rstrip(b"\0").decode()
-            yield tuple(name.split(_SEPARATOR)), self._numbers(start)
+        return ((name, self._numbers(start)) for start, name in self._places())
 
     def of(self, *name: str) -> Numbers:
         """`name`: the kind, then the values of the labels."""
         found = self._slots.get(name)
         return self._added(name) if found is None else found
 
+    def keep_only(self, kind: str, names: Collection[Name]) -> None:
+        """The slots of all other names of the kind are free for others."""
+        gone = {name for name in self._slots if name[0] == kind} - set(names)
+        if any(name not in self._slots for name in names):
+            gone.discard((kind, _OTHER))
+        for start, name in self._places() if gone else ():
+            if name in gone:
+                self._memory[start] = _FREE
+                del self._slots[name]
+
     def _added(self, name: Name) -> Numbers:
         other = (name[0], _OTHER, *name[2:])
         encoded = _SEPARATOR.join(name).encode()
-        of_kind = sum(slot[0] == name[0] for slot in self._slots)
+        of_kind = sum(slot[0] == name[0] for slot in self._slots) - (other in self._slots)
         has_room = of_kind < _MAX_OF_A_KIND.get(name[0], 32) or name == other
         is_sound = len(encoded) <= _NAME_BYTES and not any(_SEPARATOR in part or "\0" in part for part in name)
         if not (has_room and is_sound):
             return self.of(*other)
-        start = len(self._slots) * _SLOT_BYTES
+        start = next(at for at in range(0, len(self._memory), _SLOT_BYTES) if self._memory[at] in (0, _FREE))
+        self._memory[start + _NAME_BYTES : start + _SLOT_BYTES] = bytes(WIDTH * 8)
         self._memory[start + 1 : start + _NAME_BYTES] = encoded[1:].ljust(_NAME_BYTES - 1, b"\0")
         self._memory[start] = encoded[0]  # from here on others see it
         self._slots[name] = self._numbers(start)
         return self._slots[name]
+
+    def _places(self) -> Iterator[tuple[int, Name]]:
+        """Where the slot of each name begins."""
+        for start in range(0, len(self._memory), _SLOT_BYTES):
+            name = bytes(self._memory[start : start + _NAME_BYTES])
+            if not name[0]:
+                return
+            if name[0] != _FREE:
+                yield start, tuple(name.rstrip(b"\0").decode(errors="replace").split(_SEPARATOR))
 
     def _numbers(self, start: int) -> Numbers:
         return self._memory[start + _NAME_BYTES : start + _SLOT_BYTES].cast("d")

@@ -9,27 +9,17 @@ from math import inf
 
 import msgspec
 
-from ....protocol.responses import ChatCompletion, TextCompletion, Usage
+from ....protocol.responses import ChatCompletion, TextCompletion
 from .answer_stream import Piece, total_usage
-from .formats import AnswerFormat
+from .formats import WrappedFormat
 
 
-@dataclass(frozen=True, slots=True)
-class BestOf:
+@dataclass(slots=True)
+class BestOf(WrappedFormat):
     """Of every `best_of` answers the `n` with the highest log-probability per token, best first. Not for streams."""
 
-    answers: AnswerFormat
     n: int
     best_of: int
-
-    def opening(self) -> list[msgspec.Struct]:
-        return self.answers.opening()
-
-    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
-        return self.answers.chunks(piece)
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        return self.answers.usage_chunk(usage)
 
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
         chosen: list[Piece] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -24,7 +25,6 @@ from ....protocol.responses import (
     TextChoice,
     TextCompletion,
     TextLogprobs,
-    TopLogprob,
     Usage,
     fingerprint,
 )
@@ -32,7 +32,7 @@ from ....protocol.sampling import SamplingDefaults
 from ....text.templates.reasoning import ReasoningStyle
 from ....text.tokenizer import Tokenizer
 from ....text.tool_stream import AnswerParser, OfferedTools
-from .answer_stream import Piece, ScoredToken, total_usage
+from .answer_stream import Piece, total_usage
 
 
 class AnswerFormat(Protocol):
@@ -45,6 +45,25 @@ class AnswerFormat(Protocol):
     def chunks(self, piece: Piece) -> list[msgspec.Struct]: ...
     def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct: ...
+
+
+@dataclass(slots=True)
+class WrappedFormat:
+    """Answers in a format that those who extend this change in part."""
+
+    answers: AnswerFormat
+
+    def opening(self) -> list[msgspec.Struct]:
+        return self.answers.opening()
+
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        return self.answers.chunks(piece)
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self.answers.usage_chunk(usage)
+
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        return self.answers.whole(answers)
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
@@ -137,7 +156,7 @@ class ChatFormat:
     def _scores(self, piece: Piece) -> ChoiceLogprobs | None:
         if not self.logprobs:
             return None
-        return ChoiceLogprobs([_token_logprob(self.tokenizer, scored) for scored in piece.scores])
+        return ChoiceLogprobs(_shown(self.tokenizer, piece))
 
 
 @dataclass(slots=True)
@@ -188,26 +207,10 @@ class TextFormat:
     def _scores(self, piece: Piece) -> TextLogprobs | None:
         if not self.logprobs:
             return None
-        scores = [_token_logprob(self.tokenizer, scored) for scored in piece.scores]
-        return TextLogprobs(
-            tokens=[score.token for score in scores],
-            token_logprobs=[score.logprob for score in scores],
-            top_logprobs=[_alternatives(score) for score in scores],
-            text_offset=[scored.offset for scored in piece.scores],
-        )
+        return TextLogprobs.of(_shown(self.tokenizer, piece), [scored.offset for scored in piece.scores])
 
 
-def _alternatives(score: ChatTokenLogprob) -> dict[str, float]:
-    """The most likely tokens, and in any case the one that was chosen."""
-    return {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob}
-
-
-def _token_logprob(tokenizer: Tokenizer, scored: ScoredToken) -> ChatTokenLogprob:
-    alternatives = [TopLogprob(*_shown(tokenizer, token_id, logprob)) for token_id, logprob in scored.score.top]
-    return ChatTokenLogprob(*_shown(tokenizer, scored.token_id, scored.score.logprob), alternatives)
-
-
-def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+def _shown(tokenizer: Tokenizer, piece: Piece) -> list[ChatTokenLogprob]:
     """Special tokens by their name: among alternatives, the end of the answer is one."""
-    raw = tokenizer.token_bytes(token_id, skip_special=False)
-    return raw.decode("utf-8", "replace"), logprob, list(raw)
+    token_bytes, scores = partial(tokenizer.token_bytes, skip_special=False), piece.scores
+    return [ChatTokenLogprob.of(each.token_id, each.score.logprob, each.score.top, token_bytes) for each in scores]

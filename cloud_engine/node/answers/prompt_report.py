@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ....protocol.responses import ChatCompletion, PromptToken, TextChoice, TextCompletion, TextLogprobs, Usage
+from ....protocol.responses import ChatCompletion, PromptToken, TextChoice, TextCompletion, TextLogprobs
 from ....text.detokenize import IncrementalDetokenizer
 from ....text.tokenizer import Tokenizer
 from .answer_stream import Piece
-from .formats import AnswerFormat
+from .formats import WrappedFormat
 
 if TYPE_CHECKING:
     from ...engine.types.outputs import PromptLogprob
@@ -30,10 +30,9 @@ class ReportedPrompt:
 
 
 @dataclass(slots=True)
-class PromptReport:
+class PromptReport(WrappedFormat):
     """Answers together with reports on their prompts."""
 
-    answers: AnswerFormat
     tokenizer: Tokenizer
     prompts: list[ReportedPrompt]
     # Answers to each prompt.
@@ -42,12 +41,6 @@ class PromptReport:
     logprobs: int | None
     _scores: dict[int, list[PromptLogprob]] = field(default_factory=dict[int, "list[PromptLogprob]"])
     _begun: set[int] = field(default_factory=set[int])
-
-    def opening(self) -> list[msgspec.Struct]:
-        return self.answers.opening()
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        return self.answers.usage_chunk(usage)
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         self._take_scores(piece)
@@ -83,7 +76,7 @@ class PromptReport:
             self._begun.add(choice.index)
             choice.text = echo + choice.text
             if choice.logprobs is not None:
-                choice.logprobs = _joined(self._echoed(number), choice.logprobs)
+                choice.logprobs = TextLogprobs.joined([self._echoed(number), choice.logprobs])
 
     def _prompt_logprobs(self, number: int) -> PromptLogprobs | UnsetType:
         """One entry per token: the likeliest by their ids, and the token itself. Nothing is said of the first."""
@@ -121,12 +114,3 @@ class PromptReport:
 
     def _text_of(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id, skip_special=False).decode("utf-8", "replace")
-
-
-def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
-    return TextLogprobs(
-        tokens=first.tokens + second.tokens,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        top_logprobs=first.top_logprobs + second.top_logprobs,
-        text_offset=first.text_offset + second.text_offset,
-    )

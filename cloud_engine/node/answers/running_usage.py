@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from ....protocol.errors import NotFoundError
-from ....protocol.responses import ChatCompletionChunk, TextCompletion, TokenCounts, Usage
+from ....protocol.responses import ChatCompletionChunk, TextCompletion, TokenCounts
 from ...engine.types.request import GenerationRequest
 from .answer_stream import Piece
-from .formats import AnswerFormat
+from .formats import WrappedFormat
 
 _KEPT = 4096
 
@@ -37,15 +37,11 @@ class TokenCounter:
         self._tokens[piece.index] = piece.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RunningUsage:
+@dataclass(slots=True)
+class RunningUsage(WrappedFormat):
     """vLLM's `continuous_usage_stats`: the chunks of `answers`, each with the tokens so far."""
 
-    answers: AnswerFormat
     counter: TokenCounter
-
-    def opening(self) -> list[msgspec.Struct]:
-        return self.answers.opening()
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         shown = self.answers.chunks(piece)
@@ -54,12 +50,6 @@ class RunningUsage:
             if isinstance(chunk, ChatCompletionChunk | TextCompletion):
                 chunk.usage = self.counter.so_far
         return shown
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        return self.answers.usage_chunk(usage)
-
-    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
-        return self.answers.whole(answers)
 
 
 class Spent:

@@ -16,7 +16,6 @@ from updraft.bench.router.guarantee import (
     populations,
     simulate,
 )
-from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
 from updraft.classifier.training.gates import FittedGates, Material, calibrated
 from updraft.classifier.training.router_model import fit_router
@@ -89,8 +88,4 @@ def test_a_router_that_never_escalates_breaks_its_promise(separable: SimulatedPo
 
 def always(threshold: float) -> Procedure:
     """The same gates under thresholds that look at no row."""
-
-    def rule(_: CalibrationRows, alpha: float) -> Thresholds:
-        return Thresholds(threshold, NEVER, threshold)
-
-    return Procedure(rule=rule)
+    return Procedure(rule=lambda _alpha: lambda _rows: Thresholds(threshold, NEVER, threshold))

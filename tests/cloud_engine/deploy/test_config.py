@@ -78,6 +78,7 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", engine: [8]}]", "models[0].engine"),
         (MODELS + ", step_costs: missing.json}]", "bench engine --only steps"),
         (MODELS + "}]\ngateway: {replicas: -2}", "gateway.replicas"),
+        (MODELS + "}]\ngateway: {replicas: 33}", "<= 32 - at `$.gateway.replicas`"),
         (MODELS + "}]\ngateway: {port: 70000}", "gateway.port"),
         (MODELS + ", kind: vllm, draft: tiny}]", "draft is for Updraft's engine"),
         (MODELS + ", kind: sglang, mode: latency}]", "mode is for Updraft's engine"),

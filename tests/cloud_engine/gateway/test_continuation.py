@@ -8,7 +8,7 @@ import signal
 import sqlite3
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,15 +191,25 @@ def test_servers_like_vllm_go_on_with_the_text(spawn: Any, tmp_path: Path) -> No
     assert (row["status"], row["retries"], row["prompt_tokens"], row["completion_tokens"]) == (200, 1, 7, 7)
 
 
-def test_a_request_that_gets_further_each_time_is_not_the_fault_of_its_nodes_deaths(spawn: Any, tmp_path: Path) -> None:
-    """One dies before its first word, the next behind some of them."""
-    stubs = [Stub(script=(script := deque([-1, 3, None])))] + [Stub(script=script) for _ in range(2)]
+@pytest.mark.parametrize(
+    ("script", "is_whole"),
+    [([-1, 3, None], True), ([1, 1, None], True), ([1, 1, 1, None], False)],
+    ids=["before its first word", "two", "three"],
+)
+def test_a_request_that_gets_further_each_time_is_a_nodes_death_or_two_not_its_cause(
+    spawn: Any, tmp_path: Path, script: list[int | None], is_whole: bool
+) -> None:
+    asked = deque(script)
     body = {"model": "big", "messages": MESSAGES, "max_tokens": 100, "stream": True}
-    with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second, serving(stubs[2].app()) as third:
-        gateway = start_gateway(spawn, tmp_path, first, second, third)
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(Stub(script=asked).app())) for _ in range(4)]
+        gateway = start_gateway(spawn, tmp_path, *urls)
         answer = httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60)
-    assert text_of([*events(iter(answer.text.splitlines()))]) == ANSWER
-    assert [len(stub.bodies) for stub in stubs] == [1, 1, 1]
+        again = httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60)
+    got = [*events(iter(answer.text.splitlines()))]
+    assert "error" in got[-1] or text_of(got) == ANSWER
+    assert ("error" not in got[-1]) == is_whole
+    assert again.status_code == (200 if is_whole else 502), "what killed three nodes is asked of no fourth"
 
 
 @pytest.mark.parametrize(

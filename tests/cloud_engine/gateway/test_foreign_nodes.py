@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from serving import serving
@@ -14,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from waiting import wait_for
 
 CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "big"}
 COMPLETION = {
@@ -89,6 +95,36 @@ def test_errors_and_answers_of_any_shape(client: openai.OpenAI, node: Foreign) -
         assert ask(client).choices[0].message.content == "Hi"
 
 
+def test_an_adapter_is_asked_for_where_it_is_listed(spawned: Any, tmp_path: Path) -> None:
+    """As vLLM lists them: beside the model, as a model."""
+
+    def serve(asked: list[str], *names: str) -> Starlette:
+        async def models(_request: Request) -> Response:
+            return JSONResponse({"data": [{"id": name, "owned_by": "vllm"} for name in names]})
+
+        async def chat(request: Request) -> Response:
+            body = await request.json()
+            if body["messages"][0]["content"] == "hello":  # no probe
+                asked.append(body["model"])
+            return JSONResponse({**COMPLETION, "model": body["model"]})
+
+        return Starlette(routes=[Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])])
+
+    plain, adapted = list[str](), list[str]()
+    with serving(serve(plain, "base")) as first, serving(serve(adapted, "base", "base-lora")) as second:
+        command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--exit-with-parent"]
+        nodes = ["--node", first, "--node", second, "--db", str(tmp_path / "usage.sqlite")]
+        with (
+            spawned(*command, *nodes) as gateway,
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            assert {model.id for model in client.models.list()} == {"base", "base-lora"}
+            for model in ["base-lora"] * 6 + ["base"] * 6:
+                client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+    assert set(plain) == {"base"} and len(plain) >= 2
+    assert adapted.count("base-lora") == 6 and adapted.count("base") >= 2
+
+
 def pieces(client: openai.OpenAI) -> list[tuple[str | None, str | None]]:
     chunks = [chunk.choices[0] for chunk in ask(client, stream=True) if chunk.choices]
     return [(choice.delta.content, choice.finish_reason) for choice in chunks]
@@ -112,3 +148,40 @@ def test_streams_of_any_spelling_end_apart(client: openai.OpenAI, node: Foreign,
     node.answer = answer
     for _ in range(2):  # nothing of it puts the node out
         assert pieces(client) == [("Hel", None), ("lo", None), (None, "stop")]
+
+
+async def words_without_end() -> AsyncGenerator[bytes]:
+    delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+    while True:
+        yield b"data: %b\n\n" % json.dumps({**CHUNK, "choices": [delta]}).encode()
+        await asyncio.sleep(0.01)
+
+
+async def late(request: Request) -> Response:
+    if json.loads(await request.body()).get("stream"):
+        return StreamingResponse(words_without_end(), media_type="text/event-stream")
+    await asyncio.sleep(60)
+    return JSONResponse(COMPLETION)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_before_the_usage_comes_has_used_the_prompt(spawn: Any, tmp_path: Path, stream: bool) -> None:
+    routes = [Route("/v1/models", Foreign().models), Route("/v1/chat/completions", late, methods=["POST"])]
+    body = {"model": "big", "messages": [{"role": "user", "content": "word " * 1000}], "stream": stream}
+
+    def rows() -> list[tuple[int, int, int]]:
+        with closing(sqlite3.connect(tmp_path / "usage")) as connection:
+            return connection.execute("SELECT status, prompt_tokens, completion_tokens FROM usage").fetchall()
+
+    with serving(Starlette(routes=routes)) as url:
+        command = ["gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent"]
+        gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "usage"))
+        with (
+            suppress(httpx.ReadTimeout),
+            httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=1) as response,
+        ):
+            next(response.iter_lines())
+        wait_for(lambda: len(rows()) == 1)
+    ((status, prompt, completion),) = rows()
+    assert (status, completion > 0) == (499, stream)
+    assert 1000 <= prompt <= 5000

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from gateway_keys import make_key
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from updraft.cloud_engine.gateway.access.principal import Limits
@@ -62,6 +62,36 @@ def test_a_worker_that_replaces_another_goes_on_in_its_row() -> None:
     Counters(rows, 1).count(row(model="n"))
     found = scraped(Counters(rows, 0))
     assert [found["updraft_gateway_e2e_seconds_count", model, "batch"] for model in "mn"] == [1, 1]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sets(st.sampled_from("abcdefghij"), max_size=5), max_size=12))
+def test_nodes_that_leave_give_their_places_to_others(steps: list[set[str]]) -> None:
+    """Fifty to a letter: more than there are places for, but never at once."""
+    rows, counted = SharedRows(2), dict[tuple[str, ...], list[list[float]]]()
+    for letters in steps:
+        names = [(f"http://{letter}{number}",) for letter in letters for number in range(50)]
+        counted = {name: [[counted.get(name, [[0]])[0][0] + 1]] for name in names}
+        worker = rows.row(1)  # as one that replaces another
+        worker.of("status", "200")[0] += 1
+        worker.keep_only("node", [("node", *name) for name in names])
+        for name in names:
+            worker.of("node", *name)[0] += 1
+        assert {name: [numbers[:1] for numbers in found] for name, found in rows.named("node").items()} == counted
+    assert rows.sums("status").get(("200",), [0])[0] == len(steps)
+
+
+def test_nodes_beyond_all_places_are_shown_together_until_there_is_room() -> None:
+    rows = SharedRows()
+    for first, shown in ((0, 257), (44, 257), (45, 256), (100, 201)):
+        names = [("node", str(number)) for number in range(first, 301)]
+        row = rows.row(0)
+        for _ in range(2):
+            row.keep_only("node", names)
+            for name in names:
+                row.of(*name)[0] = 1
+        assert len(rows.named("node")) == shown
+        assert (("other",) in rows.named("node")) == (first < 45)
 
 
 def test_streams_are_measured_against_the_objective() -> None:

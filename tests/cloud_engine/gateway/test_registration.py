@@ -99,7 +99,7 @@ def test_a_gateway_that_starts_anew_has_its_nodes_again(gateway: Gateway, spawn_
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
-def test_every_worker_sees_a_node(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
+def test_every_worker_sees_a_node_come_and_leave(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway("--workers", "2")
     node = spawn_fake_node("--register", running.url, "--register-key", keys.node)
     wait_for(lambda: nodes_of(running.url, keys) == [node.url])
@@ -111,6 +111,9 @@ def test_every_worker_sees_a_node(gateway: Gateway, spawn_fake_node: Any, keys: 
             wait_for(lambda: ask(running.url, keys) == 200)
         finally:
             worker.resume()
+    assert node.url in httpx.get(f"{running.url}/metrics").text
+    node.popen.terminate()
+    wait_for(lambda: node.url not in httpx.get(f"{running.url}/metrics").text)  # whichever tells it, of all
 
 
 def test_who_may_not_and_what_cannot_register(gateway: Gateway, fake_node: Any, keys: Keys) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from attention_reference import attend_reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
 from updraft.kernels.attention.ragged_batch import RaggedBatch
-from updraft.kernels.attention.reference import attend_reference
 from updraft.kernels.attention.torch_attention import TorchAttention
 from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan, ScoreOptions
 from updraft.kernels.kv_cache.reference import write_kv_reference_

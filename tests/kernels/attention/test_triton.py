@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from attention_reference import attend_reference
 from torch import Tensor
 from torch.nn import functional
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner
-from updraft.kernels.attention.reference import attend_reference
 from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 pytest.importorskip("triton")

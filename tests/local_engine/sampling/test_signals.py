@@ -12,8 +12,8 @@ from updraft.local_engine.sampling.signals import (
     TokenSignals,
     log_softmax,
     token_logprobs,
-    top_tokens,
 )
+from updraft.local_engine.sampling.truncation import largest
 
 steps = st.tuples(st.integers(1, 5), st.integers(2, 30)).flatmap(
     lambda shape: arrays(np.float32, shape, elements=st.floats(-20, 20, width=32))
@@ -99,7 +99,7 @@ def test_rows_that_are_no_numbers_are_known_and_alone(poison):
 
 @given(row=arrays(np.float32, st.integers(1, 3000), elements=st.floats(-9, 9, width=32)), count=st.integers(0, 20))
 def test_top_tokens(row, count):
-    found = top_tokens(row, count)
+    found = largest(row, count)
     assert len(set(found.tolist())) == min(count, len(row))
     np.testing.assert_array_equal(row[found], np.sort(row)[::-1][:count])
 
@@ -108,7 +108,7 @@ def test_top_tokens(row, count):
 def test_of_equal_tokens_the_lower_ids_are_top(kinds):
     row = np.random.default_rng(0).integers(0, kinds, 152_001).astype(np.float32)
     for count in (1, 5, 20):
-        np.testing.assert_array_equal(top_tokens(row, count), np.argsort(-row, kind="stable")[:count])
+        np.testing.assert_array_equal(largest(row, count), np.argsort(-row, kind="stable")[:count])
 
 
 def test_quantiles():

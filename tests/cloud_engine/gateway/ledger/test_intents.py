@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import ledger_worker
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +74,55 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
     assert (states.count("settled"), states.count("abandoned"), len(states)) == (1090, 11, 1101)
 
 
+def test_what_was_settled_before_a_kill_keeps_its_tokens(tmp_path: Path) -> None:
+    """The database is locked, so that nothing is committed before."""
+    path = tmp_path / "usage"
+    program = (
+        "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
+        "from ledger_worker import row\n"
+        "from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger\n"
+        "from updraft.cloud_engine.gateway.ledger.store import SqliteStore\n"
+        "async def work():\n"
+        "    ledger = UsageLedger(SqliteStore(Path(sys.argv[1])))\n"
+        "    ledger.flush()\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    for number in range(300):\n"
+        "        each = row(number)\n"
+        "        await ledger.open(each)\n"
+        "        each.completion_tokens = number\n"
+        "        if number % 3:\n"
+        "            ledger.settle(each)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(work())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            worker.communicate("go\n")
+            other.execute("ROLLBACK")
+    UsageLedger(SqliteStore(path)).close()
+    with closing(sqlite3.connect(path)) as connection:
+        found = set(connection.execute("SELECT request_id, state, completion_tokens FROM usage"))
+    assert found == {
+        (f"request-{number}", *(("settled", number) if number % 3 else ("abandoned", 0))) for number in range(300)
+    }
+
+
+def test_a_file_that_was_cut_off_keeps_what_is_left(tmp_path: Path) -> None:
+    file = IntentFile(tmp_path / "file")
+    assert [file.add(b"%d" % number) for number in range(3)] == [0, 1, 2]
+    file.close()
+    os.truncate(tmp_path / "file", 2000)
+    with closing(IntentFile(tmp_path / "file")) as again:
+        assert again.records() == {0: b"0", 1: b"1"}
+
+
 def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "usage"
 
@@ -87,7 +140,7 @@ def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.ERROR):
         UsageLedger(SqliteStore(path)).close()
     assert [state for _, state in rows(path)] == ["abandoned"] * 2
-    assert "its intent is damaged" in caplog.text
+    assert "what it left is damaged" in caplog.text
 
 
 def test_files_of_dead_workers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
@@ -98,7 +151,7 @@ def test_files_of_dead_workers_go_and_those_of_living_ones_stay(tmp_path: Path) 
     third, fourth = SqliteStore(path), SqliteStore(path)
     assert {each.name for each in folder.glob("intents-*")} == {"intents-0", "intents-1", "intents-2"}
     fourth.close()
-    assert second.abandon() == 0
+    assert list(second.left_behind()) == [[]]
     assert {each.name for each in folder.glob("intents-*")} == {"intents-0", "intents-1"}
     assert {oct(each.stat().st_mode & 0o777) for each in folder.iterdir()} == {"0o600"}
     for store in (second, third):

@@ -173,24 +173,56 @@ def test_durations(seconds: float, shown: str) -> None:
         ({"messages": [{}] * 10_001}, "messages"),
         ({"tools": ["x" * 2**20]}, "tools"),
         ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+        ({"top_logprobs": 10**9, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 1e9}, "prompt_logprobs"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"prompt": ["x", *[[1]] * 128]}, "prompt"),
+        ({"prompt": [[1, 2]] * 65, "n": 2}, "prompt"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": [[1]] * 2049}, "input"),
+        ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input"),
+        ({"documents": ["x"] * 10_001}, "documents"),
     ],
 )
 def test_numbers_that_no_request_may_pass(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         decode_size(json.dumps(fields).encode())
-    assert refused.value.param == param
+    assert (refused.value.param, refused.value.status) == (param, 400)
 
 
-@given(st.integers(1, 60), st.text(alphabet='[{}]"\\', max_size=20))
-def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(depth: int, text: str) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 20, "logprobs": True},
+        {"logprobs": 5.0},
+        {"prompt": ["x, [{"] * 64, "n": 2},
+        {"input": [1, 2, 3] * 100_000},
+        {"input": ["a, b, c, [d]"] * 2048},
+        {"input": [{"role": "user", "content": "a, [b], {c}"}] * 10_000},
+        {"documents": [{"text": "a, b"}] * 10_000, "text": "[" * 100},
+    ],
+)
+def test_numbers_that_a_request_may_have(fields: dict[str, Any]) -> None:
+    assert decode_size(json.dumps(fields).encode()).answers == len(fields.get("prompt", "x")) * fields.get("n", 1)
+
+
+_SCHEMAS = (
+    *("response_format", "tools", "functions", "text", "structured_outputs", "guided_json", "json_schema"),
+    *("output_format", "output_config"),
+)
+
+
+@given(st.sampled_from(_SCHEMAS), st.integers(1, 60), st.text(alphabet='[{}]"\\', max_size=20))
+def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(field: str, depth: int, text: str) -> None:
     schema: Any = {"description": text}
     for _ in range(depth - 1):
         schema = {"items": schema}
-    body = json.dumps({"response_format": schema}).encode()
+    body = json.dumps({field: schema}).encode()
     if depth <= 32:
         decode_size(body)
     else:
-        with pytest.raises(InvalidRequestError, match="nested"):
+        with pytest.raises(InvalidRequestError, match=f"{field} is nested"):
             decode_size(body)
 
 

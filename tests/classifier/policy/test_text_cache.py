@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from updraft.classifier.policy.bounded_cache import BoundedCache
+from updraft.classifier.policy.text_cache import TextCache
 
 
 def test_the_least_recently_used_goes_first() -> None:
     made: list[str] = []
-    cache: BoundedCache[str] = BoundedCache(most=2)
+    cache: TextCache[str] = TextCache(most=2)
 
     def make(text: str) -> str:
         made.append(text)
@@ -19,7 +19,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_long_texts_push_others_out_and_too_long_ones_are_not_kept() -> None:
-    cache: BoundedCache[int] = BoundedCache(most=64, max_bytes=2**20)
+    cache: TextCache[int] = TextCache(most=64, max_bytes=2**20)
     for letter in "abcdefgh":
         cache.put(letter * 30_000, 1)  # about 300 kB each with what is made of it
     assert len(cache) == 3

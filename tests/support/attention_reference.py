@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from .types import QuerySpan, ScoreOptions
+from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 
 def attend_reference(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], options: ScoreOptions) -> Tensor:
