@@ -42,22 +42,19 @@ class TlsFiles:
             ) from error
         return context
 
-    def version(self) -> tuple[tuple[int, int], ...]:
-        """Changes with the files. Raises OSError."""
-        found = [path.stat() for path in (self.certificate, self.key)]
-        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
-
 
 class Certificate:
     """What new connections are shown: what the files hold now. A pair that does not fit is not taken."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises ConfigurationError."""
-        self._files, self._context, self._seen, self._said = files, files.context(), None, ""
+        self._files, self._context, self._said = files, files.context(), ""
+        self._seen: list[tuple[int, int]] = []  # of the files, when they were last taken
 
     def context(self) -> ssl.SSLContext:
         try:
-            if (found := self._files.version()) != self._seen:
+            stats = [path.stat() for path in (self._files.certificate, self._files.key)]
+            if (found := [(each.st_mtime_ns, each.st_ino) for each in stats]) != self._seen:
                 self._context, self._seen, self._said = self._files.context(), found, ""
         except (OSError, ConfigurationError) as error:
             if str(error) != self._said:
