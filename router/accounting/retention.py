@@ -40,10 +40,13 @@ class LedgerRetention:
             if (budget := self._budget()) is not None:
                 before = min(before, budget.counts_from())
             deleted = 0
+            pruning = asyncio.create_task(asyncio.to_thread(_prune, self._ledger, before))
             try:
-                deleted = await asyncio.to_thread(_prune, self._ledger, before)
+                deleted = await asyncio.shield(pruning)
             except (sqlite3.Error, ConfigurationError) as error:
                 log.warning("old rows of the ledger %s stay for now: %s", self._ledger, error)
+            finally:
+                await asyncio.wait([pruning])  # no thread can be stopped, and this one has the file open
             await asyncio.sleep(PAUSE_S if deleted else ROUND_S)
 
 
