@@ -46,7 +46,7 @@ class LedgerRetention:
             except (sqlite3.Error, ConfigurationError) as error:
                 log.warning("old rows of the ledger %s stay for now: %s", self._ledger, error)
             finally:
-                await asyncio.gather(pruning, return_exceptions=True)  # no thread can be stopped, and this one has the file open
+                await asyncio.gather(pruning, return_exceptions=True)  # its thread has the file open
             await asyncio.sleep(PAUSE_S if deleted else ROUND_S)
 
 
