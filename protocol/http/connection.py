@@ -192,7 +192,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
         cycle.scope[GONE] = self.loop.create_future()
-        cycle.transport = _Head(cycle, self.loop)
+        if cycle.scope["method"] != "HEAD":  # no body comes
+            cycle.transport = _Head(cycle, self.loop)
         super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
@@ -275,7 +276,14 @@ class Connection(HttpToolsProtocol):
             self._current.scope[GONE].set_result(None)
 
     def _wait(self) -> None:
-        self._waiting = self.loop.call_later(REST_S, self.transport.close)
+        self._waiting = self.loop.call_later(REST_S, self._on_silence)
+
+    def _on_silence(self) -> None:
+        """Of a client that is read: what another one sends is not looked at before the answer to what came earlier."""
+        if self.flow.read_paused:
+            self._wait()
+        else:
+            self.transport.close()
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:

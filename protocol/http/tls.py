@@ -67,6 +67,7 @@ class Handshake(asyncio.Protocol):
     """What a connection is until TLS is agreed on. It counts from the beginning, and whoever fails is not told."""
 
     _early = b""  # sent together with the end of the handshake
+    _is_encrypted = False
 
     def __init__(self, certificate: Certificate, limits: ConnectionLimits, **uvicorns: Any) -> None:
         self._certificate, self._limits = certificate, limits
@@ -83,6 +84,9 @@ class Handshake(asyncio.Protocol):
         self._task = asyncio.create_task(self._agree())
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_encrypted:
+            self._transport.abort()
+            return
         self._early += data
 
     def close_now(self) -> None:
@@ -93,6 +97,7 @@ class Handshake(asyncio.Protocol):
     async def _agree(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
         encrypted: Any = None
+        self._is_encrypted = True  # from here on nothing comes that is not
         try:
             encrypted = await start_tls(
                 self._transport, self, self._certificate.context(), server_side=True, ssl_handshake_timeout=HANDSHAKE_S

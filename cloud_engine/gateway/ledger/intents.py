@@ -26,7 +26,7 @@ class IntentFile:
 
     def __init__(self, path: Path) -> None:
         """The file that is there, or a new one. Raises OSError."""
-        file = os.open(private_file(path), os.O_RDWR)
+        file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
             if (size := os.fstat(file).st_size) < _BYTES:
                 write_at(file, size, bytes(_BYTES - size))  # a page without room on the disk would end the process

@@ -74,7 +74,7 @@ class Accounting:
             raise
         finally:
             self.prompts.learn(principal.key_id, row.model, size.prompt_tokens, row.prompt_tokens)
-            if row.node and not row.prompt_tokens and (row.completion_tokens or broke_off):
+            if reservation.is_sent and not row.prompt_tokens and (row.completion_tokens or broke_off):
                 row.prompt_tokens = prompt_tokens  # which were read: whoever leaves early pays for them too
             price = self.node_prices.get(row.node) or self.prices.at(row.model, row.started_at)
             if price is not None:
@@ -103,6 +103,7 @@ def open_accounting(options: AccountingOptions, node_prices: Mapping[str, DatedP
     prices, policy = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
+    ledger.flush()  # budgets begin with what dead workers have left behind too
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices, node_prices or {})

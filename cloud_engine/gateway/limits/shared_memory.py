@@ -49,7 +49,7 @@ class SharedMemoryStore:
         self._turn = asyncio.Lock()
         self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MAX_UNSETTLED)
         try:
-            self._file = os.open(private_file(path), os.O_RDWR)
+            self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))  # line feeds stay
             with locked(self._file):
                 self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
                 if not self._slot.living(set(range(MAX_WORKERS)) - {self._slot.number}):

@@ -19,6 +19,7 @@ from ....protocol.telemetry.tracing import Span
 from ..access.principal import Priority
 from ..balancing.node import Node
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
+from ..limits.limiter import LimitReservation
 from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .continuation import BegunAnswer
@@ -74,6 +75,8 @@ class Call:
     tenant: str = ""
     # How much it may take of its limits.
     size: RequestSize = field(default_factory=RequestSize)
+    # What it has reserved of them.
+    reservation: LimitReservation | None = None
     # `x-ratelimit-*`, for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether bytes of an answer are out.
@@ -104,6 +107,11 @@ class Call:
     def attempt(self) -> bytes:
         """The id under which nodes keep the cost of one answer."""
         return b"try-" + self.row.id.encode()
+
+    def sent(self) -> None:
+        """A node has it, and may read its prompt."""
+        if self.reservation is not None:
+            self.reservation.is_sent = True
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""

@@ -96,10 +96,14 @@ class Dispatch:
             outcomes = await asyncio.gather(*attempts.values(), return_exceptions=True)
             if hedge is not None:
                 self.counters.own.of("hedge", "won" if course.winner is hedge else "lost")[0] += 1
+        failures = [
+            outcome
+            for node, outcome in zip(attempts, outcomes, strict=True)
+            if isinstance(outcome, Exception) and course.winner in (None, node)
+        ]
         attempts.clear()
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+        for failure in failures:
+            raise failure
 
     async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
         with suppress(OverloadedError):  # no descriptor is left for it: the first attempt goes on
@@ -155,7 +159,7 @@ class Dispatch:
         if body is None:
             return False
         with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
-            request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type)
+            request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
             patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
             async with self.upstream.open(node.target, request, patience) as response:
                 if self._goes_elsewhere(call, node, response.status, course):

@@ -76,7 +76,7 @@ class Relay:
         principal.check_model(call.model)
         call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
         async with self.accounting.admitted(principal, row, call.size) as reservation:
-            call.limit_headers = reservation.headers()
+            call.reservation, call.limit_headers = reservation, reservation.headers()
             await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)

@@ -53,6 +53,8 @@ class UpstreamRequest:
     headers: Headers = ()
     # Of the body.
     content_type: bytes = JSON
+    # Called once there is a connection.
+    on_sent: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Upstream:
         pool = self._pool(target)
         payload = self._payload(target, request)
         connection = await pool.acquire()
+        request.on_sent()
         try:
             while True:
                 try:

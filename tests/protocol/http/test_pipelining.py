@@ -165,3 +165,21 @@ def test_nothing_is_lost_or_reordered_however_it_comes(
     assert received.endswith(b"\r\n\r\n</last >")
     assert received.count(b"date: ") == len(sent) + 1
     assert Watched.most_waiting <= MOST
+
+
+def test_who_is_not_read_for_so_long_is_not_cut_off(waiting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of an upload fills what may wait behind an answer that takes its time."""
+    monkeypatch.setattr(connection, "REST_S", 0.2)
+    with waiting.connected() as client:
+        client.sendall(get("/wait"))
+        wait_for(lambda: Watched.parsed == 1)
+        client.sendall(b"POST /upload HTTP/1.1\r\nhost: l\r\ncontent-length: 200000\r\n\r\n" + bytes(70_000))
+        client.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(20)
+        waiting.gate.set()
+        client.sendall(bytes(130_000) + LEAVES)
+        got = answers(read_all(client))
+    assert [answer.split(b" ")[0] for answer in got] == [b"</wait", b"</upload", b"</last"]
+    assert len(got[1]) > 200_000

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.gateway.access.principal import Limits, Principal
+from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize
+from updraft.protocol.errors import RequestTimeoutError
 
 SIZES = st.tuples(st.integers(512, 1023), st.integers(1, 5000))
 
@@ -52,3 +54,22 @@ def test_memory_is_bounded() -> None:
             learned.learn(f"key-{number}", "m", 4, 2)
     assert learned.estimate("key-4999", "m", 4) == 2
     assert learned.estimate("key-0", "m", 4) == 4
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_prompt_that_no_node_was_sent_is_not_paid_for(tmp_path: Path, is_sent: bool) -> None:
+    row = UsageRow("id", node="http://node", model="m")
+
+    async def work() -> None:
+        accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
+        try:
+            with pytest.raises(RequestTimeoutError):
+                async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as reservation:
+                    reservation.is_sent = is_sent
+                    raise RequestTimeoutError("no connection within 2 s")
+        finally:
+            accounting.ledger.close()
+            await accounting.close()
+
+    asyncio.run(work())
+    assert row.prompt_tokens == (100 if is_sent else 0)
