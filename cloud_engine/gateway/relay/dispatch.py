@@ -24,7 +24,7 @@ from .continuation import BegunAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
-_MAX_DEATHS = 3  # of nodes in one request's time
+_MAX_DEATHS = 4  # of nodes in one request's time
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _HAS_NO_ROUTE = frozenset({404, 405})
 
