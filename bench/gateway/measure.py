@@ -74,8 +74,6 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
 
 def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
     figures = _requests(server, setting, say)
-    best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))
     load, cpu_s = _driven(server, setting.streams, setting.seconds, stream=True)
     figures["stream"] = {
         "frames_per_s": load.frames / load.seconds,
@@ -85,6 +83,8 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
     if setting.memory_seconds:
         figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
+    best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
+    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last: it leaves a queue
     say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
@@ -126,7 +126,8 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
     """The least-squares slope of the resident memory over the requests, the first fifth left out."""
     load = LoadResult()
     request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
-    driving = asyncio.create_task(drive(server.url, request, 16, seconds, load=load))
+    concurrency = 128 if stream_tokens else 16  # a stream waits for its tokens
+    driving = asyncio.create_task(drive(server.url, request, concurrency, seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():
         rows.append((len(load.latencies), server.memory_mb()))

@@ -90,6 +90,9 @@ class FakeEngine:
         stats = RequestStats(
             len(request.prompt_ids), 0, len(answer_ids), accepted, len(request.draft_ids) - accepted, 0, 0
         )
+        if not answer_ids:  # all that is said was given
+            yield TokenOutput(request.request_id, [], finish_reason=finish, stats=stats)
+            return
         self._stats.running += 1
         finished = False
         try:
