@@ -93,7 +93,7 @@ class UsageLedger:
         if self._on_failure == "stop" and (self.failing or self._hangs or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # if nothing follows
-        if self._keep(row):
+        if self._keep(row.id, values_of(row)):
             return
         row.state = "intent"
         if self.failing:
@@ -112,8 +112,9 @@ class UsageLedger:
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
         row.worker, row.state = self.worker, "settled"
-        self._keep(row)
-        self._enter(_Entry(values_of(row), settled=True, place=self._places.pop(row.id, None)))
+        values = values_of(row)
+        self._keep(row.id, values)
+        self._enter(_Entry(values, settled=True, place=self._places.pop(row.id, None)))
 
     def flush(self, timeout_s: float = _OPEN_S) -> bool:
         """Wait until what was entered before is committed. False: it is not yet."""
@@ -135,17 +136,17 @@ class UsageLedger:
         since = self._committing_since
         return since is not None and time.monotonic() > since + _OPEN_S
 
-    def _keep(self, row: UsageRow) -> bool:
+    def _keep(self, row_id: str, values: Values) -> bool:
         """Whether the store has a place for the row as it is now, until its commit."""
-        intents, before = self._store.intents, self._places.get(row.id)
+        intents, before = self._store.intents, self._places.get(row_id)
         if intents is None or self._closes_at is not None:
             return False
         with contextlib.suppress(UnicodeError):  # the database will say so
-            record = record_of(values_of(row))
+            record = record_of(values)
             place = intents.add(record) if before is None else intents.replace(before, record)
             if place is not None:
-                self._places[row.id] = place
-        return row.id in self._places
+                self._places[row_id] = place
+        return row_id in self._places
 
     def _enter(self, entry: _Entry) -> None:
         if self.waiting >= MAX_WAITING:
