@@ -20,6 +20,7 @@ from ..model_files.sampling_defaults import gguf_sampling
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.prompts import Prompt
 from ..protocol.requests import Message
+from ..protocol.safety.terminal_text import printable
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
@@ -95,7 +96,7 @@ class LocalEngine:
         options.check()
         header = read_model_header(path)
         for doubt in suspicious_settings(header):
-            log.warning("%s: %s", path.name, doubt)
+            log.warning("%s: %s", printable(path.name), doubt)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         options = settled(header, options)

@@ -20,6 +20,7 @@ from ..model_files.gguf_reader import read_model_header
 from ..protocol.decoding import prepare_types
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
+from ..protocol.safety.terminal_text import printable
 from ..protocol.sampling import SamplingParams
 from ..text.templates.renderer import LIMIT_CODE
 from .llama.build import build_key
@@ -66,7 +67,7 @@ def ensure_loadable(
     if verdict is None:
         read_model_header(path)
         longest_s = _TIMEOUT_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
-        _first_use.info("Trying %s in a process of its own, once on this machine.", path.name)
+        _first_use.info("Trying %s in a process of its own, once on this machine.", printable(path.name))
         verdict, lasting = _on_trial(files, own_template, timeout_s or longest_s)
         if lasting:
             notes.write(key, verdict)

@@ -110,7 +110,8 @@ def test_options_of_a_wrong_type_are_refused_by_name(option) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_names_of_files_need_not_be_utf_8(tmp_path) -> None:
+def test_names_of_files_need_not_be_utf_8(tmp_path, caplog) -> None:
+    caplog.set_level("INFO", "updraft")  # each line can be written as UTF-8, as pytest-xdist does
     path = tmp_path / os.fsdecode(b"mod\xe8le.gguf")
     with pytest.raises(ModelLoadError, match="Cannot open") as missing:
         open_engine(path, sound=pocket_small_gguf())
@@ -119,6 +120,7 @@ def test_names_of_files_need_not_be_utf_8(tmp_path) -> None:
     with open_engine(path, sound=pocket_small_gguf()) as engine:
         assert engine.model_id == "mod\ufffdle"
         assert answer(engine)
+    assert r"Trying mod\udce8le.gguf" in caplog.text
     search = _Search(path, time.monotonic() + 600, lambda _: None)
     found = search._measure(Choice(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
     speed, note = found.answer_tokens_per_s, ascii(found.note)  # a report with what is no UTF-8 ends a worker of xdist
