@@ -50,13 +50,15 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def check_entries(body: bytes) -> None:
-    """Raises RequestTooLargeError for JSON of more entries than anybody sends."""
-    if sum(map(body.count, _MARKS)) <= MAX_ENTRIES:  # those in texts too
+    """Raises RequestTooLargeError for JSON of more entries or texts than anybody sends."""
+    if len(body) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # those in texts left out, or nearly so
-    if quotes > 8 * MAX_ENTRIES or sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES:
+    found = sum(map(body.count, _MARKS))  # those in texts too
+    if quotes > 4 * MAX_ENTRIES or (found > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
-            f"The request body holds more than {MAX_ENTRIES} objects, lists and fields: send fewer."
+            f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or twice as many texts: "
+            "send fewer."
         )
 
 

@@ -11,7 +11,8 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.input_token_count_params import InputTokenCountParams
-from updraft.cloud_engine.gateway.limits.request_size import decode_size
+from updraft.cloud_engine.gateway.limits.request_size import size_of
+from updraft.cloud_engine.gateway.relay.call import _peek
 from updraft.protocol.decoding import MAX_ENTRIES, UNSUPPORTED, read_object
 from updraft.protocol.dialects.responses_request import ResponsesRequest
 from updraft.protocol.embeddings import EmbeddingRequest
@@ -172,7 +173,7 @@ def test_all_servers_take_as_many_messages_and_no_more() -> None:
         wire = WireRequest("POST", "/v1/chat/completions", body=body)
         return [
             lambda: parse_chat(body),
-            lambda: decode_size(body),
+            lambda: size_of(body, _peek(body)),
             lambda: read_routing_request(wire, fields, "auto", hold_tokens=None, started=0.0),
         ]
 

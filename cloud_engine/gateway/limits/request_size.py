@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ....protocol.decoding import UNREADABLE, prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.embeddings import MAX_INPUTS
 from ....protocol.errors import InvalidRequestError
 from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
@@ -28,6 +28,7 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
+_MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
 
@@ -46,6 +47,16 @@ class _Schemas(msgspec.Struct):
     output_config: msgspec.Raw = msgspec.Raw()
 
 
+class _Outputs(msgspec.Struct):
+    """Of vLLM's `structured_outputs`, the schema that may also be a text."""
+
+    json: msgspec.Raw = msgspec.Raw()
+
+
+class _Message(msgspec.Struct):
+    """An object, whatever it holds."""
+
+
 class SizeFields(_Schemas):
     """The fields of a request that say how large its answer may become."""
 
@@ -60,11 +71,11 @@ class SizeFields(_Schemas):
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
-    messages: list[msgspec.Raw] | None = None
+    messages: list[_Message] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
 
 
-prepare_types(SizeFields)
+prepare_types(SizeFields, _Outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     for name in _Schemas.__struct_fields__:
         if schema := bytes(getattr(fields, name)):
             _check_depth(name, schema)
+            _check_text(name, schema)
     named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
     limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
     return RequestSize(_prompt_tokens(body), limit * answers if limit > 0 else None, answers)
@@ -102,16 +114,6 @@ def _num_items(value: bytes) -> int:
     if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
     return len(_LIST.decode(value))
-
-
-def decode_size(body: bytes) -> RequestSize:
-    """Of a request that nobody has decoded yet. Raises InvalidRequestError."""
-    try:
-        return size_of(body, msgspec.json.decode(body, type=SizeFields))
-    except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
-    except UNREADABLE as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
 
 
 def _prompt_tokens(body: bytes) -> int:
@@ -153,6 +155,19 @@ def _check_depth(name: str, given: bytes) -> None:
         raise InvalidRequestError(
             f"{name} is nested more than {MAX_DEPTH} levels deep: flatten its schema.", param=name, code="invalid_value"
         )
+
+
+def _check_text(name: str, given: bytes) -> None:
+    """The same of a schema that is written into a text, where servers read it."""
+    if name == "structured_outputs" and given.startswith(b"{"):
+        given = bytes(msgspec.json.decode(given, type=_Outputs).json)
+    if name not in _MAY_BE_TEXTS or not given.startswith(b'"'):
+        return
+    try:
+        written = msgspec.json.decode(given, type=str)
+    except UNREADABLE as error:
+        raise InvalidRequestError(f"{name} is not valid JSON: {error}", param=name, code="invalid_json") from error
+    _check_depth(name, written.encode())
 
 
 def _without_escapes(value: bytes) -> bytes:

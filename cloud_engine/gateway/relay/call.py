@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from ....protocol.decoding import UNREADABLE, prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
 from ....protocol.dialects.forms import read_upload
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
@@ -168,6 +168,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
 
 
 def _peek(body: bytes) -> _Peek:
+    check_entries(body)
     try:
         _ = body.isascii() or body.decode()  # what is passed over below is not looked at
         return msgspec.json.decode(body, type=_Peek)

@@ -18,9 +18,16 @@ from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
 from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
 from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
-from updraft.cloud_engine.gateway.limits.request_size import decode_size
+from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
 from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
-from updraft.protocol.errors import BudgetExceededError, ConfigurationError, InvalidRequestError, PermissionDeniedError
+from updraft.cloud_engine.gateway.relay.call import _peek
+from updraft.protocol.errors import (
+    BudgetExceededError,
+    ConfigurationError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    RequestTooLargeError,
+)
 
 PRICES = PriceTable.of([DatedPrice("m", input=10.0, output=20.0)])
 Work = Callable[[Limiter], Coroutine[Any, Any, None]]
@@ -165,6 +172,11 @@ def test_durations(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
+def decode_size(body: bytes) -> RequestSize:
+    """Of a request for a model, with the fields of `body`."""
+    return size_of(body, _peek(b'{"model": "m", ' + body[1:]))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -191,6 +203,20 @@ def test_numbers_that_no_request_may_pass(fields: dict[str, Any], param: str) ->
     assert (refused.value.param, refused.value.status) == (param, 400)
 
 
+@pytest.mark.parametrize("item", [b'""', b"{}", b"[1]", b'"\\\\"'])
+@pytest.mark.parametrize("name", ["prompt", "messages", "input", "documents"])
+def test_lists_longer_than_anybody_sends_are_not_decoded(name: str, item: bytes) -> None:
+    with pytest.raises(RequestTooLargeError, match="send fewer"):
+        decode_size(b'{"%s": [%s]}' % (name.encode(), b",".join([item] * 1_000_000)))
+
+
+@pytest.mark.parametrize("body", [b'{"guided_json": "\\ud800"}', b'{"structured_outputs": {"json": "\\ud800"}}'])
+def test_schemas_in_texts_that_are_no_json(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        decode_size(body)
+    assert decode_size(b'{"structured_outputs": null, "guided_json": 5}')  # the node refuses what it does not know
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -213,11 +239,20 @@ _SCHEMAS = (
 )
 
 
-@given(st.sampled_from(_SCHEMAS), st.integers(1, 60), st.text(alphabet='[{}]"\\', max_size=20))
-def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(field: str, depth: int, text: str) -> None:
+_TEXTS = ("guided_json", "json_schema", "structured_outputs")
+
+
+@given(st.sampled_from(_SCHEMAS), st.integers(1, 60), st.text(alphabet='[{}]"\\', max_size=20), st.booleans())
+def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(
+    field: str, depth: int, text: str, written: bool
+) -> None:
     schema: Any = {"description": text}
     for _ in range(depth - 1):
         schema = {"items": schema}
+    if written and field in _TEXTS:
+        schema = json.dumps(schema)
+        if field == "structured_outputs":
+            schema = {"json": schema}
     body = json.dumps({field: schema}).encode()
     if depth <= 32:
         decode_size(body)
