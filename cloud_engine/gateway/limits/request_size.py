@@ -47,12 +47,6 @@ class _Schemas(msgspec.Struct):
     output_config: msgspec.Raw = msgspec.Raw()
 
 
-class _Outputs(msgspec.Struct):
-    """Of vLLM's `structured_outputs`, the schema that may also be a text."""
-
-    json: msgspec.Raw = msgspec.Raw()
-
-
 class _Message(msgspec.Struct):
     """An object, whatever it holds."""
 
@@ -75,7 +69,7 @@ class SizeFields(_Schemas):
     logit_bias: dict[str, msgspec.Raw] | None = None
 
 
-prepare_types(SizeFields, _Outputs)
+prepare_types(SizeFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +154,7 @@ def _check_depth(name: str, given: bytes) -> None:
 def _check_text(name: str, given: bytes) -> None:
     """The same of a schema that is written into a text, where servers read it."""
     if name == "structured_outputs" and given.startswith(b"{"):
-        given = bytes(msgspec.json.decode(given, type=_Outputs).json)
+        given = bytes(msgspec.json.decode(given, type=dict[str, msgspec.Raw]).get("json", b""))
     if name not in _MAY_BE_TEXTS or not given.startswith(b'"'):
         return
     try:

@@ -235,7 +235,8 @@ def test_nodes_follow_requests_and_kv_use(metrics: dict[str, dict[str, float]], 
 @pytest.mark.filterwarnings(
     "ignore::pydantic.warnings.PydanticDeprecatedSince20"
 )  # Ray's own classes use what pydantic will remove
-def test_models_of_vllm_are_written_for_ray() -> None:
+def test_models_of_vllm_are_written_for_ray(caplog) -> None:
+    caplog.set_level("WARNING")  # Ray changes the level of all loggers for good, and this puts it back
     model = ModelDeployment(name="qwen", model="Qwen/Qwen3-8B", kind="vllm", devices=2, engine={"max_model_len": 8192})
     (app,) = serve_config(CloudConfig(models=(model,)))["applications"]
     (written,) = app["args"]["llm_configs"]
