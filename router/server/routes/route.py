@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....protocol.http.wire import WireRequest, WireResponse
+from ...request.caller import caller_of
 from ...router import Router
 from ..answers import AnswerService
 from ..batches.service import BatchService
@@ -26,6 +27,11 @@ class RequestContext:
     parameters: Mapping[str, str]
     # The whole table.
     routes: Sequence[Route] = ()
+
+    @property
+    def owner(self) -> str:
+        """Digest of the caller's key: whose files, batches and answers are meant."""
+        return caller_of(self.request.headers).key
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
 from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
-from ....request.caller import caller_of
 from ....storage.batch_store import Batch
 from ..route import RequestContext, Route
 from .files import BATCH_DAYS, DAY_S, expires_s
@@ -46,7 +45,7 @@ prepare_types(BatchRequest)
 
 
 async def create(context: RequestContext) -> WireResponse:
-    asked, owner, now = decode(context.request.body, BatchRequest), _owner(context), int(time.time())
+    asked, owner, now = decode(context.request.body, BatchRequest), context.owner, int(time.time())
     if asked.endpoint not in _ENDPOINTS:
         raise InvalidRequestError(f"endpoint must be one of {', '.join(_ENDPOINTS)}.", param="endpoint")
     if asked.completion_window != _WINDOW:
@@ -72,7 +71,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def list_batches(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, _LISTED)
+    owner, query = context.owner, query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True)
     found, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
     context.batches.work()
@@ -80,19 +79,15 @@ async def list_batches(context: RequestContext) -> WireResponse:
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    owner, batch_id = _owner(context), context.parameters["batch"]
+    owner, batch_id = context.owner, context.parameters["batch"]
     found = await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
     context.batches.work()
     return WireResponse.json(found)
 
 
 async def cancel(context: RequestContext) -> WireResponse:
-    owner, batch_id = _owner(context), context.parameters["batch"]
+    owner, batch_id = context.owner, context.parameters["batch"]
     return WireResponse.json(await context.batches.use(lambda stores: stores.batches.cancel(owner, batch_id)))
-
-
-def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers).key
 
 
 _PATH = "/v1/batches"

@@ -18,7 +18,6 @@ from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
-from ....request.caller import caller_of
 from ....storage.answer_store import StoredAnswer
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
@@ -52,7 +51,7 @@ class _Wanted:
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
         await self.context.answers.keep(
             StoredAnswer(
-                owner=_owner(self.context),
+                owner=self.context.owner,
                 kind=_KIND,
                 id=completion_id,
                 created=time.time(),
@@ -103,7 +102,7 @@ async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGener
 
 
 async def list_stored(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, _LISTED)
+    owner, query = context.owner, query_of(context.request.query, _LISTED)
     metadata = {name[len("metadata[") : -1]: value for name, value in query.items() if name.startswith("metadata[")}
     page = page_of(query, newest_first=False)
     found, more = await context.answers.use(
@@ -119,13 +118,13 @@ async def retrieve(context: RequestContext) -> WireResponse:
 async def update(context: RequestContext) -> WireResponse:
     metadata = decode(context.request.body, MetadataUpdate).metadata
     check_metadata(metadata)
-    owner, completion_id = _owner(context), context.parameters["completion"]
+    owner, completion_id = context.owner, context.parameters["completion"]
     changed = await context.answers.use(lambda store: store.update(owner, _KIND, completion_id, metadata))
     return WireResponse.json(changed.body)
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, completion_id = _owner(context), context.parameters["completion"]
+    owner, completion_id = context.owner, context.parameters["completion"]
     await context.answers.use(lambda store: store.delete(owner, _KIND, completion_id))
     return WireResponse.json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
@@ -143,12 +142,8 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "refusal": None, "content": None, "content_parts": message["content"]}
 
 
-def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers).key
-
-
 async def _find(context: RequestContext) -> StoredAnswer:
-    owner, completion_id = _owner(context), context.parameters["completion"]
+    owner, completion_id = context.owner, context.parameters["completion"]
     return await context.answers.use(lambda store: store.get(owner, _KIND, completion_id))
 
 

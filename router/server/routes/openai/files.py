@@ -13,7 +13,6 @@ import msgspec
 from .....protocol.dialects.forms import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
-from ....request.caller import caller_of
 from ....storage.file_store import MB, FileObject, FileWriter, Label
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
@@ -70,7 +69,7 @@ def expires_s(anchor: str, seconds: int) -> int:
 
 
 async def create(context: RequestContext) -> WireResponse:
-    owner = _owner(context)
+    owner = context.owner
     writer = await context.batches.use(lambda stores: stores.files.begin(owner))
     try:
         try:
@@ -116,7 +115,7 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
 
 
 async def list_files(context: RequestContext) -> WireResponse:
-    owner, query = _owner(context), query_of(context.request.query, _LISTED)
+    owner, query = context.owner, query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True, most=_MAX_LISTED, usual=_MAX_LISTED)
     found, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
     return list_of(msgspec.to_builtins(found), has_more=more)
@@ -153,17 +152,13 @@ class _FileBody:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, file_id = _owner(context), context.parameters["file"]
+    owner, file_id = context.owner, context.parameters["file"]
     await context.batches.use(lambda stores: stores.files.delete(owner, file_id))
     return WireResponse.json({"id": file_id, "object": "file", "deleted": True})
 
 
-def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers).key
-
-
 async def _find(context: RequestContext) -> FileObject:
-    owner, file_id = _owner(context), context.parameters["file"]
+    owner, file_id = context.owner, context.parameters["file"]
     return await context.batches.use(lambda stores: stores.files.get(owner, file_id))
 
 

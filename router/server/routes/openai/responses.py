@@ -27,7 +27,6 @@ from .....protocol.dialects.responses_request import (
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ....request.caller import caller_of
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended
@@ -55,13 +54,9 @@ class _Creation:
     # As far as it has come.
     response: dict[str, Any]
 
-    @property
-    def owner(self) -> str:
-        return _owner(self.context)
-
     async def keep(self, events: Sequence[bytes] = ()) -> None:
         if self.response["store"]:
-            await self.context.answers.keep(_stored(self.owner, self.response, self.items, events))
+            await self.context.answers.keep(_stored(self.context.owner, self.response, self.items, events))
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -100,7 +95,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
     """Everything that is said before the answer. Raises NotFoundError for what is not stored."""
-    owner, previous = _owner(context), asked.previous_response_id
+    owner, previous = context.owner, asked.previous_response_id
     if asked.input is None and previous is None and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     if previous is not None and context.answers.running(owner, previous) is not None:
@@ -132,7 +127,7 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
 def _begin(creation: _Creation) -> WireResponse:
     """Make the response in the background. Raises OverloadedError."""
     response, streamed = creation.response, creation.asked.stream
-    running = BackgroundResponse(creation.owner, response, creation.items, streamed)
+    running = BackgroundResponse(creation.context.owner, response, creation.items, streamed)
     response["status"] = "queued"
     queued = WireResponse.json(response)
     creation.context.answers.begin(running, _run(creation, running))
@@ -194,7 +189,7 @@ async def _replayed(events: str) -> AsyncGenerator[bytes]:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, response_id = _owner(context), context.parameters["response"]
+    owner, response_id = context.owner, context.parameters["response"]
     running = _running(context)
     if running is not None:
         await running.cancel()
@@ -226,16 +221,12 @@ async def input_items(context: RequestContext) -> WireResponse:
     return list_of(data, has_more=more)
 
 
-def _owner(context: RequestContext) -> str:
-    return caller_of(context.request.headers).key
-
-
 def _running(context: RequestContext) -> BackgroundResponse | None:
-    return context.answers.running(_owner(context), context.parameters["response"])
+    return context.answers.running(context.owner, context.parameters["response"])
 
 
 async def _find(context: RequestContext) -> StoredAnswer:
-    owner, response_id = _owner(context), context.parameters["response"]
+    owner, response_id = context.owner, context.parameters["response"]
     return await context.answers.use(lambda store: store.get(owner, _KIND, response_id))
 
 
