@@ -64,10 +64,11 @@ MAX_PULLS = 2
 BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
 
 
-BodyAndModel = tuple[dict[str, Any], str]
+#: Gives the decoded body of a request, and the model that it asks for.
+BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
 
 
-def read_json(request: WireRequest) -> BodyAndModel:
+def read_json(request: WireRequest) -> tuple[dict[str, Any], str]:
     return read_model(request.body)
 
 
@@ -290,7 +291,7 @@ class Router:
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
     async def direct(
-        self, request: WireRequest, handler: DirectHandler, read: Callable[[WireRequest], BodyAndModel] = read_json
+        self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json
     ) -> WireResponse:
         """Answer a request that no gate judges, with a row in the ledger. Failures are as in `chat`."""
 

@@ -17,7 +17,7 @@ from .batches.service import BatchService
 from .page import routes as page
 from .routes import health, messages, metrics, models, ollama, openapi, requests
 from .routes.absent import check_absent
-from .routes.openai import batches, chat_completions, completions, embeddings, files, passed_on, responses, tokens
+from .routes.openai import batches, chat_completions, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -26,12 +26,12 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *chat_completions.ROUTES,
-    *completions.ROUTES,
+    direct.COMPLETIONS,
     *responses.ROUTES,
     *messages.ROUTES,
     *ollama.ROUTES,
-    *embeddings.ROUTES,
-    *passed_on.ROUTES,
+    direct.EMBEDDINGS,
+    *direct.PASSED_ON,
     *files.ROUTES,
     *batches.ROUTES,
     *models.ROUTES,

@@ -1,0 +1,52 @@
+"""Endpoints whose requests no gate judges: bare prompts, embeddings, and what is the cloud's alone."""
+
+from __future__ import annotations
+
+from .....protocol.embeddings import EmbeddingList, EmbeddingRequest
+from .....protocol.http.wire import WireResponse
+from .....protocol.requests import CompletionRequest
+from .....protocol.responses import TextCompletion
+from ....responses.direct import DirectHandler
+from ....responses.embeddings import embed
+from ....responses.passed_on import passed_on, read_any_model
+from ....responses.text_completion import complete
+from ....router import BodyReader, read_json
+from ..route import Handler, RequestContext, Route
+
+
+def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
+    async def create(context: RequestContext) -> WireResponse:
+        return await context.router.direct(context.request, handler, read)
+
+    return create
+
+
+COMPLETIONS = Route(
+    "POST",
+    "/v1/completions",
+    _direct(complete),
+    "a bare prompt; not judged: the cloud's where there is one, `local`: the device's",
+    CompletionRequest,
+    TextCompletion,
+    streams=True,
+)
+EMBEDDINGS = Route(
+    "POST",
+    "/v1/embeddings",
+    _direct(embed),
+    "the cloud's where there is one; `local`: the device's (the last token's hidden state, at length 1)",
+    EmbeddingRequest,
+    EmbeddingList,
+)
+_SUMMARY = "passed on to a cloud that has it; refused for `local` and private requests"
+PASSED_ON = tuple(
+    Route("POST", f"/v1/{path}", _direct(passed_on(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
+    for path, what, kind in (
+        ("moderations", "moderations", dict),
+        ("rerank", "rankings", dict),
+        ("audio/speech", "voices", dict),
+        ("audio/transcriptions", "transcriptions", None),
+        ("audio/translations", "translations", None),
+        ("images/generations", "images", dict),
+    )
+)
