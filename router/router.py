@@ -129,7 +129,7 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
-        missing = self._running().local_missing
+        missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
             self._local_retry = asyncio.create_task(self._load_local())
 
@@ -158,10 +158,10 @@ class Router:
     async def _load_local(self) -> None:
         """Try again to load the local model, while the cloud answers."""
         try:
-            self._use(await with_local(self.config, self._running()))
+            self._use(await with_local(self.config, self.tiers))
         except UpdraftError as error:
             log.warning("the local model cannot be used: %s", error.message)
-            self._tiers = replace(self._running(), local_missing=error)
+            self._tiers = replace(self.tiers, local_missing=error)
             self._local_pause.begin(error)
         finally:
             self._local_retry = None
@@ -184,7 +184,7 @@ class Router:
         privacy = PrivacyRules(config.privacy)
         if self._local_retry is not None:
             await asyncio.shield(self._local_retry)
-        tiers = self._running()
+        tiers = self.tiers
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             gates.follow(tiers.gates, learns=self._learner is not None)
@@ -290,9 +290,7 @@ class Router:
         caller = caller_of(request.headers)
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
-    async def direct(
-        self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json
-    ) -> WireResponse:
+    async def direct(self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json) -> WireResponse:
         """Answer a request that no gate judges, with a row in the ledger. Failures are as in `chat`."""
 
         async def answered(request: WireRequest, answering: _Answering) -> WireResponse:
@@ -448,7 +446,7 @@ class Router:
         return lambda connection: budget.settle(connection, caller, reserved, charge)
 
     def _state(self) -> RouterState:
-        return RouterState(self.config, self._running(), self._latency, self._budget)
+        return RouterState(self.config, self.tiers, self._latency, self._budget)
 
     def request(self, request_id: str) -> LedgerRow:
         """One request as the ledger has it. Raises NotFoundError."""
@@ -481,7 +479,7 @@ class Router:
         return self._names().device(model)
 
     def _names(self) -> ModelNames:
-        return ModelNames(self.config, self._running())
+        return ModelNames(self.config, self.tiers)
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
         """The result of `look` on the ledger, over a connection of its own: no request waits for it.
@@ -502,9 +500,6 @@ class Router:
     @property
     def tiers(self) -> Tiers:
         """Those that run. Raises OverloadedError before the start and after the end."""
-        return self._running()
-
-    def _running(self) -> Tiers:
         if self._tiers is None:
             raise OverloadedError("The router is closed.")
         return self._tiers
