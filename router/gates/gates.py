@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError, InvalidRequestError
@@ -179,11 +179,8 @@ class PolicyGates:
         if quality is not None:  # to the next of some thousand: so many are kept
             quality = min(1.0, math.ceil(quality * _QUALITIES - 1e-6) / _QUALITIES)
         if quality not in self._thresholds:
-            self._thresholds[quality] = self._thresholds_for(self._target_of(quality))
+            self._thresholds[quality] = self.policy.thresholds_for(self._target_of(quality))
         return self._thresholds[quality]
-
-    def _thresholds_for(self, target: Target) -> Thresholds:
-        return self.policy.thresholds_for(target)
 
     def _target_of(self, quality: float | None) -> Target:
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
@@ -217,7 +214,27 @@ def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
     return 0.5 + 0.5 * math.tanh(sum(signal.margin for signal in signals) / len(signals) / 2)
 
 
-class ConfidenceGates:
+class _UncalibratedGates:
+    """The common part of gates without a policy: no quality is calibrated, and nothing is read ahead."""
+
+    quality: float | None = None
+    usual: Floats | None = None
+
+    def check(self, quality: float | None) -> None:
+        if quality is not None:
+            raise uncalibrated("quality")
+
+    def begin(self) -> Self:
+        return self
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        """Nothing is read."""
+
+    def read_lines(self, answer: str) -> None:
+        """Nothing is read."""
+
+
+class ConfidenceGates(_UncalibratedGates):
     """The plain cascade (`confidence`): escalate when the local model is unsure. A heuristic, which promises nothing.
 
     Gate 3 compares `confidence_of` the answer with `confidence`; gate 2 stops a run whose last 16 tokens fall below
@@ -225,27 +242,13 @@ class ConfidenceGates:
     """
 
     tokens = 16
-    quality: float | None = None
-    usual: Floats | None = None
 
     def __init__(self, confidence: float, by: ConfidenceSignal = "probability") -> None:
         self._confidence = confidence
         self._by: ConfidenceSignal = by
 
-    def check(self, quality: float | None) -> None:
-        _refuse(quality)
-
-    def begin(self) -> Gates:
-        return self
-
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
         return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the local answer decides")
-
-    def read_ahead(self, messages: Sequence[Message]) -> None:
-        """Only the tokens are looked at."""
-
-    def read_lines(self, answer: str) -> None:
-        """The same."""
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
@@ -270,28 +273,14 @@ class ConfidenceGates:
         )
 
 
-class NoPolicyGates:
+class NoPolicyGates(_UncalibratedGates):
     """No policy is calibrated for this pair: every request escalates, since no local answer has evidence behind it."""
 
     tokens = 2**31
-    quality: float | None = None
-    usual: Floats | None = None
     _why = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
-
-    def check(self, quality: float | None) -> None:
-        _refuse(quality)
-
-    def begin(self) -> Gates:
-        return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._decision(1)
-
-    def read_ahead(self, messages: Sequence[Message]) -> None:
-        """Nothing is read."""
-
-    def read_lines(self, answer: str) -> None:
-        """Nothing is read."""
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._decision(2)
@@ -316,11 +305,6 @@ def uncalibrated(target: str) -> ConfigurationError:
         "`updraft calibrate`, or state confidence= (a plain threshold), or no target.",
         param=target,
     )
-
-
-def _refuse(quality: float | None) -> None:
-    if quality is not None:
-        raise uncalibrated("quality")
 
 
 def check_quality(gates: Gates, quality: float | None) -> None:
