@@ -176,7 +176,8 @@ class Cascade:
                     return self._done(LiveReply(run))
             await self.stop_local()
             if self.escalation.has_won and run.answer.finish_reason is None:
-                return self._race_lost()
+                self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
+                return State.CLOUD
             self.router_state.latency.observe("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
@@ -209,33 +210,26 @@ class Cascade:
         return self._done(LocalReply(first, tuple(others)))
 
     async def _after(self) -> State:
-        answer = self._local_answer()
+        answer = self._answer
+        if answer is None:
+            raise EngineError("Gate 3 has no answer to judge.")
         state = self._judge(await self.read(lambda: self._judged(answer), answer), State.DONE)
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
         if self.escalation.races_excluded_cloud:
             await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
-        if self.escalation.racing:
-            return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tools is not None else self._answer.text
         try:
-            reply = await self.escalation.ask(self.escalation.body(), self.cloud_time_left_s, draft=draft)
+            if self.escalation.racing:  # the cloud has been writing since gate 1: it needs no draft
+                reply = await self.escalation.race_outcome()
+            else:
+                reply = await self.escalation.ask(self.escalation.body(), self.cloud_time_left_s, draft=draft)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
         self.record.route = "escalated" if self.escalation.took_draft else "cloud"
-        return self._done(reply)
-
-    async def _raced(self) -> State:
-        """The cloud has been writing since gate 1: it needs no draft."""
-        try:
-            reply = await self.escalation.race_outcome()
-        except CloudFailure as failure:
-            self._failure = failure
-            return State.FALLBACK
-        self.record.route = "cloud"
         return self._done(reply)
 
     async def _fallback(self) -> State:
@@ -415,10 +409,6 @@ class Cascade:
             decision = replace(decision, propensity=decision.exploration_chance)
         return decision
 
-    def _race_lost(self) -> State:
-        self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
-        return State.CLOUD
-
     async def _stops_early(self, answer: LocalAnswer) -> bool:
         """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
         if not self.ruling.open:
@@ -462,11 +452,6 @@ class Cascade:
         """
         smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle)
         return not smaller and not self._is_past_hold(answer)
-
-    def _local_answer(self) -> LocalAnswer:
-        if self._answer is None:
-            raise EngineError("Gate 3 has no answer to judge.")
-        return self._answer
 
     def _done(self, reply: Reply) -> State:
         self._reply = reply
