@@ -185,7 +185,8 @@ class ExperienceCollector:
 
         record, decision = judged.record, judged.record.decision
         view = run_view(judged.messages, judged.answer, judged.answer.signals)
-        accepted = _accepted_share(record)
+        proposed = record.cloud.accepted + record.cloud.rejected
+        accepted = record.cloud.accepted / proposed if proposed else None
         local, cloud = _grades(judged, accepted)
         counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else nobody told
         return Observation(
@@ -208,11 +209,6 @@ class ExperienceCollector:
             question=self._experience.digest(view.prompt),
             reply=judged.cloud.text if self._keep_text and judged.cloud is not None else None,
         )
-
-
-def _accepted_share(record: RequestRecord) -> float | None:
-    proposed = record.cloud.accepted + record.cloud.rejected
-    return record.cloud.accepted / proposed if proposed else None
 
 
 def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:

@@ -74,8 +74,11 @@ def prompt_logprobs(
     entries: list[dict[str, PromptToken] | None] = [None]
     for score in answer.prompt_scores:
         ranked = [(score.id, score.logprob, score.rank), *((*each, rank) for rank, each in enumerate(score.top, 1))]
-        entries.append(
-            {str(token): PromptToken(logprob, rank, _text(token_bytes(token))) for token, logprob, rank in ranked}
+        entries.append(  # a token may be a part of a character: its text is not exact
+            {
+                str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))
+                for token, logprob, rank in ranked
+            }
         )
     return entries
 
@@ -153,11 +156,6 @@ def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) 
 def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> TextLogprobs:
     """The same as `/v1/completions` has it."""
     return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [start for start, _ in shown])
-
-
-def _text(raw: bytes) -> str:
-    """A token may be a part of a character: its bytes are exact, its text is not."""
-    return raw.decode(errors="replace")
 
 
 class ChunkWriter:

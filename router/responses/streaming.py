@@ -133,16 +133,11 @@ class _LocalText:
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self._reader = cascade.reader() if reader is None else reader
+        self.reader = cascade.reader() if reader is None else reader  # with which another may go on
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
         self.finish_reason: FinishReason = "stop"
-
-    @property
-    def reader(self) -> AnswerParser | None:
-        """The progress of the answer, for who goes on with it."""
-        return self._reader
 
     def token(self, token: Token) -> bytes | None:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
@@ -156,8 +151,8 @@ class _LocalText:
     def _chunk(self, text: str, finish_reason: FinishReason | None, logprobs: ChoiceLogprobs | None) -> bytes | None:
         self.sent += text
         delta = Delta(content=text or None)
-        if self._reader is not None:
-            delta, reason = self._reader.read(text, finish_reason)
+        if self.reader is not None:
+            delta, reason = self.reader.read(text, finish_reason)
             self.finish_reason = reason or self.finish_reason
         if delta == Delta() and logprobs is None:
             return None

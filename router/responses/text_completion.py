@@ -94,14 +94,9 @@ class _LocalAnswers:
 
     async def begun_stream(self) -> AsyncGenerator[bytes]:
         """One after the other. What fails before the first piece is an error of the request's own."""
-        pieces = self._all_pieces()
+        pieces = (piece for index in range(self._count) async for piece in self._pieces(index))
         self._call.closing.push_async_callback(pieces.aclose)
         return self._events(await anext(pieces), pieces)
-
-    async def _all_pieces(self) -> AsyncGenerator[TextChoice]:
-        for index in range(self._count):
-            async for piece in self._pieces(index):
-                yield piece
 
     async def _events(self, piece: TextChoice, rest: AsyncGenerator[TextChoice]) -> AsyncGenerator[bytes]:
         includes_usage = self._call.job.include_usage

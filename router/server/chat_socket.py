@@ -68,18 +68,14 @@ class ChatSocket:
                 chat_id = None
                 raise invalid_value("id", f"each message has an id, a text of 1 to {_MAX_ID} characters")
             if kind == "cancel":
-                self._cancel(chat_id)
+                if (chat := self._chats.get(chat_id)) is not None:  # one that has ended is none to complain about
+                    chat.cancel()
             elif kind == "chat":
                 await self._begin(chat_id, fields)
             else:
                 raise invalid_value("type", "it must be chat or cancel")
         except UpdraftError as error:
             await self._tell("error", chat_id, error=error.to_body()["error"])
-
-    def _cancel(self, chat_id: str) -> None:
-        """One that has ended meanwhile is none to complain about."""
-        if (chat := self._chats.get(chat_id)) is not None:
-            chat.cancel()
 
     async def _begin(self, chat_id: str, fields: dict[str, Any]) -> None:
         if chat_id in self._chats:
