@@ -14,7 +14,7 @@ from .answers import AnswerService
 from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
-from .page import routes as page
+from .page import assets, charts, device_models, markdown, overview, savings, trace
 from .routes import health, messages, metrics, models, ollama, openapi, requests
 from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, direct, files, responses, tokens
@@ -39,7 +39,13 @@ ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
     *metrics.ROUTES,
     *openapi.ROUTES,
-    *page.ROUTES,
+    *assets.ROUTES,
+    *overview.ROUTES,
+    *savings.ROUTES,
+    *charts.ROUTES,
+    *trace.ROUTES,
+    *device_models.ROUTES,
+    *markdown.ROUTES,
 )
 
 
