@@ -112,7 +112,7 @@ def calibrate(
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:
-        run = sources.from_life(config, sources.Live(prompts, live, judging))
+        run = sources.from_life(config, prompts, live, judging)
     else:
         assert from_log is not None
         run = sources.from_log(config, from_log, judging)
@@ -151,9 +151,10 @@ def _fit(
     import datetime
 
     from ...classifier.policy.folders import policy_folder_of
+    from ...classifier.policy.summary import figures
     from ...classifier.training.train import FitRecipe, fit_policy
     from ...router.factory import hashed_identity
-    from .printing import figures, show
+    from .printing import show
 
     recipe = FitRecipe(
         models=run.models,
@@ -173,7 +174,7 @@ def _fit(
     if json_path is not None:
         from ...bench.shared.report import Report
 
-        report = Report.of({"calibrate": run.source.name, **run.models}, figures(policy, config))
+        report = Report.of({"calibrate": run.source.name, **run.models}, figures(policy, config.target))
         json_output.write(json_path, report.fields())
 
 

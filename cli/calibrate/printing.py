@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...classifier.policy.policy import Policy
     from ...router.config import RouterConfig
-
-
-def figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
-    from ...classifier.policy.summary import figures as of
-
-    return of(policy, config.target)
 
 
 def show(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str]:

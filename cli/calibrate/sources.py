@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +51,6 @@ class Judging:
             cloud_api_key=key or (config.cloud_api_key if own else None),
             cloud_api_key_file=None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The options of `--live`."""
-
-    prompts: Path
-    n: int
-    judging: Judging
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +167,8 @@ async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> 
     return scores
 
 
-def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
+def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> CalibrationRun:
+    """Of the first `n` prompts in `file`, which both tiers answer now."""
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
     from ...classifier.training.train import check_installed
@@ -186,16 +178,14 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
     from .kept_answers import KeptAnswers, answers_file, prompt_key
     from .spending import Spending
 
-    found = read_prompts(live.prompts)
-    if len(found) < live.n:
-        raise InvalidRequestError(f"{live.prompts} holds {len(found)} prompts, --live asks for {live.n}.", param="live")
+    found = read_prompts(file)
+    if len(found) < n:
+        raise InvalidRequestError(f"{file} holds {len(found)} prompts, --live asks for {n}.", param="live")
     _check_allowed(config)
     watch = Watch(Console(stderr=True))
-    prompts = _allowed(config, found[: live.n])
-    if len(prompts) < live.n:
-        watch.say(
-            f"{live.n - len(prompts)} of {live.n} prompts are kept on this device by a privacy rule, and not asked."
-        )
+    prompts = _allowed(config, found[:n])
+    if len(prompts) < n:
+        watch.say(f"{n - len(prompts)} of {n} prompts are kept on this device by a privacy rule, and not asked.")
     _check_enough(len(prompts))  # what can be known to fail must not be paid for first
     check_installed()
     with options.with_cloud(config, watch.say) as running:
@@ -203,31 +193,30 @@ def from_life(config: RouterConfig, live: Live) -> CalibrationRun:
             raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
         models = {"local": _model_id(running), "cloud": running.cloud_model}
         kept = KeptAnswers(answers_file(models, local_identity(running)))
-        stopped = _keeper(kept)
         try:
-            names = [running.cloud_model, *([live.judging.model] if live.judging.model else [])]
-            spending = Spending(running.prices, live.judging.budget, names, spent=kept.spent, on_spent=kept.spend)
+            names = [running.cloud_model, *([judging.model] if judging.model else [])]
+            spending = Spending(running.prices, judging.budget, names, spent=kept.spent, on_spent=kept.spend)
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
-            asking = Asking(running, live.judging, PairGrader(embed=_embedder()), spending)
+            asking = Asking(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
                 rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
         except BaseException:
-            stopped()
+            _stopped(kept)
             raise
     for line in _lost(rows, len(prompts)):
         watch.say(line)
     return CalibrationRun(
         rows.rows,
         models,
-        _source(live.prompts, len(rows.rows)),
+        _source(file, len(rows.rows)),
         asking.grader.description(),
         _metrics(asking),
         _notes(asking, asked_cloud=True),
         done=kept.remove,
-        stopped=stopped,
+        stopped=partial(_stopped, kept),
     )
 
 
@@ -276,16 +265,13 @@ def _embedder() -> Callable[[str], Array] | None:
     return (lambda text: opened().embed(text)) if is_installed() else None
 
 
-def _keeper(kept: KeptAnswers) -> Callable[[], None]:
-    def stopped() -> None:
-        kept.close()
-        if kept.pairs:
-            output.echo(
-                f"{len(kept.pairs)} answered prompts are kept in {kept.path}: the same command goes on from there.",
-                err=True,
-            )
-
-    return stopped
+def _stopped(kept: KeptAnswers) -> None:
+    kept.close()
+    if kept.pairs:
+        output.echo(
+            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: the same command goes on from there.",
+            err=True,
+        )
 
 
 def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
