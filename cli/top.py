@@ -91,28 +91,23 @@ def top(
 
     headers = {} if key_env is None else {"authorization": f"Bearer {options.key_from(key_env, '--key-env')}"}
     with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S) as client:
-        before, (now, nodes) = None, _look(client)
-        if once or as_json:
-            _show_once(facts(now, None, nodes), as_json=as_json)
+        now, nodes = _look(client)
+        found = facts(now, None, nodes)
+        if as_json:
+            json_output.show(found)
             return
         from rich.live import Live
 
         from .shared.console import Console
 
-        with Live(_table(facts(now, None, nodes)), console=Console(), auto_refresh=False) as live:
+        if once:
+            Console().print(_table(found))
+            return
+        with Live(_table(found), console=Console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
                 before, (now, nodes) = now, _look(client)
                 live.update(_table(facts(now, before, nodes)), refresh=True)
-
-
-def _show_once(found: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        json_output.show(found)
-        return
-    from .shared.console import Console
-
-    Console().print(_table(found))
 
 
 def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
