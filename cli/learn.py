@@ -47,12 +47,9 @@ def learn(
     from ..router.feedback.collector import pair_name
 
     models = {"local": local_name(config), "cloud": options.cloud_model_of(config)}
-    experience = Experience(path)
-    try:
+    with closing(Experience(path)) as experience:
         rows = experience.rows(pair_name(models))
         known = experience.pairs()
-    finally:
-        experience.close()
     if not rows:
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
         raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {known_pairs}.")

@@ -54,7 +54,7 @@ prepare_types(_Models)
 
 def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
     """All findings, each as soon as it is there. `begin` is told of each check that takes seconds."""
-    yield check_python()
+    yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
@@ -78,10 +78,6 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     if url:
         begin(f"asking {shown_url(url)} for its models")
         yield check_cloud(url, key)
-
-
-def check_python() -> Check:
-    return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
 
 
 def check_packages(group: str) -> Check:

@@ -58,15 +58,8 @@ def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str],
     from ...cloud_engine.gateway.access.database import KeyDatabase, NewKey
     from ...embedded import pocket
 
-    node = [
-        "node",
-        "--model",
-        str(pocket.pocket_large_folder()),
-        "--draft",
-        str(pocket.pocket_small_folder()),
-        "--threads",
-        "1",
-    ]
+    node = ["node", "--model", str(pocket.pocket_large_folder()), "--threads", "1"]
+    node += ["--draft", str(pocket.pocket_small_folder())]
     for number in range(1, nodes + 1):
         children.append(Child(f"node-{number}", "updraft", node, folder))
     started = list(children)

@@ -53,10 +53,10 @@ def chat(
     from .conversation import introduction
 
     for line in introduction(config):
-        _dim(line)
-    _dim("starting ...")
-    with options.with_cloud(config, _dim) as running, OpenAI(config=running) as client:
-        _dim("/help lists the commands.")
+        output.note(line)
+    output.note("starting ...")
+    with options.with_cloud(config, output.note) as running, OpenAI(config=running) as client:
+        output.note("/help lists the commands.")
         _converse(Session(client, remembers=config.local != "pocket", ledger=config.ledger))
 
 
@@ -127,7 +127,7 @@ class Session:
             self.client, [*self.messages, turn], self.tier, lambda text: output.echo(text, nl=False), **options
         )
         output.echo()
-        _dim(provenance(answer.info))
+        output.note(provenance(answer.info))
         self.last = answer.info
         if self.remembers:
             self.messages += [turn, {"role": "assistant", "content": answer.text}]
@@ -139,12 +139,12 @@ def _converse(session: Session) -> None:
     while (line := _read()) is not None and line.lower() not in EXIT_COMMANDS:
         try:
             if line.startswith("/"):
-                _dim(session.command(line))
+                output.note(session.command(line))
             elif line:
                 session.answer(line)
         except KeyboardInterrupt:
             output.echo()
-            _dim("stopped")
+            output.note("stopped")
         except (OpenAIError, UpdraftError) as error:
             from ..shared.failures import message_of
 
@@ -171,7 +171,3 @@ def _share(text: str) -> float | None:
     except ValueError:
         return None
     return value if 0 < value <= 1 else None
-
-
-def _dim(line: str) -> None:
-    output.secho(line, dim=True, err=True)
