@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,7 +47,8 @@ def measure(calls: int) -> dict[str, Any]:
         clients = {name: _client(httpx, way) for name, way in ways.items()}
         asks: dict[str, Callable[[], object]] = {}
         for name, client in clients.items():
-            asks[name], asks[f"{name}_stream"] = _whole(client), _streamed(client)
+            ask = partial(client.chat.completions.create, model="local", messages=_MESSAGES)
+            asks |= {name: ask, f"{name}_stream": lambda ask=ask: list(ask(stream=True))}
         times = _timed(asks, calls)
         for client in clients.values():
             client.close()
@@ -76,14 +78,6 @@ def _client(httpx: Any, transport: Any) -> openai.OpenAI:
     return openai.OpenAI(
         api_key="none", base_url=BASE_URL, http_client=httpx.Client(transport=transport), max_retries=0
     )
-
-
-def _whole(client: openai.OpenAI) -> Callable[[], object]:
-    return lambda: client.chat.completions.create(model="local", messages=_MESSAGES)
-
-
-def _streamed(client: openai.OpenAI) -> Callable[[], object]:
-    return lambda: list(client.chat.completions.create(model="local", messages=_MESSAGES, stream=True))
 
 
 def _instant(httpx: Any, request: Any) -> Any:

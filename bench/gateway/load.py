@@ -33,9 +33,6 @@ class LoadResult:
     def per_second(self) -> float:
         return len(self.latencies) / self.seconds
 
-    def percentile_ms(self, share: float) -> float:
-        return percentile_ms(self.latencies, share)
-
 
 def percentile_ms(seconds: list[float], share: float) -> float:
     ordered = sorted(seconds)

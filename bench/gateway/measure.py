@@ -96,8 +96,8 @@ def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> F
         load, cpu_s = _driven(server, concurrency, setting.seconds)
         figures[f"c{concurrency}"] = {
             "requests_per_s": load.per_second,
-            "p50_ms": load.percentile_ms(0.5),
-            "p99_ms": load.percentile_ms(0.99),
+            "p50_ms": percentile_ms(load.latencies, 0.5),
+            "p99_ms": percentile_ms(load.latencies, 0.99),
             "cpu_us": cpu_s / max(len(load.latencies), 1) * 1e6,
             "failures": load.failures,
         }
@@ -111,7 +111,7 @@ def _frontier(server: Server, best: float, seconds: float) -> Figures:
     for tenths in range(1, _RATES + 1):
         load = asyncio.run(offer(server.url, server.key, best * tenths / 10, seconds, seconds / 4))
         for limit in _P99_MS:
-            if not load.failures and load.percentile_ms(0.99) <= limit:
+            if not load.failures and percentile_ms(load.latencies, 0.99) <= limit:
                 found[limit] = max(found[limit], load.per_second)
     return {f"requests_per_s_at_p99_{limit}ms": rate for limit, rate in found.items()}
 
@@ -157,7 +157,7 @@ def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
         "goodput_share": load.per_second / busy.per_second,
         "refused_p50_ms": percentile_ms(load.refused, 0.5),
         "refused_p99_ms": percentile_ms(load.refused, 0.99),
-        "answered_p99_ms": load.percentile_ms(0.99),
+        "answered_p99_ms": percentile_ms(load.latencies, 0.99),
         "cpu_us": cpu_s / (_OVERLOAD * _CAPACITY * (seconds + _ANSWER_S)) * 1e6,
         "failures": load.failures,
     }

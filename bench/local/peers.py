@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -148,25 +148,21 @@ def has_llama_cpp_server() -> bool:
     return all(importlib.util.find_spec(name) for name in _SERVER_NEEDS)
 
 
-@contextmanager
-def llama_cpp_server(setup: Setup, *, logprobs: bool) -> Iterator[Server]:
+def llama_cpp_server(setup: Setup, *, logprobs: bool) -> AbstractContextManager[Server]:
     """The server of llama-cpp-python. By default a new request would cut off the one that runs: not here."""
     threads = str(setup.threads)
     command = python_command("-m", "llama_cpp.server", "--model", str(setup.path), "--n_batch", str(BATCH))
     command += ["--n_ctx", str(setup.context_length), "--n_threads", threads, "--n_threads_batch", threads]
     command += ["--flash_attn", "true", "--logits_all", str(logprobs), "--interrupt_requests", "false"]
-    with _serving([*command, "--verbose", "false", "--host", "127.0.0.1"]) as server:
-        yield server
+    return _serving([*command, "--verbose", "false", "--host", "127.0.0.1"])
 
 
-@contextmanager
-def llama_server(binary: Path, setup: Setup, streams: int) -> Iterator[Server]:
+def llama_server(binary: Path, setup: Setup, streams: int) -> AbstractContextManager[Server]:
     """llama.cpp's own server, with a slot for each stream."""
     threads = str(setup.threads)
     command = [str(binary), "-m", str(setup.path), "-c", str(_SHARED_CONTEXT), "-np", str(streams)]
     command += ["-b", str(BATCH), "-t", threads, "-tb", threads, "-fa", "on", "--host", "127.0.0.1"]
-    with _serving(command) as server:
-        yield server
+    return _serving(command)
 
 
 @contextmanager
