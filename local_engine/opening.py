@@ -86,11 +86,7 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
 
 
 def engine_pool(
-    find: Callable[[str], Path],
-    *,
-    sound: Path,
-    options: LocalOptions | None = None,
-    keep_alive_s: float | None = 300.0,
+    find: Callable[[str], Path], *, sound: Path, options: LocalOptions | None = None, keep_alive_s: float | None = 300.0
 ) -> ModelPool[LocalEngine]:
     """Engines by the names that `find` makes files of, all with the same options."""
     return ModelPool(

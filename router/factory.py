@@ -240,10 +240,7 @@ def model_file(config: RouterConfig) -> Path:
     if config.local == "pocket":
         return pocket_small_gguf()
     if local_server(config) is not None:
-        raise ConfigurationError(
-            f"{config.local} is a server, and this needs a model file.",
-            param="local",
-        )
+        raise ConfigurationError(f"{config.local} is a server, and this needs a model file.", param="local")
     from ..local_engine.store.library import model_path
 
     return model_path(config.local)

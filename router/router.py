@@ -32,15 +32,7 @@ from .accounting.request_record import RequestRecord
 from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import (
-    check_aliases,
-    check_startable,
-    load_gates_of,
-    load_learner,
-    load_pause,
-    load_tiers,
-    with_local,
-)
+from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_pause, load_tiers, with_local
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.exploration import ExplorationGates

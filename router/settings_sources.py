@@ -54,10 +54,7 @@ _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": F
 
 
 def load_config(
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None, *, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> RouterConfig:
     """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later

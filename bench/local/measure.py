@@ -26,15 +26,7 @@ from ...protocol.errors import EngineError
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.sampling import SamplingParams
 from .gaps import gaps_during_prefill
-from .peers import (
-    LlamaCppPython,
-    Peer,
-    RawLlama,
-    Setup,
-    has_llama_cpp_server,
-    llama_cpp_server,
-    llama_server,
-)
+from .peers import LlamaCppPython, Peer, RawLlama, Setup, has_llama_cpp_server, llama_cpp_server, llama_server
 from .shapes import q4_k_m, q8_0
 
 ModelName = Literal["pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"]

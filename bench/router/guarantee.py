@@ -182,9 +182,7 @@ def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
 
 def _only(rows: CalibrationRows, modes: Sequence[Mode]) -> CalibrationRows:
     return replace(
-        rows,
-        during=rows.during if "opening" in modes else None,
-        after=rows.after if "cascade" in modes else None,
+        rows, during=rows.during if "opening" in modes else None, after=rows.after if "cascade" in modes else None
     )
 
 

@@ -185,11 +185,7 @@ class RouterModel:
 
 
 def fit_router(
-    rows: FeatureRows,
-    labels: Labels,
-    topics: Topics | None = None,
-    seed: int = 0,
-    members: Sequence[str] = MEMBERS,
+    rows: FeatureRows, labels: Labels, topics: Topics | None = None, seed: int = 0, members: Sequence[str] = MEMBERS
 ) -> RouterModel:
     """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
 

@@ -62,9 +62,7 @@ def up(
 
 
 @app.command()
-def down(
-    address: Annotated[str, typer.Option(metavar="ADDRESS", help="The Ray cluster.")] = "auto",
-) -> None:
+def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="The Ray cluster.")] = "auto") -> None:
     """Stop the cloud of a Ray cluster, when its requests are finished.
 
     \b

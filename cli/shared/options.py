@@ -51,14 +51,11 @@ Quality = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
-        "--chat-template",
-        metavar="PATH",
-        help="Jinja file to use instead of the model's own chat template, or chatml.",
+        "--chat-template", metavar="PATH", help="Jinja file to use instead of the model's own chat template, or chatml."
     ),
 ]
 Confidence = Annotated[
-    float,
-    typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
+    float, typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised.")
 ]
 PolicyFolder = Annotated[
     Path | None,

@@ -29,9 +29,7 @@ Ctrl-C stops an answer."""
 EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
-def chat(
-    pair: Annotated[options.Pair, Without("tool_parser")],
-) -> None:
+def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
     P(gain) is the calibrated chance that the cloud's answer would have been better than the local one. Inside,

@@ -281,13 +281,7 @@ class Escalation:
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _try_clouds(
-        self,
-        body: dict[str, Any],
-        request: _Drafted[T],
-        *,
-        continuing: bool = False,
-    ) -> T:
+    async def _try_clouds(self, body: dict[str, Any], request: _Drafted[T], *, continuing: bool = False) -> T:
         """The answer of the first cloud that gives one. Raises CloudFailure if none does, or none may.
 
         `continuing`: only those are asked that go on with a message.

@@ -88,14 +88,7 @@ class ExperienceCollector:
     chance with which a request is sampled to be graded. `keep_text`: keep prompt and answer too.
     """
 
-    def __init__(
-        self,
-        experience: Experience,
-        pair: str,
-        *,
-        explored: float = 0.0,
-        keep_text: bool = False,
-    ) -> None:
+    def __init__(self, experience: Experience, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
         self._experience = experience
         self._explored = explored
         self._pair = pair

@@ -166,12 +166,7 @@ class PolicyGates:
         p_gain = float(self.policy.during(run_view(messages, answer, window)))
         return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
 
-    def after(
-        self,
-        messages: Sequence[Message],
-        answer: LocalAnswer,
-        quality: float | None,
-    ) -> GateDecision:
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         p_gain = float(self.policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 

@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 import httpx
 
-from ...protocol.errors import (
-    CloudUnreachableError,
-    RequestTimeoutError,
-    UpdraftError,
-    UpstreamError,
-)
+from ...protocol.errors import CloudUnreachableError, RequestTimeoutError, UpdraftError, UpstreamError
 from ...protocol.http.foreign import completed, error_in
 from ..request.json_narrowing import table
 from .interfaces import Fallback
@@ -57,13 +52,7 @@ class CloudFailure(Exception):
     """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in."""
 
     def __init__(
-        self,
-        cause: str,
-        error: UpdraftError,
-        kind: FailureKind,
-        *,
-        status: int | None = None,
-        reached: bool = True,
+        self, cause: str, error: UpdraftError, kind: FailureKind, *, status: int | None = None, reached: bool = True
     ) -> None:
         super().__init__(cause)
         # A few words for the reason line.

@@ -222,7 +222,5 @@ def too_complex(constraint: Constraint, why: str) -> InvalidRequestError:
 def _refused(constraint: Constraint, why: str) -> InvalidRequestError:
     what = "parameters of a function" if constraint.param == "tools" else f"the {constraint.kind.replace('_', ' ')}"
     return InvalidRequestError(
-        f"{constraint.param}: {what} cannot be used: {why}",
-        param=constraint.param,
-        code="invalid_grammar",
+        f"{constraint.param}: {what} cannot be used: {why}", param=constraint.param, code="invalid_grammar"
     )

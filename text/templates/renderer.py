@@ -158,10 +158,7 @@ def encoded(value: object) -> bytes:
 def _start() -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            python_command("-m", _CHILD),
-            env=child_process.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            python_command("-m", _CHILD), env=child_process.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     except OSError as error:
         raise EngineError(f"Chat templates cannot be rendered: no process for it can be started ({error}).") from error

@@ -248,13 +248,6 @@ ROUTES = (
     Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
     Route("POST", "/updraft/models/pull", pull, "fetch one; events tell how far it is", PullRequest, streams=True),
     Route("POST", "/api/pull", pull_as_ollama, "the same, in Ollama's API", OllamaPull, streams=True),
-    Route(
-        "POST",
-        "/updraft/models/memory",
-        memory,
-        "`sleep`, `pin` or `unpin` what runs",
-        MemoryRequest,
-        DeviceModels,
-    ),
+    Route("POST", "/updraft/models/memory", memory, "`sleep`, `pin` or `unpin` what runs", MemoryRequest, DeviceModels),
     Route("DELETE", "/updraft/models/{name}", remove, "delete one that does not run", response_type=RemovedModel),
 )

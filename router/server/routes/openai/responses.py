@@ -12,18 +12,9 @@ import msgspec
 
 from .....protocol.decoding import read_object
 from .....protocol.dialects.bodies import TranslatedBody
-from .....protocol.dialects.responses_events import (
-    begun_response,
-    streamed_response,
-    whole_response,
-)
+from .....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
-from .....protocol.dialects.responses_request import (
-    ResponsesRequest,
-    chat_body,
-    prompt_body,
-    read_responses_request,
-)
+from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
