@@ -15,7 +15,7 @@ from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
-from .routes import health, messages, metrics, models, ollama, openapi, requests
+from .routes import health, messages, models, ollama, openapi, requests
 from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
@@ -37,7 +37,6 @@ ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *requests.ROUTES,
     *health.ROUTES,
-    *metrics.ROUTES,
     *openapi.ROUTES,
     *assets.ROUTES,
     *overview.ROUTES,

@@ -1,7 +1,8 @@
-"""`/health`: 200 where some tier may answer."""
+"""`/health`: 200 where some tier may answer; and `/metrics`, for Prometheus."""
 
 from __future__ import annotations
 
+from ....protocol.http import prometheus
 from ....protocol.http.wire import WireResponse
 from .route import RequestContext, Route
 
@@ -16,4 +17,11 @@ async def health(context: RequestContext) -> WireResponse:
     return WireResponse.json({"status": "ok", **local})
 
 
-ROUTES = (Route("GET", "/health", health, "200 while the router serves; wants no key"),)
+async def metrics(context: RequestContext) -> WireResponse:
+    return WireResponse(200, {"content-type": prometheus.CONTENT_TYPE}, context.router.metrics().encode())
+
+
+ROUTES = (
+    Route("GET", "/health", health, "200 while the router serves; wants no key"),
+    Route("GET", "/metrics", metrics, "see [metrics](metrics.md)"),
+)
