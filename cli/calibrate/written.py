@@ -30,7 +30,7 @@ def measured(
 
     with stub_cloud({question.prompt: question.answer for question in questions}) as url:
         config = RouterConfig(local=local, cloud_url=url, cloud_model=CLOUD_MODEL)
-        with options.without_cloud(config, say), open_local(config) as engine:
+        with options.with_cloud(config, say), open_local(config) as engine:
             say(f"Both tiers answer {len(questions)} questions ...")
             setting = answered(config, engine, questions, answers)
             found = measure(setting, seeds, say)

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.safety.terminal_text import printable
@@ -78,20 +78,16 @@ class GatewayUsage:
     def _write(self, found: Iterable[Mapping[str, Any]]) -> None:
         """JSON Lines for whole rows, of which there may be many."""
         if self.form == "csv":
-            _write_csv(found, sys.stdout)
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            for number, each in enumerate(found):
+                if number == 0:
+                    writer.writerow(each)
+                writer.writerow([_plain(value) for value in each.values()])
         elif self.rows:
             for each in found:
                 output.echo(json.dumps(each))
         else:
             json_output.show({"since": self.since, self.by: list(found)})
-
-
-def _write_csv(found: Iterable[Mapping[str, Any]], file: TextIO) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    for number, each in enumerate(found):
-        if number == 0:
-            writer.writerow(each)
-        writer.writerow([_plain(value) for value in each.values()])
 
 
 def _plain(value: object) -> object:

@@ -194,23 +194,16 @@ def cloud_model_of(config: RouterConfig) -> str:
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
     """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
 
-    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
-    `say` also hears of what a first use on this machine takes.
+    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone,
+    as it is with 0 `nodes`. `say` also hears of what a first use on this machine takes.
     """
     with first_uses_reported(say), _packaged_cloud(config, say, nodes) as running:
         yield running
 
 
 @contextmanager
-def without_cloud(config: RouterConfig, say: Callable[[str], None]) -> Iterator[RouterConfig]:
-    """As `with_cloud` where no cloud will be asked."""
-    with first_uses_reported(say):
-        yield config
-
-
-@contextmanager
 def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int) -> Iterator[RouterConfig]:
-    if config.cloud_url is not None or config.offline or config.local != "pocket":
+    if not nodes or config.cloud_url is not None or config.offline or config.local != "pocket":
         yield config
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:

@@ -47,8 +47,8 @@ def ask(
 
     for line in introduction(config):
         note(line)
-    with_cloud = options.with_cloud if tier is not options.Tier.LOCAL else options.without_cloud
-    with with_cloud(config, note) as chosen, OpenAI(config=chosen) as client:
+    nodes = 0 if tier is options.Tier.LOCAL else 1
+    with options.with_cloud(config, note, nodes=nodes) as chosen, OpenAI(config=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         sampling = {"temperature": temperature, "seed": seed}
         given = {name: value for name, value in sampling.items() if value is not None}
