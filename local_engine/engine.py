@@ -62,7 +62,8 @@ class LocalEngine:
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
         """Use `LocalEngine.load`."""
         self.model_id = model_id
-        layout = ContextLayout.of(_traits(model), options)
+        traits = ModelTraits(model.parameters, model.vocab_size, model.train_context, model.is_recurrent)
+        layout = ContextLayout.of(traits, options)
         self.context_length = layout.context_length
         self.hidden_size = model.hidden_size
         self.sampling_defaults = gguf_sampling(header.metadata, model_id)
@@ -281,10 +282,6 @@ class LocalEngine:
         generation = Generation(request, self._piece)
         self._resources.loop.submit(generation)
         return LocalRun(self._resources, generation)
-
-
-def _traits(model: LlamaModel) -> ModelTraits:
-    return ModelTraits(model.parameters, model.vocab_size, model.train_context, model.is_recurrent)
 
 
 def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions) -> LocalEngineLoop:

@@ -122,7 +122,6 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
             return _template_complaint(engine)
     except UpdraftError as error:
         return error.message
-    return ""
 
 
 def _template_complaint(engine: LocalEngine) -> str:
