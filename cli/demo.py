@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..protocol.errors import UpdraftError
 from .shared import json_output, options
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def demo(
       updraft demo --tasks 400 --json out.json
       updraft demo --kill-a-node
     """
-    from .evaluate import errors_line
+    from .evaluate import check_answered
     from .shared.console import Console
     from .shared.processes import signals_as_interrupts
     from .shared.watch import Watch
@@ -67,8 +66,7 @@ def demo(
     if svg_path:
         final.save_svg(str(svg_path), title="updraft demo")
     json_output.write(json_path, measured.figures)
-    if errors := measured.figures["errors"]["count"]:
-        raise UpdraftError(f"{errors} questions got no answer: {errors_line(measured.figures['errors'])}")
+    check_answered(measured.figures["errors"])
 
 
 def _config(quality: float | None) -> RouterConfig:

@@ -58,14 +58,14 @@ def evaluate(
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
     measured = measure(config, questions, tier, concurrency, tables_apart=json_output.is_stdout(json_path))
     json_output.write(json_path, measured)
-    if measured["errors"]["count"]:
-        raise UpdraftError(f"{measured['errors']['count']} questions got no answer: {errors_line(measured['errors'])}")
+    check_answered(measured["errors"])
 
 
-def errors_line(errors: Mapping[str, Any]) -> str:
-    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.run.errors`."""
-    kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
-    return f"{kinds}. The first: {errors['first']}"
+def check_answered(errors: Mapping[str, Any]) -> None:
+    """Raises UpdraftError where questions got no answer, by `bench.cascade.run.errors`."""
+    if errors["count"]:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
+        raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. The first: {errors['first']}")
 
 
 def measure(
