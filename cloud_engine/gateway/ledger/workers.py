@@ -12,6 +12,7 @@ from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import try_lock
 
 MAX_WORKERS = 32
+_ID_BYTES = 16
 
 
 class WorkerSlot:
@@ -21,7 +22,7 @@ class WorkerSlot:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = secrets.token_hex(_ID_BYTES // 2)
         self._folder = folder
         try:
             self._file, self.number = self._take()
@@ -50,7 +51,7 @@ class WorkerSlot:
         for number in range(MAX_WORKERS):
             if number == self.number or not self._intents(number).exists():
                 continue
-            file = os.open(self._path(number), os.O_RDWR)
+            file = os.open(private_file(self._path(number)), os.O_RDWR)
             try:
                 if try_lock(file):
                     yield self._intents(number)
@@ -74,7 +75,7 @@ class WorkerSlot:
         except FileNotFoundError:
             return ""
         try:
-            return "" if try_lock(file) else os.read(file, 64).decode()
+            return "" if try_lock(file) else os.read(file, _ID_BYTES).decode("ascii", "replace")
         finally:
             os.close(file)
 
