@@ -12,7 +12,6 @@ from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import try_lock
 
 MAX_WORKERS = 32
-_ID_BYTES = 16
 
 
 class WorkerSlot:
@@ -22,7 +21,7 @@ class WorkerSlot:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.id = secrets.token_hex(_ID_BYTES // 2)
+        self.id = secrets.token_hex(8)
         self._folder = folder
         try:
             self._file, self.number = self._take()
@@ -75,7 +74,7 @@ class WorkerSlot:
         except FileNotFoundError:
             return ""
         try:
-            return "" if try_lock(file) else os.read(file, _ID_BYTES).decode("ascii", "replace")
+            return "" if try_lock(file) else os.read(file, 16).decode("ascii", "replace")
         finally:
             os.close(file)
 
