@@ -34,6 +34,7 @@ _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
+_HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
 _PRUNED_AT_ONCE = 500
 _DAY_S = 86_400
 _log = logging.getLogger("updraft.gateway")
@@ -192,7 +193,7 @@ class UsageLedger:
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
         """Move what has come to `_unwritten`. False: it was the last."""
         flushed: list[threading.Event] = []
-        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_S
+        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
         with contextlib.suppress(queue.Empty):
             call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
             while True:
@@ -261,7 +262,7 @@ class UsageLedger:
         """Now and then: mark what dead workers left behind, and delete what is older than the operator wants."""
         if self.failing or time.monotonic() < self._housekeeping_at:
             return
-        deleted = 0
+        deleted, pause_s = 0, _HOUSEKEEPING_S
         try:
             count = 0
             for rows in self._store.left_behind():
@@ -272,8 +273,9 @@ class UsageLedger:
             if self._keep_days is not None:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
         except Exception as error:  # noqa: BLE001 - as above
+            pause_s = _HOUSEKEEPING_AGAIN_S
             _log.warning("Old rows of the ledger stay for now: %s.", error, exc_info=_unknown(error))
-        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else _HOUSEKEEPING_S)
+        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
 _CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
