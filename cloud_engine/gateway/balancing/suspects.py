@@ -77,7 +77,7 @@ class Suspects:
         if any(node == other and at >= death.since for other, at in deaths):
             return
         deaths = [*deaths, (node, now)][-_MAX_DEATHS:]
-        faults = 1 if death.got_further and len(deaths) < _MAX_DEATHS else min(faults + 1, _FAULTS)
+        faults = 1 if death.got_further and len(deaths) < _MAX_DEATHS else faults + 1
         numbers = [number for each in deaths for number in each] + [0] * (2 * (_MAX_DEATHS - len(deaths)))
         self._clear(digest)  # a process that is killed in between leaves nothing: the digest is written last
         _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
