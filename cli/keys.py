@@ -56,6 +56,7 @@ def create(
       updraft keys create nightly --priority batch --usd-per-day 5 --expires-in-days 90
     """
     from ..cloud_engine.gateway.access.database import KeyDatabase, NewKey
+    from ..cloud_engine.gateway.access.principal import SCOPES
     from ..protocol.decoding import convert
 
     limits = {
@@ -65,6 +66,8 @@ def create(
         "usd_per_day": usd_per_day,
         "usd_per_month": usd_per_month,
     }
+    for unknown in set(scopes or ()) - set(SCOPES):
+        raise typer.BadParameter(f"{unknown!r} is none of {', '.join(SCOPES)}.", param_hint="--scope")
     given = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
     new = convert({**given, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
     _print_key(*KeyDatabase(options.key_database(keys)).create(new, _actor()), as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import sys
 from http import HTTPStatus
@@ -15,9 +16,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .connection_limits import ConnectionLimits
-from .shell import GONE
+from .shell import GONE, LINGER_S
 
-_LINGER_S = 2.0
+_LOOK_S = 0.1  # between two looks for the end of a connection that is not read
 _MAX_HEAD = 2**16
 _MAX_PART = 2**14  # bytes of a read, at a time
 _MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is parsed
@@ -78,13 +79,17 @@ class Connection(HttpToolsProtocol):
     _waits_for_room = False  # what is left of the last read, until something is answered
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
+    _refusal = b""  # of the last request: nothing behind it is parsed
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport, below: asyncio.Transport | None = None) -> None:  # type: ignore[override]
+        """`below`: what TLS is on top of, where it is."""
         super().connection_made(transport)
+        self._below = below or transport
         self.flow = self._flow = _Flow(transport)
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
@@ -110,28 +115,30 @@ class Connection(HttpToolsProtocol):
         if self._parsed >= len(data):
             self._last_read, self._flow.held = b"", False
             if not self._is_full:
-                self.flow.resume_reading()  # else nobody would see that the client leaves
-            return
-        self._flow.held = True
-        self.flow.pause_reading()
-        self._waits_for_room = self._room <= 0
-        if self._waits_for_room:
-            self._stop_waiting()  # for the client: it has sent more already
+                self.flow.resume_reading()
+                return
         else:
-            self.loop.call_soon(self._go_on)
+            self._flow.held = True
+            self.flow.pause_reading()
+            self._waits_for_room = self._room <= 0
+            if not self._waits_for_room:
+                self.loop.call_soon(self._go_on)
+                return
+            self._stop_waiting()  # for the client: it has sent more already
+        self._look = self._look or self.loop.call_later(_LOOK_S, self._look_for_end)
 
     def _read(self, data: bytes) -> None:
         self._silent_bytes += len(data)
         self._parse(data)
-        if self.transport.get_protocol() is not self:
+        if self._refusal or self.transport.get_protocol() is not self:
             self._stop_waiting()
             return
         if self._is_answering:
             self._limits.works(self)
         if self._awaits != "answer" and self._silent_bytes > _MAX_HEAD:
             self.send_400_response("The head of the request, or what is behind its body, is too long.")
-        if self._awaits == "head" and self._waiting is not None:
-            return  # more of a head that began to come: no more time
+        if self._waiting is not None and (self._awaits == "head" or not self._is_answering):
+            return  # more of a head that began to come, or of a body that is answered already: no more time
         self._stop_waiting()
         if self._awaits != "answer":
             self._wait()
@@ -194,10 +201,18 @@ class Connection(HttpToolsProtocol):
         cycle.scope[GONE] = self.loop.create_future()
         if cycle.scope["method"] != "HEAD":  # no body comes
             cycle.transport = _Head(cycle, self.loop)
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app))
+        self.tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if self._stall is None and self._below.get_write_buffer_size():
+            self._watch_reader()
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
+        self._stop_watching()
         self._parsed = len(self._last_read)
         self._limits.works(self)
         protocol: Any = self.transport.get_protocol()
@@ -214,21 +229,26 @@ class Connection(HttpToolsProtocol):
             self._stop_waiting()  # uvicorn closes a connection on which nothing comes
             self._limits.rests(self)
             if self._awaits == "body":  # of a request that is answered already
-                self._waiting = self.loop.call_later(_LINGER_S, self.transport.close)
+                self._waiting = self.loop.call_later(LINGER_S, self.transport.close)
             else:
                 self._awaits = "head"
         super().on_response_complete()
-        if self._waits_for_room:
+        if self._refusal and not self._is_answering:
+            self._end(self._refusal)
+        elif self._waits_for_room:
             self._waits_for_room = False
             self.loop.call_soon(self._go_on)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reader(self.transport.get_write_buffer_size() + 1)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         self._stop_watching()
         super().resume_writing()
+
+    def eof_received(self) -> None:
+        self._leave_current()  # the connection is closed only when all is sent
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -244,7 +264,7 @@ class Connection(HttpToolsProtocol):
     @property
     def _room(self) -> int:
         """For so many more requests that wait behind one that is being answered."""
-        if self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT:
+        if self._refusal or (self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT):
             return 0
         return _MAX_AHEAD - len(self.pipeline)
 
@@ -260,12 +280,21 @@ class Connection(HttpToolsProtocol):
         return self._current is not None and not self._current.response_complete
 
     def _refuse(self, error: UpdraftError, status: int) -> None:
-        """Ends the connection. No request on it is answered any more."""
-        if not (self._is_answering and self._current.response_started):
-            body = msgspec.json.encode(error.to_body())
-            self.transport.write(_REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body))
-        self._leave_current()
-        self.transport.close()
+        """Ends the connection once the requests before this one are answered. None behind it is."""
+        body = msgspec.json.encode(error.to_body())
+        self._refusal = _REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        is_body = self._awaits == "body" and getattr(self.cycle, "scope", None) is self.scope
+        if is_body and self.pipeline:
+            self.pipeline.popleft()
+        elif is_body or not self._is_answering:
+            self._end(b"" if is_body and self._current.response_started else self._refusal)
+        self._awaits = "head"
+
+    def _end(self, refusal: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(refusal)
+            self._leave_current()
+            self.transport.close()
 
     def _leave_current(self) -> None:
         """Nobody waits for its answer any more, nor for those of requests behind it."""
@@ -290,13 +319,27 @@ class Connection(HttpToolsProtocol):
             self._waiting.cancel()
             self._waiting = None
 
-    def _watch_reader(self, unread: int) -> None:
-        """Whoever reads nothing for long is cut off: a mere close would wait for that without end."""
-        left = self.transport.get_write_buffer_size()
-        if left >= unread:
-            self.transport.abort()
+    def _look_for_end(self) -> None:
+        """Linux tells that a client has left behind all that its kernel holds unread of it."""
+        self._look = None
+        if self.transport.is_closing() or not self.flow.read_paused or not hasattr(select, "POLLRDHUP"):
+            return
+        poll = select.poll()
+        poll.register(self._below.get_extra_info("socket"), select.POLLRDHUP)
+        if poll.poll(0):
+            self._leave_current()
+            self._below.close()
         else:
-            self._stall = self.loop.call_later(STALL_S, self._watch_reader, left)
+            self._look = self.loop.call_later(_LOOK_S, self._look_for_end)
+
+    def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
+        """Whoever reads nothing for long is cut off: a mere close would wait for that without end."""
+        self._stop_watching()
+        unread = self._below.get_write_buffer_size(), self._current
+        if unread == before:
+            self._below.abort()
+        elif unread[0]:
+            self._stall = self.loop.call_later(STALL_S, self._watch_reader, unread)
 
     def _stop_watching(self) -> None:
         if self._stall is not None:

@@ -113,20 +113,16 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
     Raises PortInUseError, or ConfigurationError if the address cannot be used at all.
     """
+    sock = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"Cannot listen on {host}:{port}: {error}. Choose another --host or --port."
-        ) from error
-    sock = socket.socket(family, kind, protocol)
-    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of finished connections are free again
         sock.bind(address)
     except (OSError, OverflowError) as error:
-        sock.close()
+        if sock is not None:
+            sock.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise _port_in_use(host, port) from error
         raise ConfigurationError(

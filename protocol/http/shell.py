@@ -47,7 +47,7 @@ GONE = "updraft.gone"
 #: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
-_LINGER_S = 2.0
+LINGER_S = 2.0  # for the rest of a body that is answered already
 _HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
@@ -412,20 +412,16 @@ class _Exchange:
             _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
             return
         response = error_response(error, self._path)
-        headers = response.raw_headers
-        if not close and not isinstance(error, RequestTooLargeError):
-            await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-            await self.send({"type": "http.response.body", "body": response.body})
-            return
-        # Closing a socket with unread bytes in it destroys the answer on its way: read on a little, keep nothing.
-        headers = [*headers, (b"connection", b"close")]
+        closes = close or isinstance(error, RequestTooLargeError)
+        headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        await self.send({"type": "http.response.body", "body": response.body, "more_body": True})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                while (await self._receive()).get("more_body"):
-                    pass
-        await self.send({"type": "http.response.body", "body": b""})
+        await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
+        if closes:  # a socket closed with unread bytes destroys the answer on its way: read on a little, keep nothing
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while (await self._receive()).get("more_body"):
+                        pass
+            await self.send({"type": "http.response.body", "body": b""})
 
     def _too_large(self) -> RequestTooLargeError:
         return RequestTooLargeError(f"The request body is larger than {self._max_body_bytes} bytes: send less.")

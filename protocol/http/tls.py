@@ -113,7 +113,7 @@ class Handshake(asyncio.Protocol):
         connection = self._encrypted()
         encrypted.set_read_buffer_limits(_UNREAD)
         encrypted.set_protocol(connection)
-        connection.connection_made(encrypted)
+        connection.connection_made(encrypted, self._transport)
         if self._early:
             connection.data_received(self._early)
 

@@ -6,19 +6,27 @@ one. A kill in between leaves every place whole: its length is stored last.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from struct import Struct
 
+from ....protocol.decoding import UNREADABLE
+from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import write_at
+from .metering import Values, values_in
+from .workers import WorkerSlot
 
 _PLACES = 1024
 _PLACE_BYTES = 1024
 _BYTES = _PLACES * _PLACE_BYTES
 _LENGTH = Struct("=I")
 _ROOM = _PLACE_BYTES - _LENGTH.size
+_log = logging.getLogger("updraft.gateway")
 
 
 class IntentFile:
@@ -69,3 +77,41 @@ class IntentFile:
 
     def close(self) -> None:
         self._memory.close()
+
+
+class KeptRows:
+    """The file of this worker in `folder`, and what those of dead ones hold."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigurationError."""
+        self.slot = WorkerSlot(folder)
+        try:
+            self.file = IntentFile(self.slot.intents)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
+        self._left = self.file.records()  # by the worker that had this slot before
+
+    def left_behind(self) -> Iterator[list[Values]]:
+        """Rows that dead workers did not commit, worker by worker: each forgotten with the next step."""
+        if self._left:
+            yield _rows(self._left)
+        while self._left:
+            self.file.remove(self._left.popitem()[0])
+        for path in self.slot.left_behind():
+            try:
+                with closing(IntentFile(path)) as file:
+                    records = file.records()
+                yield _rows(records)
+                path.unlink()
+            except OSError as error:
+                _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
+
+
+def _rows(records: Mapping[int, bytes]) -> list[Values]:
+    rows: list[Values] = []
+    for record in records.values():
+        try:
+            rows.append(values_in(record))
+        except (*UNREADABLE, ValueError) as error:
+            _log.error("A request of a dead worker has no row: what it left is damaged (%s).", error)
+    return rows

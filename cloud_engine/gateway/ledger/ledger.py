@@ -34,6 +34,7 @@ _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
 _RETRY_S = 0.5
 _HOUSEKEEPING_S = 60.0
+_HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
 _PRUNED_AT_ONCE = 500
 _DAY_S = 86_400
 _log = logging.getLogger("updraft.gateway")
@@ -93,7 +94,7 @@ class UsageLedger:
         if self._on_failure == "stop" and (self.failing or self._hangs or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # if nothing follows
-        if self._keep(row.id, values_of(row)):
+        if not self._store.commits_intents and self._keep(row.id, values_of(row)):
             return
         row.state = "intent"
         if self.failing:
@@ -111,10 +112,14 @@ class UsageLedger:
 
     def settle(self, row: UsageRow) -> None:
         """Writes the request's usage. It needs no intent before it, and a second call changes nothing."""
+        if row.state != "settled":
+            self.book(row)
+        self._enter(_Entry(values_of(row), settled=True, place=self._places.pop(row.id, None)))
+
+    def book(self, row: UsageRow) -> None:
+        """Makes the usage so far safe from the death of this process. `settle` is to follow."""
         row.worker, row.state = self.worker, "settled"
-        values = values_of(row)
-        self._keep(row.id, values)
-        self._enter(_Entry(values, settled=True, place=self._places.pop(row.id, None)))
+        self._keep(row.id, values_of(row))
 
     def flush(self, timeout_s: float = _OPEN_S) -> bool:
         """Wait until what was entered before is committed. False: it is not yet."""
@@ -139,7 +144,7 @@ class UsageLedger:
     def _keep(self, row_id: str, values: Values) -> bool:
         """Whether the store has a place for the row as it is now, until its commit."""
         intents, before = self._store.intents, self._places.get(row_id)
-        if intents is None or self._closes_at is not None:
+        if self._closes_at is not None:
             return False
         with contextlib.suppress(UnicodeError):  # the database will say so
             record = record_of(values)
@@ -188,7 +193,7 @@ class UsageLedger:
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
         """Move what has come to `_unwritten`. False: it was the last."""
         flushed: list[threading.Event] = []
-        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_S
+        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
         with contextlib.suppress(queue.Empty):
             call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
             while True:
@@ -215,9 +220,10 @@ class UsageLedger:
         self._committing_since = time.monotonic()
         try:
             self._commit(batch)
-        except LedgerWriteError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on and says so
             if not self._failure_is_logged:
-                _log.error("The ledger cannot be written: %s. Requests %s.", error, _CONSEQUENCES[self._on_failure])
+                message = "The ledger cannot be written: %s. Requests %s."
+                _log.error(message, error, _CONSEQUENCES[self._on_failure], exc_info=_unknown(error))
             self.failing = self._failure_is_logged = True
             self.failures += 1
             kept = [each for each in batch if each.settled or self._on_failure == "continue"]
@@ -236,7 +242,7 @@ class UsageLedger:
     def _forget(self, batch: Sequence[_Entry]) -> None:
         """Their intents have come to an end."""
         for each in batch:
-            if each.place is not None and self._store.intents is not None:
+            if each.place is not None:
                 self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[_Entry]) -> None:
@@ -256,7 +262,7 @@ class UsageLedger:
         """Now and then: mark what dead workers left behind, and delete what is older than the operator wants."""
         if self.failing or time.monotonic() < self._housekeeping_at:
             return
-        deleted = 0
+        deleted, pause_s = 0, _HOUSEKEEPING_S
         try:
             count = 0
             for rows in self._store.left_behind():
@@ -266,12 +272,18 @@ class UsageLedger:
                 _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
             if self._keep_days is not None:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
-        except LedgerWriteError as error:
-            _log.warning("Old rows of the ledger stay for now: %s.", error)
-        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else _HOUSEKEEPING_S)
+        except Exception as error:  # noqa: BLE001 - as above
+            pause_s = _HOUSEKEEPING_AGAIN_S
+            _log.warning("Old rows of the ledger stay for now: %s.", error, exc_info=_unknown(error))
+        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
 _CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
+
+
+def _unknown(error: Exception) -> Exception | None:
+    """With its traceback in the log: none that a database is known for."""
+    return None if isinstance(error, LedgerWriteError) else error
 
 
 def _tell(batch: Sequence[_Entry], *, is_written: bool) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.errors import ConfigurationError, MissingDependencyError
 from ....protocol.safety.redaction import shown_url
+from ....protocol.settings import state_folder
+from .intents import KeptRows
 from .metering import COLUMNS, Values
 from .store import VERSION, LedgerWriteError, RowRefusedError, create_table, insert
 
@@ -24,21 +27,28 @@ _LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
 
 
 class PostgresStore:
-    """A failed connection is made again with the next commit. Raises ConfigurationError."""
+    """Connects with the first commit, and again where a connection fails. What is not committed stands on this
+    machine until then.
+    """
 
     _INTENT, _SETTLE = insert("%s", settle=False), insert("%s", settle=True)
-    intents = None  # they survive the death of this machine
+    commits_intents = True
 
     def __init__(self, url: str) -> None:
+        """Raises ConfigurationError."""
         self._psycopg = _client_library()
         self._url = url
         self._lock = secrets.randbits(31)
         self.worker = f"{self._lock:08x}"
+        self._connection: Any = None
+        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(url.encode(), digest_size=8).hexdigest()}.workers")
+        self.intents = self._kept.file
+
+    def check(self) -> None:
         try:
-            self._connection = self._connect()
-            self._create()
+            self._alive()
         except self._psycopg.Error as error:
-            raise ConfigurationError(f"Cannot use {shown_url(url)} as the usage database: {error}.") from error
+            raise ConfigurationError(f"Cannot use {shown_url(self._url)} as the usage database: {error}.") from error
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         try:
@@ -53,7 +63,7 @@ class PostgresStore:
             raise LedgerWriteError(str(error)) from error
 
     def left_behind(self) -> Iterator[list[Values]]:
-        return iter(())
+        return self._kept.left_behind()
 
     def abandon(self) -> int:
         return self._changed(
@@ -71,7 +81,9 @@ class PostgresStore:
         )
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._kept.slot.close()
 
     def _connect(self) -> Any:
         connection = self._psycopg.connect(self._url, autocommit=True, **_SETTINGS)
@@ -79,8 +91,9 @@ class PostgresStore:
         return connection
 
     def _alive(self) -> Any:
-        if self._connection.closed:
+        if self._connection is None or self._connection.closed:
             self._connection = self._connect()
+            self._create()
         return self._connection
 
     def _create(self) -> None:

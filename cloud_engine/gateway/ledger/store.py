@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
-from ....protocol.decoding import UNREADABLE
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.shared_file import SharedFile
 from ....protocol.wal import columns, transaction
-from .intents import IntentFile
-from .metering import COLUMNS, UsageRow, Values, values_in
-from .workers import WorkerSlot
+from .intents import IntentFile, KeptRows
+from .metering import COLUMNS, UsageRow, Values
 
 VERSION = 1
 """Of the schema. A file of another version is refused."""
 
 _BUSY_S = 2.0
-_log = logging.getLogger("updraft.gateway")
 #: Columns that an intent has already.
 _OF_INTENT = frozenset(("id", "request_id", "key_name", "model", "started_at", "tier", "key_id", "tenant", "worker"))
 _TYPES = {"str": "TEXT", "State": "TEXT", "int": "INTEGER", "float": "REAL", "float | None": "REAL"}
@@ -42,9 +37,13 @@ class UsageStore(Protocol):
     # The id of this process in its rows.
     worker: str
 
-    @property
-    def intents(self) -> IntentFile | None:
-        """Where intents stand that are no rows yet; None where each is one."""
+    # Whether an intent is a row of the database, and survives this machine.
+    commits_intents: bool
+    # Where rows stand that are not committed yet.
+    intents: IntentFile
+
+    def check(self) -> None:
+        """Raises ConfigurationError where the database cannot be used."""
         ...
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
@@ -52,10 +51,7 @@ class UsageStore(Protocol):
         ...
 
     def left_behind(self) -> Iterator[list[Values]]:
-        """Rows that dead workers did not commit, worker by worker: each forgotten with the next step.
-
-        Raises LedgerWriteError.
-        """
+        """As `KeptRows`. Raises LedgerWriteError."""
         ...
 
     def abandon(self) -> int:
@@ -92,18 +88,17 @@ class SqliteStore:
     """A file that several processes write (WAL): a commit survives the death of each of them."""
 
     _INTENT, _SETTLE = insert("?", settle=False), insert("?", settle=True)
+    commits_intents = False
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigurationError."""
         file = SharedFile(path, "as the usage database", "db", _BUSY_S)
         self._connection = file.open(lambda connection: _create(connection, path))
-        self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
-        self.worker = self._slot.id
-        try:
-            self.intents = IntentFile(self._slot.intents)
-        except OSError as error:
-            raise ConfigurationError(f"Cannot use {self._slot.intents} for the ledger: {error}.") from error
-        self._left = self.intents.records()  # by the worker that had this slot before
+        self._kept = KeptRows(path.with_name(f"{path.name}.workers"))
+        self.worker, self.intents = self._kept.slot.id, self._kept.file
+
+    def check(self) -> None:
+        """It was opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
         try:
@@ -119,20 +114,13 @@ class SqliteStore:
 
     def left_behind(self) -> Iterator[list[Values]]:
         try:
-            if self._left:
-                yield _rows(self._left)
-            while self._left:
-                self.intents.remove(self._left.popitem()[0])
-            for path in self._slot.left_behind():
-                with closing(IntentFile(path)) as file:
-                    yield _rows(file.records())
-                path.unlink()
+            yield from self._kept.left_behind()
         except OSError as error:
             raise LedgerWriteError(str(error)) from error
 
     def abandon(self) -> int:
         try:
-            live = self._slot.live_ids()
+            live = self._kept.slot.live_ids()
         except OSError as error:
             raise LedgerWriteError(str(error)) from error
         marks = ", ".join("?" for _ in live)
@@ -145,23 +133,13 @@ class SqliteStore:
 
     def close(self) -> None:
         self._connection.close()
-        self._slot.close()
+        self._kept.slot.close()
 
     def _changed(self, query: str, *values: object) -> int:
         try:
             return self._connection.execute(query, values).rowcount
         except sqlite3.Error as error:
             raise LedgerWriteError(str(error)) from error
-
-
-def _rows(records: Mapping[int, bytes]) -> list[Values]:
-    rows: list[Values] = []
-    for record in records.values():
-        try:
-            rows.append(values_in(record))
-        except (*UNREADABLE, ValueError) as error:
-            _log.error("A request of a dead worker has no row: what it left is damaged (%s).", error)
-    return rows
 
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:

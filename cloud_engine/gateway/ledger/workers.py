@@ -50,7 +50,7 @@ class WorkerSlot:
         for number in range(MAX_WORKERS):
             if number == self.number or not self._intents(number).exists():
                 continue
-            file = os.open(self._path(number), os.O_RDWR)
+            file = os.open(private_file(self._path(number)), os.O_RDWR)
             try:
                 if try_lock(file):
                     yield self._intents(number)
@@ -74,7 +74,7 @@ class WorkerSlot:
         except FileNotFoundError:
             return ""
         try:
-            return "" if try_lock(file) else os.read(file, 64).decode()
+            return "" if try_lock(file) else os.read(file, 16).decode("ascii", "replace")
         finally:
             os.close(file)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....protocol.errors import RequestCancelledError, RequestTimeoutError
+from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
@@ -56,29 +56,22 @@ class Accounting:
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
-    async def admitted(
-        self, principal: Principal, row: UsageRow, size: RequestSize
-    ) -> AsyncGenerator[LimitReservation]:
+    async def admitted(self, principal: Principal, row: UsageRow, size: RequestSize) -> AsyncGenerator[Account]:
         """Around a request to nodes. The row itself is settled by the caller, who knows its end.
 
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
-        prompt_tokens = self.prompts.estimate(principal.key_id, row.model, size.prompt_tokens)
+        prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
         reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens, size.answers)
-        broke_off = False
+        account, is_left = Account(self, row, size.prompt_tokens, prompt_tokens, reservation), False
         try:
             await self.ledger.open(row)
-            yield reservation
-        except (RequestCancelledError, RequestTimeoutError):
-            broke_off = True
+            yield account
+        except RequestCancelledError:
+            is_left = True
             raise
         finally:
-            self.prompts.learn(principal.key_id, row.model, size.prompt_tokens, row.prompt_tokens)
-            if reservation.is_sent and not row.prompt_tokens and (row.completion_tokens or broke_off):
-                row.prompt_tokens = prompt_tokens  # which were read: whoever leaves early pays for them too
-            price = self.node_prices.get(row.node) or self.prices.at(row.model, row.started_at)
-            if price is not None:
-                row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
+            account.book(is_left=is_left)
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
 
     def usage(self) -> list[dict[str, Any]]:
@@ -90,10 +83,44 @@ class Accounting:
         await self.limiter.store.close()
 
 
+@dataclass(slots=True)
+class Account:
+    """The account of one request."""
+
+    _accounting: Accounting
+    _row: UsageRow
+    # Tokens of the prompt, reckoned from its bytes.
+    _reckoned: int
+    # The same, as the key's earlier prompts correct it.
+    _estimate: int
+    # Of its limits.
+    reservation: LimitReservation
+    # Whether a node was sent the request.
+    is_sent: bool = False
+    _is_booked: bool = False
+
+    def book(self, *, is_left: bool = False) -> None:
+        """Put what it cost where the death of this process leaves it: before the last byte, so that no client has an
+        answer that costs nothing. A second time changes nothing. `is_left`: the client did not wait for the end.
+        """
+        if self._is_booked:
+            return
+        self._is_booked, row, accounting = True, self._row, self._accounting
+        accounting.prompts.learn(row.key_id, row.model, self._reckoned, row.prompt_tokens)
+        if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
+            row.prompt_tokens = self._estimate  # which the node has read, or may have, and did not count
+        price = accounting.node_prices.get(row.node) or accounting.prices.at(row.model, row.started_at)
+        if price is not None:
+            row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
+        accounting.ledger.book(row)
+
+
 def check_accounting(options: AccountingOptions) -> None:
     """Raises what `open_accounting` would raise in every worker."""
     _rules(options)
-    open_store(options.database).close()
+    store = open_store(options.database)
+    store.check()
+    store.close()
     if options.limits_url:
         RedisStore(options.limits_url)  # connects with its first request
 

@@ -76,8 +76,6 @@ class LimitReservation:
     standings: Sequence[Standing] = ()
     # The store's.
     receipt: str = ""
-    # Whether a node was sent the request.
-    is_sent: bool = False
     # Whether it is settled.
     is_settled: bool = False
 

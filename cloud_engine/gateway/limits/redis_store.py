@@ -149,6 +149,7 @@ class RedisStore:
         self._unsettled: deque[tuple[Sequence[Claim], Sequence[float], str]] = deque(maxlen=_MAX_UNSETTLED)
         self._is_down = False
         self._renewal: asyncio.Task[None] | None = None
+        self._closes = asyncio.Event()
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
         if self._renewal is None:
@@ -183,14 +184,15 @@ class RedisStore:
         await self._run("seed", [claim], [spent])
 
     async def close(self) -> None:
+        self._closes.set()
         if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.wait([self._renewal])
+            await self._renewal  # not cancelled within a command: the client may lose that
         await self._redis.aclose()
 
     async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEWED_S)
+        while not self._closes.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closes.wait(), _RENEWED_S)
             with contextlib.suppress(OverloadedError):
                 await self._run("renew", (), ())
                 while self._unsettled:

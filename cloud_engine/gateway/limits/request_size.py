@@ -28,13 +28,14 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
+_DOCUMENTS = ("documents", "texts", "passages")  # as servers call them
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
 
 
 class _Schemas(msgspec.Struct):
-    """The fields that hold schemas: OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's."""
+    """The fields that say what an answer may be: OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's."""
 
     response_format: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
@@ -45,6 +46,13 @@ class _Schemas(msgspec.Struct):
     json_schema: msgspec.Raw = msgspec.Raw()
     output_format: msgspec.Raw = msgspec.Raw()
     output_config: msgspec.Raw = msgspec.Raw()
+    tool_choice: msgspec.Raw = msgspec.Raw()
+    grammar: msgspec.Raw = msgspec.Raw()
+    guided_grammar: msgspec.Raw = msgspec.Raw()
+    guided_regex: msgspec.Raw = msgspec.Raw()
+    guided_choice: msgspec.Raw = msgspec.Raw()
+    stop: msgspec.Raw = msgspec.Raw()
+    stop_sequences: msgspec.Raw = msgspec.Raw()
 
 
 class _Message(msgspec.Struct):
@@ -65,6 +73,8 @@ class SizeFields(_Schemas):
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
+    texts: msgspec.Raw = msgspec.Raw()
+    passages: msgspec.Raw = msgspec.Raw()
     messages: list[_Message] | None = None
     logit_bias: dict[str, msgspec.Raw] | None = None
 
@@ -91,8 +101,8 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
         _check(name, getattr(fields, name) or 0, MAX_LOGPROBS)
     check_message_count(len(fields.messages or ()))
-    _check_items("input", bytes(fields.input))
-    _check_items("documents", bytes(fields.documents))
+    for name in ("input", *_DOCUMENTS):
+        _check_items(name, bytes(getattr(fields, name)))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     for name in _Schemas.__struct_fields__:
         if schema := bytes(getattr(fields, name)):
@@ -100,7 +110,7 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
             _check_text(name, schema)
     named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
     limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
-    return RequestSize(_prompt_tokens(body), limit * answers if limit > 0 else None, answers)
+    return RequestSize(reckoned_tokens(body), limit * answers if limit > 0 else None, answers)
 
 
 def _num_items(value: bytes) -> int:
@@ -110,7 +120,7 @@ def _num_items(value: bytes) -> int:
     return len(_LIST.decode(value))
 
 
-def _prompt_tokens(body: bytes) -> int:
+def reckoned_tokens(body: bytes) -> int:
     """A token holds a byte at least, and rarely more of what is not ASCII: there the number of bytes is a bound."""
     beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
     escaped = body.count(b"\\u")
@@ -131,7 +141,7 @@ def _check(name: str, count: float, most: int, of: str = "") -> None:
 
 def _check_items(name: str, value: bytes) -> None:
     """Texts and tokens to embed, items of a conversation, or documents."""
-    most = MAX_DOCUMENTS if name == "documents" else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
+    most = MAX_DOCUMENTS if name in _DOCUMENTS else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
     if len(value) > most * _ITEM_BYTES:  # else it cannot hold as many
         _check(name, _num_items(value), most, " items")
 

@@ -58,6 +58,8 @@ async def relay_stream(
     try:
         while (batch := await events.read()) is not None:
             if shown := reader.read(in_one_spelling(batch)):
+                if reader.ended:
+                    meter.settle()
                 if not call.answered:
                     await call.start(response, None)
                 await call.emit(shown, more=not reader.ended)
@@ -92,6 +94,9 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             whole = [event + b"\n\n" for event in batch]
             for event in whole:
                 passage.read(event)
+            if passage.ended:
+                passage.settle()
+                call.book()
             shown = [without_key(event) if b'"error"' in event else event for event in whole]
             if not call.answered:
                 await call.start(response, None)

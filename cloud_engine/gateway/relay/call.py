@@ -19,11 +19,11 @@ from ....protocol.telemetry.tracing import Span
 from ..access.principal import Priority
 from ..balancing.node import Node
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
-from ..limits.limiter import LimitReservation
+from ..limits.accounting import Account
 from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .continuation import BegunAnswer
-from .dialects import PATHS, UPLOADS, Passage
+from .dialects import COUNTS, PATHS, UPLOADS, Passage
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -75,8 +75,8 @@ class Call:
     tenant: str = ""
     # How much it may take of its limits.
     size: RequestSize = field(default_factory=RequestSize)
-    # What it has reserved of them.
-    reservation: LimitReservation | None = None
+    # Where its cost is booked.
+    account: Account | None = None
     # `x-ratelimit-*`, for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether bytes of an answer are out.
@@ -110,8 +110,13 @@ class Call:
 
     def sent(self) -> None:
         """A node has it, and may read its prompt."""
-        if self.reservation is not None:
-            self.reservation.is_sent = True
+        if self.account is not None:
+            self.account.is_sent = True
+
+    def book(self) -> None:
+        """Its row says what it cost, and the client may have the end of its answer."""
+        if self.account is not None:
+            self.account.book()
 
     async def start(self, response: Response, length: int | None) -> None:
         """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
@@ -135,6 +140,8 @@ class Call:
         self.row.bytes += len(data)
         if self.copied is not None:
             self._copy(self.copied, data)
+        if not more:
+            self.book()
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _copy(self, copied: bytearray, data: bytes) -> None:
@@ -153,6 +160,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     else:
         peek = _peek(body)
         size = size_of(body, peek)
+        if route in COUNTS:
+            size = RequestSize()
     row.model = peek.model
     usage_options, along = (
         peek.stream_options or UsageOptions(),

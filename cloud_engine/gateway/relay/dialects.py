@@ -14,10 +14,11 @@ from ....protocol.decoding import prepare_types
 from ....protocol.errors import UpdraftError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
-from .usage import Count, PromptDetails
+from .usage import Count, PromptDetails, estimated_tokens
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
+COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # which cost nothing
 SPEECH = "/v1/audio/speech"
 UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 PATHS = (RESPONSES, INPUT_TOKENS, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
@@ -72,12 +73,14 @@ class Passage:
             self.ended = self.ended or self._note(sse.data_of(event)) in _ENDS
 
     def whole(self, body: bytes) -> None:
-        if self._path not in (COUNT_TOKENS, INPUT_TOKENS):
+        if self._path not in COUNTS:
             self._note(body)
+            if self._path in (RESPONSES, MESSAGES) and not self._row.prompt_tokens:
+                self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
-        """A stream is over. One that broke off has cost as many tokens as deltas had come, or more."""
-        if not self.ended:
+        """A stream is over. Without its usage it has cost as many tokens as deltas had come, or more."""
+        if not (self.ended and self._row.prompt_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
 
     def error_event(self, error: UpdraftError) -> bytes:

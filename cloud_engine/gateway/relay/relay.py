@@ -30,6 +30,7 @@ from .response_cache import ResponseCache
 from .usage import read_usage
 
 _ASK_S = 2.0
+_ASK_AWAITED_S = 0.2  # while the client waits for its error
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -75,8 +76,8 @@ class Relay:
         call = read_call(request, await _body_in_time(request, deadline), row, started, send)
         principal.check_model(call.model)
         call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
-        async with self.accounting.admitted(principal, row, call.size) as reservation:
-            call.reservation, call.limit_headers = reservation, reservation.headers()
+        async with self.accounting.admitted(principal, row, call.size) as account:
+            call.account, call.limit_headers = account, account.reservation.headers()
             await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)
@@ -86,8 +87,9 @@ class Relay:
         try:
             with while_connected(request):
                 await self._answer_in_time(call, deadline)
-        except (RequestCancelledError, RequestTimeoutError):
-            await self._ask_what_it_cost(call)
+        except (RequestCancelledError, RequestTimeoutError) as error:
+            is_awaited = isinstance(error, RequestTimeoutError)
+            await self._ask_what_it_cost(call, _ASK_AWAITED_S if is_awaited else _ASK_S)
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
@@ -104,12 +106,12 @@ class Relay:
                 event = call.passage.error_event(failure)
             await call.emit(event, more=False)
 
-    async def _ask_what_it_cost(self, call: Call) -> None:
-        """Of a whole answer that nobody waits for any more, only the node knows: if it is one that can be asked."""
+    async def _ask_what_it_cost(self, call: Call, most_s: float) -> None:
+        """Of a whole answer that broke off, only the node knows: if it is one that can be asked."""
         if call.stream or not call.tried or not call.tried[-1].tells_usage:
             return
         try:
-            async with asyncio.timeout(_ASK_S):
+            async with asyncio.timeout(most_s):
                 status, body = await self.dispatch.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
         except (TimeoutError, UpstreamFailure) as error:
             _log.warning("Request %s is metered without its tokens: its node does not answer: %s", call.id, error)

@@ -15,11 +15,13 @@ from ....protocol.errors import UpstreamError
 from ....protocol.http.foreign import error_in, json_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
+from ..limits.request_size import reckoned_tokens
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
+_TEXT = re.compile(rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content)":\s*"((?:[^"\\]|\\.)*+)"')
 _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 
@@ -129,7 +131,8 @@ def whole_answer(body: bytes, row: UsageRow) -> bytes:
         peek = msgspec.json.decode(body, type=_ErrorPeek)
         if peek.error and not peek.choices:
             raise _reported(body)
-        read_usage(body, row)
+        if not read_usage(body, row) and peek.choices:
+            row.completion_tokens = estimated_tokens(body)
     except msgspec.ValidationError:  # JSON of another kind: the client gets it as it is
         return body
     except UNREADABLE:
@@ -139,6 +142,11 @@ def whole_answer(body: bytes, row: UsageRow) -> bytes:
             raise UpstreamError("The node answered something that is not JSON.") from error
         read_usage(body, row)
     return body
+
+
+def estimated_tokens(answer: bytes) -> int:
+    """Of an answer that comes without usage, from the bytes of its texts."""
+    return sum(map(reckoned_tokens, _TEXT.findall(answer)))
 
 
 def _reported(body: bytes) -> UpstreamError:

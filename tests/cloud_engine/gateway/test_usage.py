@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
-from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage
+from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, whole_answer
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
 
@@ -69,6 +69,20 @@ def test_where_nothing_is_said_a_chunk_with_text_is_a_token(compact: bool) -> No
     call = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\""}}]}}]}\n\n'
     text = b'data: {"choices":[{"text":"\\"","index":0}],"usage":null}\n\n'
     assert metered([call, text], UsageOptions(), running=False)[0].completion_tokens == 2
+
+
+def test_a_whole_answer_without_usage_is_reckoned() -> None:
+    """Its texts alone, of chats and completions. Vectors and documents are no answer of a model's."""
+    for body, reckoned in (
+        ({"choices": [{"message": {"role": "assistant", "content": "x" * 300}}]}, 100),
+        ({"choices": [{"text": "abc"}, {"text": 'a\n"b"'}]}, 1 + 3),
+        ({"choices": [{"text": "abc"}], "usage": {"prompt_tokens": 1, "completion_tokens": 9}}, 9),
+        ({"data": [{"embedding": [0.1] * 100}]}, 0),
+        ({"results": [{"document": {"text": "x" * 300}}]}, 0),
+    ):
+        row = UsageRow("r")
+        whole_answer(json.dumps(body).encode(), row)
+        assert row.completion_tokens == reckoned, body
 
 
 def test_what_others_say_unasked_is_shown_as_it_is() -> None:

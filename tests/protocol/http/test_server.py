@@ -170,7 +170,7 @@ def test_a_websocket_lasts_and_has_a_connection_of_its_own(monkeypatch: pytest.M
         opening = "".join(f"{name}\r\n" for name in UPGRADE)
         slow = b"POST /slow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
         received = exchanged(url, slow + f"GET /chat HTTP/1.1\r\n{opening}\r\n".encode())
-        assert received.startswith(b"HTTP/1.1 400 "), received
+        assert [answer[:3] for answer in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
         assert b"connection of its own" in received
 
 
@@ -179,7 +179,7 @@ UPGRADE = ("host: localhost", "connection: upgrade", "upgrade: websocket", "sec-
 
 
 async def _slow(_: Request) -> Response:
-    await asyncio.sleep(60)
+    await asyncio.sleep(0.1)
     return Response()
 
 

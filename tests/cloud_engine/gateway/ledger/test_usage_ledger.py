@@ -21,6 +21,7 @@ from typing import Any
 
 import ledger_worker
 import pytest
+from homes import home_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_worker import row
@@ -70,11 +71,12 @@ def served(initdb: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "usage.sqlite3")
     import psycopg
 
+    monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))  # where rows stand before their commit
     url = request.getfixturevalue("postgres")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS usage, usage_schema")
@@ -160,6 +162,86 @@ def test_settled_once(where: str) -> None:
         assert [(each["completion_tokens"], each["state"]) for each in rows(where)] == [(5, "settled"), (0, "settled")]
 
     run(work())
+
+
+BOOKED = """
+import asyncio, os, sys
+from ledger_worker import row
+from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.opening import open_store
+
+async def work():
+    ledger, answered, begun = UsageLedger(open_store(sys.argv[1])), row(1), row(2)
+    for each in (answered, begun):
+        await ledger.open(each)
+    answered.status, answered.completion_tokens = 200, 7
+    ledger.book(answered)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(work())
+"""
+
+
+def test_what_is_booked_survives_a_kill(where: str) -> None:
+    path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", BOOKED, where], check=False, env={**os.environ, "PYTHONPATH": path})
+    UsageLedger(open_store(where)).close()
+    found = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
+    assert found == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
+
+
+def test_a_server_that_is_gone_is_told_at_the_start_and_stops_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))
+    store = open_store("postgresql://tester:secret@127.0.0.1:1/none")
+    with pytest.raises(ConfigurationError, match="as the usage database") as refused:
+        store.check()
+    assert "secret" not in refused.value.message
+
+    async def work() -> None:
+        ledger = UsageLedger(store, on_failure="continue")
+        opened = row(1)
+        await ledger.open(opened)
+        ledger.settle(opened)
+        await asyncio.to_thread(wait_for, lambda: ledger.failing)
+        ledger.close(0.1)
+
+    run(work())
+    (kept,) = tmp_path.rglob("gateway-*.workers/intents-0")
+    assert b"request-1" in kept.read_bytes(), "it is written when the server is back"
+
+
+def test_the_thread_outlives_what_nobody_foresaw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of another program's that names a worker, and a store that is broken."""
+    store = open_store(tmp_path / "usage")
+    other = SqliteStore(tmp_path / "usage")
+    (tmp_path / "usage.workers" / "worker-1").write_bytes(other.worker.encode() + b"\xff")
+    (tmp_path / "usage.workers" / "intents-2").mkdir()
+
+    async def work() -> None:
+        write, broken = store.write, True
+
+        def breaking(*batch: Any) -> None:
+            if broken:
+                raise AttributeError("nobody foresaw this")
+            write(*batch)
+
+        monkey.setattr(store, "write", breaking)
+        ledger = UsageLedger(store)
+        ledger.settle(row(1))
+        await asyncio.to_thread(wait_for, lambda: ledger.failing)
+        broken = False
+        assert ledger.flush(30)
+        ledger.close()
+
+    with pytest.MonkeyPatch.context() as monkey:
+        run(work())
+    other.close()
+    assert [each["state"] for each in rows(str(tmp_path / "usage"))] == ["settled"]
+    assert "nobody foresaw this" in caplog.text
+    assert "intents-2" in caplog.text
 
 
 def test_a_row_that_the_database_refuses_is_left_out_alone(where: str) -> None:

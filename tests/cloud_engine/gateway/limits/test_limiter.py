@@ -195,6 +195,9 @@ def decode_size(body: bytes) -> RequestSize:
         ({"input": [[1]] * 2049}, "input"),
         ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input"),
         ({"documents": ["x"] * 10_001}, "documents"),
+        ({"texts": ["x"] * 10_001}, "texts"),
+        ({"stop": ["x" * 100] * 11_000}, "stop"),
+        ({"guided_grammar": "x" * 2**20}, "guided_grammar"),
     ],
 )
 def test_numbers_that_no_request_may_pass(fields: dict[str, Any], param: str) -> None:
@@ -235,7 +238,7 @@ def test_numbers_that_a_request_may_have(fields: dict[str, Any]) -> None:
 
 _SCHEMAS = (
     *("response_format", "tools", "functions", "text", "structured_outputs", "guided_json", "json_schema"),
-    *("output_format", "output_config"),
+    *("output_format", "output_config", "tool_choice"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize
-from updraft.protocol.errors import RequestTimeoutError
+from updraft.cloud_engine.gateway.relay.call import Call
+from updraft.cloud_engine.gateway.relay.usage import UsageOptions
+from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 SIZES = st.tuples(st.integers(512, 1023), st.integers(1, 5000))
 
@@ -37,9 +40,9 @@ def test_a_request_reserves_what_the_last_ones_had(tmp_path: Path) -> None:
         caller = Principal("key_1", "tester", "acme", ("inference",), limits=Limits(tokens_per_minute=10**6))
         reserved: list[int] = []
         for _ in range(10):
-            row = UsageRow("id", model="m", prompt_tokens=400)
-            async with accounting.admitted(caller, row, RequestSize(1000, 100)) as reservation:
-                reserved.append(int(reservation.claims[0].amount))
+            row = UsageRow("id", model="m", prompt_tokens=400, key_id=caller.key_id)
+            async with accounting.admitted(caller, row, RequestSize(1000, 100)) as account:
+                reserved.append(int(account.reservation.claims[0].amount))
         accounting.ledger.close()
         await accounting.close()
         return reserved
@@ -56,20 +59,53 @@ def test_memory_is_bounded() -> None:
     assert learned.estimate("key-0", "m", 4) == 4
 
 
-@pytest.mark.parametrize("is_sent", [True, False])
-def test_a_prompt_that_no_node_was_sent_is_not_paid_for(tmp_path: Path, is_sent: bool) -> None:
-    row = UsageRow("id", node="http://node", model="m")
+def test_the_cost_is_booked_before_the_last_byte(tmp_path: Path) -> None:
+    """The death of the worker behind it, and a limit store that hangs, leave what the client has been told."""
+    row, states = UsageRow("id", model="m"), list[str]()
+
+    async def send(_: object) -> None:
+        states.append(row.state)
+
+    async def work() -> None:
+        accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
+        async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as account:
+            about = (b"/v1/chat/completions", [], b"{}", "m", True, UsageOptions())
+            call = Call("id", *about, row, 0.0, send, account=account)
+            await call.emit(b"begin", more=True)
+            await call.emit(b"end", more=False)
+        accounting.ledger.close()
+        await accounting.close()
+
+    asyncio.run(work())
+    assert states == ["abandoned", "settled"]
+
+
+@pytest.mark.parametrize(
+    ("is_sent", "status", "error", "paid"),
+    [
+        (False, 0, RequestCancelledError("the client left"), 0),  # no node was sent it
+        (True, 0, RequestCancelledError("the client left"), 100),
+        (True, 0, RequestTimeoutError("nothing within 2 s"), 0),  # nobody knows that it was read
+        (True, 200, None, 100),  # read, and not counted
+        (True, 400, None, 0),
+    ],
+)
+def test_who_pays_for_a_prompt_that_no_node_counted(
+    tmp_path: Path, is_sent: bool, status: int, error: Exception | None, paid: int
+) -> None:
+    row = UsageRow("id", node="http://node", model="m", status=status)
 
     async def work() -> None:
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
         try:
-            with pytest.raises(RequestTimeoutError):
-                async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as reservation:
-                    reservation.is_sent = is_sent
-                    raise RequestTimeoutError("no connection within 2 s")
+            with nullcontext() if error is None else pytest.raises(type(error)):
+                async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as account:
+                    account.is_sent = is_sent
+                    if error is not None:
+                        raise error
         finally:
             accounting.ledger.close()
             await accounting.close()
 
     asyncio.run(work())
-    assert row.prompt_tokens == (100 if is_sent else 0)
+    assert row.prompt_tokens == paid
