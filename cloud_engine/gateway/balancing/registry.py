@@ -21,7 +21,7 @@ from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
-from .suspects import Quarantine, RetryBudget, Suspects
+from .suspects import RetryBudget, Suspects
 from .waiting import WaitingLine
 
 _FOLLOW_S = 0.5
@@ -33,8 +33,8 @@ _log = logging.getLogger("updraft.gateway")
 class BalancingMemory:
     """What the registries of all workers have in common. It is made before they are forked."""
 
-    # Requests that are refused.
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    # Requests during which nodes failed.
+    suspects: Suspects = field(default_factory=Suspects)
     # Which node has seen which prompts.
     index: PrefixIndex = field(default_factory=PrefixIndex)
 
@@ -59,7 +59,7 @@ class NodeRegistry:
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
         shared = shared or BalancingMemory()
-        self.suspects = Suspects(shared.quarantine)
+        self.suspects = shared.suspects
         self._upstream = upstream
         self._chooser = Chooser(shared.index)
         self._line = WaitingLine(max_waiting)

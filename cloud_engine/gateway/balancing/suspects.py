@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
@@ -14,11 +13,12 @@ from ....protocol.errors import QuarantinedRequestError
 
 _RETRY_SHARE = 0.2
 _MAX_RETRIES = 100.0  # saved up, and there at the start
-_FAULTS = 2
+_FAULTS = 2  # deaths in a row that speak against the request
+_MAX_DEATHS = 4  # in all
 _QUARANTINE_S = 300.0
-_MAX_SUSPECTS = 4096
-_RECORD = Struct("=16sd")  # a digest, and since when
-_RECORDS = 4096
+_TIME = Struct("=d")  # before the records: when a node failed last
+_RECORD = Struct(f"=q{'qd' * _MAX_DEATHS}16s")  # faults; of each death the node, by its hash, and when; the digest
+_RECORDS = 2**14
 
 
 class RetryBudget:
@@ -38,89 +38,76 @@ class RetryBudget:
         return True
 
 
-class Quarantine:
-    """The requests that are refused, for all processes that are forked from this one: each by its digest.
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A node failed while it had a request."""
 
-    Nothing is locked: of two that are written to one place at once, none is found there.
-    """
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, (1 + _RECORDS) * _RECORD.size)
-
-    @property
-    def was_used(self) -> bool:
-        return self._memory[0] != 0
-
-    def add(self, digest: bytes, now: float) -> None:
-        _RECORD.pack_into(self._memory, self._place(digest), digest, now)
-        self._memory[0] = 1
-
-    def since(self, digest: bytes) -> float | None:
-        known, since = _RECORD.unpack_from(self._memory, self._place(digest))
-        return since if known == digest else None
-
-    def remove(self, digest: bytes) -> None:
-        if self.since(digest) is not None:
-            _RECORD.pack_into(self._memory, self._place(digest), bytes(len(digest)), 0.0)
-
-    def _place(self, digest: bytes) -> int:
-        return (1 + int.from_bytes(digest[:8], "big") % _RECORDS) * _RECORD.size
-
-
-@dataclass(slots=True)
-class _Suspect:
-    # When it was last seen to fail a node, by the registry's clock.
-    at: float
-    # The faults: a node, and which of its trips. Requests that were there by chance have one in common.
-    faults: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    node: str
+    # When it got the request, by `time.monotonic()`.
+    since: float
+    # Whether it brought more of the answer than those that failed before it, which speaks for the request.
+    got_further: bool = False
 
 
 class Suspects:
-    """Requests during which nodes failed, by digest: the last few thousand, for some minutes.
+    """Requests during which nodes failed, by digest, for all processes that are forked from this one.
 
-    Each worker finds its own: they could not tell whether two of them saw the same failure. All refuse what one found.
+    Nothing is locked: of two that are written to one place at once, one may be lost.
     """
 
-    def __init__(self, quarantine: Quarantine | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._quarantine = quarantine or Quarantine()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._suspects)
+        self._memory = mmap.mmap(-1, _TIME.size + _RECORDS * _RECORD.size)
 
     def check(self, *parts: bytes) -> None:
         """Raises QuarantinedRequestError for a request that failed several nodes."""
-        if not self._quarantine.was_used:
-            return  # no digest is computed while nothing fails
-        since = self._quarantine.since(_digest(parts))
-        if since is not None and (left := since + _QUARANTINE_S - self._clock()) > 0:
+        if self._is_calm:
+            return
+        faults, deaths = self._known(_digest(parts))
+        if faults >= _FAULTS:
             raise QuarantinedRequestError(
-                f"{_FAULTS} nodes failed while they had this request: it is refused for {left:.0f} s. "
-                "Change it, or report it."
+                f"{len(deaths)} nodes failed while they had this request: it is refused for "
+                f"{deaths[-1][1] + _QUARANTINE_S - self._clock():.0f} s. Change it, or report it."
             )
 
-    def failed(self, fault: tuple[str, int], *parts: bytes) -> None:
-        """A node failed while it had this request."""
-        digest, now = _digest(parts), self._clock()
-        suspect = self._suspects.pop(digest, None)
-        if suspect is None or suspect.at < now - _QUARANTINE_S:
-            suspect = _Suspect(now)
-        suspect.at = now
-        suspect.faults.add(fault)
-        if len(suspect.faults) >= _FAULTS:
-            self._quarantine.add(digest, now)
+    def failed(self, death: Death, *parts: bytes) -> None:
+        """A node failed while it had this request. Others like it, which it had as well, say the same again."""
+        digest, node, now = _digest(parts), hash(death.node), self._clock()
+        faults, deaths = self._known(digest)
+        if any(node == other and at >= death.since for other, at in deaths):
             return
-        self._suspects[digest] = suspect
-        if len(self._suspects) > _MAX_SUSPECTS:
-            self._suspects.popitem(last=False)
+        deaths = [*deaths, (node, now)][-_MAX_DEATHS:]
+        faults = 1 if death.got_further and len(deaths) < _MAX_DEATHS else faults + 1
+        numbers = [number for each in deaths for number in each] + [0] * (2 * (_MAX_DEATHS - len(deaths)))
+        self._clear(digest)  # a process that is killed in between leaves nothing: the digest is written last
+        _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
+        _TIME.pack_into(self._memory, 0, now)
 
     def answered(self, *parts: bytes) -> None:
         """A request went well: it was not the cause."""
-        if self._suspects or self._quarantine.was_used:
-            digest = _digest(parts)
-            self._suspects.pop(digest, None)
-            self._quarantine.remove(digest)
+        if not self._is_calm and self._known(digest := _digest(parts))[0]:
+            self._clear(digest)
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether nothing is suspected: no digest is computed while nothing fails."""
+        return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
+
+    def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:
+        """The faults and the last deaths of a request."""
+        faults, *numbers, known = _RECORD.unpack_from(self._memory, _place(digest))
+        deaths = [(node, at) for node, at in zip(numbers[::2], numbers[1::2], strict=True) if at]
+        if not deaths or known != digest or deaths[-1][1] < self._clock() - _QUARANTINE_S:
+            return 0, []
+        return faults, deaths
+
+    def _clear(self, digest: bytes) -> None:
+        at = _place(digest)
+        self._memory[at : at + _RECORD.size] = bytes(_RECORD.size)
+
+
+def _place(digest: bytes) -> int:
+    return _TIME.size + int.from_bytes(digest[:8], "big") % _RECORDS * _RECORD.size
 
 
 def _digest(parts: tuple[bytes, ...]) -> bytes:

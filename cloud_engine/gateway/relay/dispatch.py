@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ....protocol.telemetry.tracing import Span
 from ..balancing.affinity import Placement
 from ..balancing.node import Node
 from ..balancing.registry import NodeRegistry
+from ..balancing.suspects import Death
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
 from ..upstream.connection import Patience, UnreadRequestError
 from ..upstream.failures import AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
@@ -24,7 +26,6 @@ from .continuation import BegunAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
-_MAX_DEATHS = 4  # of nodes in one request's time
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _HAS_NO_ROUTE = frozenset({404, 405})
 
@@ -69,7 +70,7 @@ class Dispatch:
         return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
-        """The first attempt, with a second beside it once the node was silent for long. Who sends first is relayed."""
+        """The first attempt, with a second beside it once the node was silent for long. The first answer is relayed."""
         attempts, hedge = course.attempts, None
 
         def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
@@ -126,7 +127,7 @@ class Dispatch:
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
         """One attempt, and what it says about the node and the request."""
-        size = call.begun.size
+        began, size = time.monotonic(), call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
         except EngineFailure as failure:
@@ -140,12 +141,9 @@ class Dispatch:
         except UpstreamFailure as failure:
             others_broke_off, course.failure = course.failure is not None, failure
             node.failed(str(failure))
-            got_further = others_broke_off and call.begun.size > size  # than they did, which speaks for the request
-            if got_further and course.deaths < _MAX_DEATHS - 1:
-                self.registry.suspects.answered(*_identity(call))
             if not isinstance(failure, UnreachableError):
-                course.deaths += 1
-                self.registry.suspects.failed((node.url, node.breaker.trips), *_identity(call))
+                got_further = others_broke_off and call.begun.size > size
+                self.registry.suspects.failed(Death(node.url, began, got_further), *_identity(call))
         if course.is_over and call.row.status < 500:
             node.breaker.answered()
             self.registry.suspects.answered(*_identity(call))
@@ -180,8 +178,11 @@ class Dispatch:
             return status != 200
         if not self.registry.has_another(call.model, call.tried) and not course.others(node):
             return False
-        if status in _HAS_NO_ROUTE:
-            return call.passage is not None
+        if status in _HAS_NO_ROUTE and call.passage is not None:
+            return True
+        if status != 200 and status not in _TRY_ELSEWHERE and course.others(node):
+            call.tried.remove(node)  # as if it had not been asked, which it is again if the other fails
+            return True
         if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
             return False
         course.engine_failures += not is_full
@@ -226,9 +227,7 @@ class _Course:
     # Nodes that failed at it and went on living.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
-    # Nodes that died while they had it.
-    deaths: int = 0
-    # Attempts beside one another, each in a task of its own. The first to send aborts the other.
+    # Attempts beside one another, each in a task of its own. The first with an answer aborts the other.
     attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
     # Of these, the node that is relayed.
     winner: Node | None = None

@@ -15,7 +15,7 @@ from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixInd
 from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
-from updraft.cloud_engine.gateway.balancing.suspects import Quarantine, RetryBudget, Suspects
+from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
 from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
@@ -117,29 +117,40 @@ def test_a_breaker_closes_by_probes_and_an_answer_and_asks_more_of_repeaters() -
 
 
 def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:
-    now, quarantine = [0.0], Quarantine()
-    suspects, of_another_worker = (Suspects(quarantine, lambda: now[0]) for _ in range(2))
+    now = [1000.0]
+    suspects, body = Suspects(lambda: now[0]), (b"key", b"body")
     for _ in range(10):
-        suspects.failed(("a", 1), b"key", b"body")  # ten requests alike at a node that died once
-    suspects.check(b"key", b"body")
-    suspects.failed(("b", 1), b"key", b"body")
-    for each in (suspects, of_another_worker):
-        with pytest.raises(QuarantinedRequestError):
-            each.check(b"key", b"body")
-        each.check(b"another key", b"body")
-    of_another_worker.answered(b"key", b"body")
-    suspects.check(b"key", b"body")
-    suspects.failed(("a", 1), b"key", b"body")
-    suspects.failed(("b", 1), b"key", b"body")
-    now[0] = 301
-    suspects.check(b"key", b"body")
-    suspects.failed(("a", 2), b"key", b"body")
-    suspects.answered(b"key", b"body")
-    suspects.failed(("b", 2), b"key", b"body")
-    suspects.check(b"key", b"body")
-    for number in range(5000):
-        suspects.failed(("a", 3), b"%d" % number)
-    assert len(suspects) == 4096
+        suspects.failed(Death("a", since=999), *body)  # ten requests alike at a node that died once
+    suspects.check(*body)
+    suspects.failed(Death("b", since=999), *body)
+    with pytest.raises(QuarantinedRequestError, match=r"2 nodes failed .* for 300 s"):
+        suspects.check(*body)
+    suspects.check(b"another key", b"body")
+    suspects.answered(*body)
+    suspects.check(*body)
+    suspects.failed(Death("a", since=1000.5), *body)
+    suspects.failed(Death("a", since=1001), *body)  # it was up again
+    now[0] += 299
+    with pytest.raises(QuarantinedRequestError, match="for 1 s"):
+        suspects.check(*body)
+    now[0] += 2
+    suspects.check(*body)
+    suspects.failed(Death("b", now[0]), *body)  # that was long ago
+    suspects.check(*body)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=4, max_size=4))
+def test_nobody_ends_more_than_four_nodes_nor_is_refused_for_one_or_for_getting_further(
+    deaths: list[tuple[str, bool]],
+) -> None:
+    now, most = 1000.0, next((n for n, (_, further) in enumerate(deaths[1:], 2) if not further), 4)
+    suspects = Suspects(lambda: now)
+    for node, got_further in deaths[:most]:
+        suspects.check(b"body")
+        since, now = now + 1, now + 2
+        suspects.failed(Death(node, since, got_further), b"body")
+    with pytest.raises(QuarantinedRequestError, match=f"^{most} nodes"):
+        suspects.check(b"body")
 
 
 def test_retries_are_a_share_of_the_requests() -> None:

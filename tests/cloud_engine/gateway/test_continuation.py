@@ -65,12 +65,19 @@ def killing(
         for event in events(response.iter_lines()):
             got.append(event)
             if len(got) in after:
-                listed = httpx.get(f"{gateway.url}/admin/nodes").json()["nodes"]
-                (url,) = [each["url"] for each in listed if each["in_flight"]]
-                busy = next(node for node in nodes if node.url == url)
+                wait_for(lambda: busy_nodes(gateway, nodes))
+                (busy,) = busy_nodes(gateway, nodes)
                 wait_for(lambda node=busy: generated(node) > said[node.url] + 10)
                 os.kill(busy.popen.pid, signal.SIGKILL)
+                busy.popen.wait()
     return got
+
+
+def busy_nodes(gateway: Any, nodes: list[Any]) -> list[Any]:
+    """Of those that live: a stream may be at a dead one until the gateway sees that."""
+    listed = httpx.get(f"{gateway.url}/admin/nodes", timeout=60).json()["nodes"]
+    busy = {each["url"] for each in listed if each["in_flight"]}
+    return [node for node in nodes if node.url in busy and node.popen.poll() is None]
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:

@@ -147,6 +147,22 @@ async def is_full_when_another_is_asked(nodes: Nodes, receive: Receive, send: Se
     await send({"type": "http.response.body", "body": b"{}"})
 
 
+def refuses(status: int, *, when_another_is_asked: bool = False) -> Behaviour:
+    async def refuses(nodes: Nodes, receive: Receive, send: Send) -> None:
+        if when_another_is_asked:
+            await until(nodes.both)
+        await start(send, status)
+        await send({"type": "http.response.body", "body": b'{"error": {"message": "No."}}'})
+
+    return refuses
+
+
+async def dies_when_released(nodes: Nodes, receive: Receive, send: Send) -> None:
+    await until(nodes.released)
+    await start(send)
+    raise ConnectionError("as if it were killed")
+
+
 async def answers(nodes: Nodes, receive: Receive, send: Send) -> None:
     message = {"role": "assistant", "content": "".join(WORDS)}
     choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
@@ -307,6 +323,45 @@ def test_where_the_first_attempt_fails_the_hedge_is_the_next(gateway: Gateway, n
     row = gateway.last_row()
     assert len(nodes.asked) == 2
     assert (row["node"], row["retries"], row["completion_tokens"]) == (nodes.asked[1][0], 1, len(WORDS))
+
+
+@pytest.mark.parametrize(("refusing", "status"), [(0, 302), (0, 400), (1, 401), (1, 404), (0, 429), (1, 429)])
+def test_a_node_that_refuses_does_not_end_the_other_attempt(
+    gateway: Gateway, nodes: Nodes, refusing: int, status: int
+) -> None:
+    won = gateway.hedges("won")
+    script = [refuses(status, when_another_is_asked=True), streams_when_released]
+    nodes.will(*(reversed(script) if refusing else script))
+    with ThreadPoolExecutor() as pool:
+        text = pool.submit(gateway.ask)
+        wait_for(nodes.both.is_set)
+        wait_for(lambda: not gateway.in_flight()[nodes.asked[refusing][0]])
+        nodes.released.set()
+        assert text.result() == "".join(WORDS)
+    row = gateway.last_row()
+    assert (row["node"], row["retries"], row["status"]) == (nodes.asked[1 - refusing][0], 0, 200)
+    assert gateway.hedges("won") == won + (refusing == 0)
+
+
+def test_where_both_nodes_refuse_the_last_says_so(gateway: Gateway, nodes: Nodes) -> None:
+    nodes.will(refuses(429, when_another_is_asked=True), refuses(400, when_another_is_asked=True))
+    with pytest.raises(AssertionError, match=r'"message":"No\."'):
+        gateway.ask()
+    assert gateway.last_row()["status"] in (400, 429)
+    assert len(nodes.asked) == 2
+
+
+def test_a_node_that_refused_beside_one_that_died_is_asked_again(gateway: Gateway, nodes: Nodes) -> None:
+    nodes.will(dies_when_released, refuses(429, when_another_is_asked=True), answers)
+    with ThreadPoolExecutor() as pool:
+        text = pool.submit(gateway.ask, stream=False)
+        wait_for(nodes.both.is_set)
+        wait_for(lambda: not gateway.in_flight()[nodes.asked[1][0]])
+        nodes.released.set()
+        assert text.result() == "".join(WORDS)
+    row = gateway.last_row()
+    assert [node for node, _ in nodes.asked][1:] == [row["node"]] * 2
+    assert (row["retries"], row["status"]) == (1, 200)
 
 
 def test_a_hedge_that_breaks_off_goes_on_at_the_first_node(gateway: Gateway, nodes: Nodes) -> None:

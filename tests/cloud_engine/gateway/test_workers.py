@@ -8,13 +8,15 @@ import signal
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from serving import serving
+from starlette.types import Receive, Scope, Send
 from updraft.cloud_engine.gateway.workers import Supervisor
 from updraft.protocol.errors import ConfigurationError
 from waiting import wait_for
@@ -101,6 +103,44 @@ def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
     assert running.popen.wait(60) == 0
     psutil.wait_procs(workers, 10)
     assert not any(worker.is_running() for worker in workers)
+
+
+def test_deaths_that_a_request_caused_are_known_to_other_workers(spawn: Any, tmp_path: Path) -> None:
+    """It gets further each time: three nodes of one worker die, one of the next worker, and then it is refused."""
+    deaths: list[int] = []
+
+    async def dies(scope: Scope, receive: Receive, send: Send) -> None:
+        begins = {"type": "http.response.start", "status": 200, "headers": []}
+        if scope["path"] in ("/health", "/v1/models"):
+            listed = b'{"data": [{"id": "echo", "owned_by": "vllm"}]}'
+            await send(begins)
+            await send({"type": "http.response.body", "body": listed})
+            return
+        while (await receive()).get("more_body"):
+            pass
+        event = b'data: {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": null}]}\n\n'
+        await send(begins)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        deaths.append(scope["server"][1])
+        raise ConnectionError("as if it were killed")
+
+    with ExitStack() as stack:
+        nodes = [word for _ in range(3) for word in ("--node", stack.enter_context(serving(dies)))]
+        command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", *nodes, "--workers", "2"]
+        running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+
+        def ask() -> str:
+            return httpx.post(f"{running.url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=60).text
+
+        assert "send the request again" in ask()
+        assert len(set(deaths)) == len(deaths) == 3
+        workers = psutil.Process(running.popen.pid).children()
+        for worker in workers:
+            worker.kill()
+        psutil.wait_procs(workers, 60)
+        assert "send the request again" in ask()
+        assert "request_quarantined" in ask()
+        assert len(deaths) == 4
 
 
 def test_workers_that_cannot_start_end_the_gateway_with_their_cause() -> None:
