@@ -194,6 +194,8 @@ class Connection(HttpToolsProtocol):
         if self._plain_head:
             return
         super().on_message_complete()
+        if not self._is_answering:
+            self._stop_waiting()  # for the rest of a body that was answered already
         self._awaits, self._silent_bytes = "answer" if self._is_answering else "head", 0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:

@@ -21,7 +21,7 @@ from ....protocol.safety.system import write_at
 from .metering import Values, values_in
 from .workers import WorkerSlot
 
-_PLACES = 1024
+_PLACES = 4096
 _PLACE_BYTES = 1024
 _BYTES = _PLACES * _PLACE_BYTES
 _LENGTH = Struct("=I")
@@ -46,7 +46,10 @@ class IntentFile:
 
     def add(self, record: bytes) -> int | None:
         """The place of `record`; None if it is too long, or no place is free."""
-        if len(record) > _ROOM or not self._free:
+        return self._add(record, spared=1)  # which `replace` needs
+
+    def _add(self, record: bytes, spared: int) -> int | None:
+        if len(record) > _ROOM or len(self._free) <= spared:
             return None
         place = self._free.pop()
         begin = place * _PLACE_BYTES
@@ -56,7 +59,7 @@ class IntentFile:
 
     def replace(self, place: int, record: bytes) -> int:
         """The new place, behind which the old one is free. What finds no place leaves the old record."""
-        if (found := self.add(record)) is None:
+        if (found := self._add(record, spared=0)) is None:
             return place
         self.remove(place)
         return found

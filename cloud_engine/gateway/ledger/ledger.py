@@ -94,7 +94,7 @@ class UsageLedger:
         if self._on_failure == "stop" and (self.failing or self._hangs or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # if nothing follows
-        if not self._store.commits_intents and self._keep(row.id, values_of(row)):
+        if (self.failing or not self._store.commits_intents) and self._keep(row.id, values_of(row)):
             return
         row.state = "intent"
         if self.failing:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,12 @@ class PostgresStore:
         self._lock = secrets.randbits(31)
         self.worker = f"{self._lock:08x}"
         self._connection: Any = None
-        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(url.encode(), digest_size=8).hexdigest()}.workers")
+        try:
+            about = self._psycopg.conninfo.conninfo_to_dict(url)
+        except self._psycopg.Error as error:
+            raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database: {error}.") from error
+        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
+        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers")
         self.intents = self._kept.file
 
     def check(self) -> None:
@@ -57,6 +62,9 @@ class PostgresStore:
                     cursor.executemany(self._INTENT, intents)
                 if settled:
                     cursor.executemany(self._SETTLE, settled)
+        except self._psycopg.errors.UndefinedTable as error:
+            self._disconnect()
+            raise LedgerWriteError(str(error)) from error
         except (self._psycopg.DataError, self._psycopg.ProgrammingError, UnicodeError) as error:
             raise RowRefusedError(str(error)) from error
         except self._psycopg.Error as error:
@@ -81,32 +89,38 @@ class PostgresStore:
         )
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self._disconnect()
         self._kept.slot.close()
 
-    def _connect(self) -> Any:
-        connection = self._psycopg.connect(self._url, autocommit=True, **_SETTINGS)
-        connection.execute("SELECT pg_advisory_lock(%s, %s)", (_LOCKS, self._lock))
-        return connection
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def _alive(self) -> Any:
         if self._connection is None or self._connection.closed:
-            self._connection = self._connect()
-            self._create()
+            with ExitStack() as otherwise:
+                connection = self._psycopg.connect(self._url, autocommit=True, **_SETTINGS)
+                otherwise.callback(connection.close)
+                connection.execute("SELECT pg_advisory_lock(%s, %s)", (_LOCKS, self._lock))
+                self._prepare(connection)
+                otherwise.pop_all()
+            self._connection = connection
         return self._connection
 
-    def _create(self) -> None:
-        with self._connection.transaction():
-            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
-            for statement in create_table(_TYPES):
-                self._connection.execute(statement.encode())
-            found = self._connection.execute("SELECT version FROM usage_schema").fetchone()
-            if found is None:
-                self._connection.execute("INSERT INTO usage_schema VALUES (%s)", (VERSION,))
-            elif found[0] != VERSION:
-                raise ConfigurationError(f"{shown_url(self._url)} has schema {found[0]}, this version has {VERSION}.")
-            self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage LIMIT 0".encode())
+    def _prepare(self, connection: Any) -> None:
+        """Make the tables, if there are none."""
+        if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
+                for statement in create_table(_TYPES):
+                    connection.execute(statement.encode())
+                if connection.execute("SELECT version FROM usage_schema").fetchone() is None:
+                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (VERSION,))
+        (version,) = connection.execute("SELECT version FROM usage_schema").fetchone()
+        if version != VERSION:
+            raise ConfigurationError(f"{shown_url(self._url)} has schema {version}, this version has {VERSION}.")
+        connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage LIMIT 0".encode())
 
     def _changed(self, query: str, *values: object) -> int:
         try:
@@ -131,6 +145,7 @@ def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[
 
 def _client_library() -> ModuleType:
     try:
+        import psycopg.conninfo
         import psycopg.rows  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingDependencyError(

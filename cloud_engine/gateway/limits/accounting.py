@@ -63,7 +63,7 @@ class Accounting:
         """
         prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
         reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens, size.answers)
-        account, is_left = Account(self, row, size.prompt_tokens, prompt_tokens, reservation), False
+        account, is_left = Account(self, row, prompt_tokens, reservation), False
         try:
             await self.ledger.open(row)
             yield account
@@ -72,6 +72,7 @@ class Accounting:
             raise
         finally:
             account.book(is_left=is_left)
+            self.prompts.learn(row.key_id, row.model, size.prompt_tokens, account.counted_tokens)
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
 
     def usage(self) -> list[dict[str, Any]]:
@@ -89,26 +90,26 @@ class Account:
 
     _accounting: Accounting
     _row: UsageRow
-    # Tokens of the prompt, reckoned from its bytes.
-    _reckoned: int
-    # The same, as the key's earlier prompts correct it.
+    # Tokens of the prompt, if no node counts them.
     _estimate: int
     # Of its limits.
     reservation: LimitReservation
     # Whether a node was sent the request.
     is_sent: bool = False
-    _is_booked: bool = False
+    _is_estimated: bool = False
+
+    @property
+    def counted_tokens(self) -> int:
+        """Of the prompt, by the node; 0 where it did not say."""
+        return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
     def book(self, *, is_left: bool = False) -> None:
-        """Put what it cost where the death of this process leaves it: before the last byte, so that no client has an
-        answer that costs nothing. A second time changes nothing. `is_left`: the client did not wait for the end.
+        """Put what it cost so far where the death of this process leaves it: before the client has the end of an
+        answer, so that none costs nothing. `is_left`: the client did not wait for it.
         """
-        if self._is_booked:
-            return
-        self._is_booked, row, accounting = True, self._row, self._accounting
-        accounting.prompts.learn(row.key_id, row.model, self._reckoned, row.prompt_tokens)
+        row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
-            row.prompt_tokens = self._estimate  # which the node has read, or may have, and did not count
+            row.prompt_tokens, self._is_estimated = self._estimate, True  # the node has read it, or may have
         price = accounting.node_prices.get(row.node) or accounting.prices.at(row.model, row.started_at)
         if price is not None:
             row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)

@@ -186,7 +186,8 @@ class RedisStore:
     async def close(self) -> None:
         self._closes.set()
         if self._renewal is not None:
-            await self._renewal  # not cancelled within a command: the client may lose that
+            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # the client may lose a mere cancellation
+            self._renewal.cancel()
         await self._redis.aclose()
 
     async def _renew(self) -> None:

@@ -58,8 +58,9 @@ async def relay_stream(
     try:
         while (batch := await events.read()) is not None:
             if shown := reader.read(in_one_spelling(batch)):
-                if reader.ended:
+                if reader.ended or call.begun.is_finished:
                     meter.settle()
+                    call.book()
                 if not call.answered:
                     await call.start(response, None)
                 await call.emit(shown, more=not reader.ended)

@@ -21,7 +21,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
-_TEXT = re.compile(rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content)":\s*"((?:[^"\\]|\\.)*+)"')
+_TEXT = re.compile(rb'"(?:content|text|thinking|arguments|reasoning_content)":\s*"((?:[^"\\]|\\.)*+)"')
 _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 

@@ -59,9 +59,9 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
 
     async def work() -> None:
         ledger = UsageLedger(SqliteStore(path))
-        opened = [row(number) for number in range(1100)]
+        opened = [row(number) for number in range(4200)]
         await asyncio.gather(*(ledger.open(each) for each in opened))
-        for each in opened[:1090]:
+        for each in opened[:4190]:
             ledger.settle(each)
         long = row(2000)
         long.model = "m" * LONG
@@ -71,7 +71,7 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
     asyncio.run(work())
     UsageLedger(SqliteStore(path)).close()
     states = [state for _, state in rows(path)]
-    assert (states.count("settled"), states.count("abandoned"), len(states)) == (1090, 11, 1101)
+    assert (states.count("settled"), states.count("abandoned"), len(states)) == (4190, 11, 4201)
 
 
 def test_what_was_settled_before_a_kill_keeps_its_tokens(tmp_path: Path) -> None:

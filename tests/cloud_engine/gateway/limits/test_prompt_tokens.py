@@ -1,10 +1,13 @@
-"""Reservations follow the prompts that a key has sent: never below the last ones' need, and for that key alone."""
+"""What a request reserves, by the prompts that its key has sent, and what of it is booked, and when."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,8 +17,10 @@ from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize
+from updraft.cloud_engine.gateway.relay.answer import relay_passage, relay_stream
 from updraft.cloud_engine.gateway.relay.call import Call
-from updraft.cloud_engine.gateway.relay.usage import UsageOptions
+from updraft.cloud_engine.gateway.relay.dialects import Passage
+from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 SIZES = st.tuples(st.integers(512, 1023), st.integers(1, 5000))
@@ -59,25 +64,66 @@ def test_memory_is_bounded() -> None:
     assert learned.estimate("key-0", "m", 4) == 4
 
 
-def test_the_cost_is_booked_before_the_last_byte(tmp_path: Path) -> None:
-    """The death of the worker behind it, and a limit store that hangs, leave what the client has been told."""
-    row, states = UsageRow("id", model="m"), list[str]()
+class _Batches:
+    """A node's stream that pauses behind each event."""
 
-    async def send(_: object) -> None:
-        states.append(row.state)
+    status, headers = 200, ((b"content-type", b"text/event-stream"),)
+
+    def __init__(self, events: list[bytes]) -> None:
+        self._events = [*events, b""]
+
+    async def read(self) -> bytes:
+        return self._events.pop(0)
+
+
+def booked(tmp_path: Path, path: str, answer: Callable[[Call], Coroutine[Any, Any, None]]) -> list[tuple[str, int]]:
+    """The state of the row, and its tokens, when the client was sent each part of an answer."""
+    row, sent = UsageRow("id", model="m"), list[tuple[str, int]]()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((row.state, row.completion_tokens))
 
     async def work() -> None:
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
         async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as account:
-            about = (b"/v1/chat/completions", [], b"{}", "m", True, UsageOptions())
-            call = Call("id", *about, row, 0.0, send, account=account)
-            await call.emit(b"begin", more=True)
-            await call.emit(b"end", more=False)
+            about = (path.encode(), [], b"{}", "m", True, UsageOptions(include_usage=True))
+            await answer(Call("id", *about, row, 0.0, send, account=account))
         accounting.ledger.close()
         await accounting.close()
 
     asyncio.run(work())
-    assert states == ["abandoned", "settled"]
+    return sent
+
+
+def test_what_a_stream_costs_is_booked_before_its_client_has_the_end(tmp_path: Path) -> None:
+    """The death of the worker behind any event, and a limit store that hangs, leave what the client has been told."""
+    chunk = b'data: {"choices":[{"index":0,"delta":{%b},"finish_reason":%b}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
+    events = [chunk % (b'"content":"a"', b"null"), chunk % (b"", b'"stop"'), usage, b"data: [DONE]\n\n"]
+
+    async def answer(call: Call) -> None:
+        meter = StreamMeter(call.row, call.usage_options, running=False)
+        await relay_stream(call, cast("Any", _Batches(events)), meter, bytes, may_break=False)
+
+    path = "/v1/chat/completions"
+    assert booked(tmp_path, path, answer) == [("abandoned", 0), ("settled", 1), ("settled", 2), ("settled", 2)]
+
+
+def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:
+    done = {"type": "response.completed", "response": {"usage": {"input_tokens": 7, "output_tokens": 2}}}
+    events = [b'data: {"type":"response.output_text.delta"}\n\n', b"data: %b\n\n" % json.dumps(done).encode()]
+
+    async def stream(call: Call) -> None:
+        passage = Passage("/v1/responses", call.row)
+        await relay_passage(call, passage, cast("Any", _Batches(events)), bytes)
+
+    async def whole(call: Call) -> None:
+        await call.emit(b"begin", more=True)
+        await call.emit(b"end", more=False)
+
+    assert booked(tmp_path, "/v1/responses", stream)[:2] == [("abandoned", 0), ("settled", 2)]
+    assert booked(tmp_path, "/v1/chat/completions", whole) == [("abandoned", 0), ("settled", 0)]
 
 
 @pytest.mark.parametrize(
