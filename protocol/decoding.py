@@ -51,7 +51,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def check_entries(body: bytes) -> None:
     """Raises RequestTooLargeError for JSON of more entries or texts than anybody sends."""
-    if len(body) <= MAX_ENTRIES:
+    if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # those in texts left out, or nearly so
     found = sum(map(body.count, _MARKS))  # those in texts too
