@@ -286,7 +286,8 @@ def test_a_chat_template_that_never_ends_or_begins(tmp_path, file, source: bytes
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
-    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * (2**24 + i)] %}{% endfor %}"
+    """In few pieces, of which the first fits: to fill all of it may take the second that a template has."""
+    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * (2**28 + i)] %}{% endfor %}"
     file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
     with pytest.raises(ModelLoadError, match="it takes more memory than 512 MB"):
         ensure_loadable(written(tmp_path, file.build()))
