@@ -338,7 +338,7 @@ async def work():
     ledger, opened = UsageLedger(open_store(sys.argv[1]), on_failure=sys.argv[2]), 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     refused = 0
-    while not ledger.failing or opened + refused < 2000:
+    while not ledger.failing or opened + refused < 2000 or (sys.argv[2] == "stop" and not refused):
         opening = row(opened + refused)
         try:
             await ledger.open(opening)
