@@ -92,7 +92,7 @@ def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
     """A plain reverse proxy: no key, no meter. Raises FileNotFoundError where it is not installed."""
     if (program := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
         raise FileNotFoundError("nginx")
-    port, config = _free_port(), folder / "nginx.conf"
+    port, config = free_port(), folder / "nginx.conf"
     config.write_text(_NGINX.format(folder=folder, node=node.removeprefix("http://"), port=port))
     with _started("nginx", [program, "-p", str(folder), "-c", str(config)], core) as process:
         yield _ready(Server("nginx", f"http://127.0.0.1:{port}", "", psutil.Process(process.pid)), "/health")
@@ -101,7 +101,7 @@ def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
 @contextmanager
 def litellm(python: Path, node: str, core: int, folder: Path) -> Generator[Server]:
     """LiteLLM's proxy with a master key, without a database: less than it needs for budgets."""
-    port, config = _free_port(), folder / "litellm.yaml"
+    port, config = free_port(), folder / "litellm.yaml"
     config.write_text(_LITELLM.format(node=node))
     command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     with _started("litellm", command, core) as process:
@@ -149,6 +149,6 @@ def _ready(server: Server, path: str) -> Server:
     raise RuntimeError(f"{server.name} was not ready within {_READY_S:.0f} s.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]

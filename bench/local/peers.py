@@ -6,7 +6,6 @@ Each is given the settings of ours, and the best of its own.
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import threading
 import time
@@ -22,6 +21,7 @@ import numpy as np
 from ...local_engine.llama.library import llama
 from ...protocol.errors import EngineError, ModelLoadError
 from ...protocol.safety.python_process import python_command
+from ..gateway.servers import free_port
 
 BATCH = 512  # tokens of a prompt computed at once: the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")
@@ -168,7 +168,7 @@ def llama_server(binary: Path, setup: Setup, streams: int) -> AbstractContextMan
 @contextmanager
 def _serving(command: Sequence[str]) -> Iterator[Server]:
     """`command --port N` from when it is ready to the end of the block. Raises EngineError if it never is."""
-    port = _free_port()
+    port = free_port()
     with subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -191,9 +191,3 @@ def _wait_until_ready(process: subprocess.Popen[bytes], client: httpx.Client, co
         time.sleep(0.1)
     how = "took too long to start" if process.poll() is None else f"ended with code {process.returncode}"
     raise EngineError(f"This server {how}: {' '.join(command)}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -223,7 +223,8 @@ class UsageLedger:
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on and says so
             if not self._failure_is_logged:
                 message = "The ledger cannot be written: %s. Requests %s."
-                _log.error(message, error, _CONSEQUENCES[self._on_failure], exc_info=_unknown(error))
+                is_unknown = not isinstance(error, LedgerWriteError)
+                _log.error(message, error, _CONSEQUENCES[self._on_failure], exc_info=is_unknown)
             self.failing = self._failure_is_logged = True
             self.failures += 1
             kept = [each for each in batch if each.settled or self._on_failure == "continue"]
@@ -274,16 +275,13 @@ class UsageLedger:
                 deleted = self._store.prune(time.time() - self._keep_days * _DAY_S, _PRUNED_AT_ONCE)
         except Exception as error:  # noqa: BLE001 - as above
             pause_s = _HOUSEKEEPING_AGAIN_S
-            _log.warning("Old rows of the ledger stay for now: %s.", error, exc_info=_unknown(error))
+            _log.warning(
+                "Old rows of the ledger stay for now: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
+            )
         self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
 _CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
-
-
-def _unknown(error: Exception) -> Exception | None:
-    """With its traceback in the log: none that a database is known for."""
-    return None if isinstance(error, LedgerWriteError) else error
 
 
 def _tell(batch: Sequence[_Entry], *, is_written: bool) -> None:

@@ -43,8 +43,8 @@ class PostgresStore:
         self._connection: Any = None
         try:
             about = self._psycopg.conninfo.conninfo_to_dict(url)
-        except self._psycopg.Error as error:
-            raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database: {error}.") from error
+        except self._psycopg.Error as error:  # which may repeat the password
+            raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
         self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers")
         self.intents = self._kept.file

@@ -97,6 +97,8 @@ class Account:
     # Whether a node was sent the request.
     is_sent: bool = False
     _is_estimated: bool = False
+    # What was booked last.
+    _booked: tuple[int, ...] = ()
 
     @property
     def counted_tokens(self) -> int:
@@ -110,6 +112,10 @@ class Account:
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
             row.prompt_tokens, self._is_estimated = self._estimate, True  # the node has read it, or may have
+        costs = row.status, row.prompt_tokens, row.completion_tokens, row.cached_tokens
+        if costs == self._booked:
+            return
+        self._booked = costs
         price = accounting.node_prices.get(row.node) or accounting.prices.at(row.model, row.started_at)
         if price is not None:
             row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)

@@ -105,8 +105,8 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
         _check_items(name, bytes(getattr(fields, name)))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     for name in _Schemas.__struct_fields__:
-        if schema := bytes(getattr(fields, name)):
-            _check_depth(name, schema)
+        if given := getattr(fields, name):  # nearly none has one
+            _check_depth(name, schema := bytes(given))
             _check_text(name, schema)
     named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
     limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
