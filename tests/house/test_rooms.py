@@ -1,4 +1,4 @@
-"""Inside a room folders import downwards only. Nothing imports in a circle. No folder has more than a dozen files."""
+"""Inside a room folders import downwards only. Nothing imports in a circle. No folder has more than twenty files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ ROOMS = {
 }
 #: Rooms whose parts are many of one kind.
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
-MAX_FILES = 12
+MAX_FILES = 20
 #: The package is to come down to 45,000 lines.
 MAX_LINES = 78_340
 
@@ -237,7 +237,7 @@ def test_a_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-def test_no_folder_has_more_than_a_dozen_files() -> None:
+def test_no_folder_has_more_than_twenty_files() -> None:
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources() if path.name != "__init__.py")
     crowded = {folder: count for folder, count in files.items() if count > MAX_FILES and folder not in UNLIMITED}
     assert crowded == {}

@@ -14,6 +14,7 @@ FLOORS = {
     "text": 2,
     "model_files": 2,
     "kernels": 3,
+    "accounting": 3,
     "local_engine": 4,
     "classifier": 4,
     "cloud_engine": 4,
