@@ -259,6 +259,8 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, beside those of this machine.
     allowed_origins: tuple[str, ...] = ()
+    # Whether `updraft serve` without a key serves other users of this machine, too. Linux tells whose a connection is.
+    allow_other_users: bool = False
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise

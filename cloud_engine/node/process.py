@@ -19,6 +19,8 @@ from .registration import Registration, RegistrationOptions
 if TYPE_CHECKING:
     from socket import socket
 
+_SET_KEY = "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
@@ -64,7 +66,7 @@ def run_node(options: NodeOptions) -> None:
     The engine runs in a process of its own; this one never loads torch.
     """
     if options.api_key is None:
-        check_keyless(options.host, "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway")
+        check_keyless(options.host, _SET_KEY)
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     if options.registration is not None:
         options.registration.check(options.host, insecure=options.insecure)
@@ -73,6 +75,7 @@ def run_node(options: NodeOptions) -> None:
         tuple(options.allowed_origins),
         options.api_key,
         ("/health", "/metrics") if options.public_metrics else ("/health",),
+        _SET_KEY if options.api_key is None else "",
     )
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")

@@ -8,17 +8,37 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import re
 import socket
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from starlette.types import Scope
 
 from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from ..safety.system import connection_user
+
+#: In the state of each request on a connection of ours: its `Peer`.
+PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\]+")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The client of a connection. Its user is looked up once, when a request first needs it."""
+
+    client: tuple[str, int] | None
+    server: tuple[str, int] | None
+
+    @cached_property
+    def is_other_user(self) -> bool:
+        """Whether a user of this machine other than ours and root sent it; False where the system does not tell."""
+        if self.client is None or self.server is None or not hasattr(os, "geteuid"):
+            return False
+        return connection_user(self.client, self.server) not in (None, 0, os.geteuid())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,8 @@ class Access:
     api_key: str | None = field(default=None, repr=False)
     # These need none.
     public_paths: tuple[str, ...] = ("/health",)
+    # Refuse other users of this machine, with this advice. Empty: serve all of them.
+    own_user: str = ""
 
     def __post_init__(self) -> None:
         for host in self.allowed_hosts:
@@ -48,7 +70,7 @@ class Access:
                 )
 
     def check(self, scope: Scope) -> None:
-        """Raises PermissionDeniedError for a foreign Host or Origin, AuthenticationError for a wrong key."""
+        """Raises PermissionDeniedError for a foreign Host, Origin or user, AuthenticationError for a wrong key."""
         sent: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             sent.setdefault(name, []).append(value.decode("latin-1"))
@@ -65,7 +87,14 @@ class Access:
                     f"Web pages of {origin[:100]!r} may not use this server: "
                     "if they should, set allowed_origins (--allowed-origin)."
                 )
-        if self.api_key is not None and scope["path"] not in self.public_paths:
+        if scope["path"] in self.public_paths:
+            return
+        if self.own_user and (peer := scope.get("state", {}).get(PEER)) is not None and peer.is_other_user:
+            raise PermissionDeniedError(
+                f"This server has no API key, so it serves only the user who started it: {self.own_user}.",
+                code="other_user",
+            )
+        if self.api_key is not None:
             key = (sent.get(b"authorization") or sent.get(b"x-api-key") or [""])[0].removeprefix("Bearer ")
             if not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")

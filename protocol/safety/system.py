@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import ipaddress
 import os
+import re
 import signal
 import socket
 import sys
@@ -31,6 +33,10 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
 _SHORT_FOLDER = "/tmp"
 _MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
 _LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+_READS = 3  # of a table that changes meanwhile, so that a reading may miss a line
+_MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in IPv6
+#: The owner of a connection that its client has closed already.
+NO_USER = -1
 
 
 @contextmanager
@@ -211,8 +217,34 @@ def listener_on(port: int) -> str | None:
     return None
 
 
+def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The uid of the client of a TCP connection within this machine. `server`: our end of the connection.
+
+    NO_USER if the client has closed its socket: Linux then forgets whose it was. None if the system does not tell.
+    """
+    wanted = [f" {ours} {theirs} " for ours, theirs in zip(_listed(*client), _listed(*server), strict=False)]
+    table = ""
+    for _ in range(_READS):
+        table = "\n".join(line for name in ("tcp", "tcp6") for line in _lines(Path("/proc/net") / name))
+        for ends in wanted:
+            if (at := table.find(ends)) >= 0:
+                _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()
+                return int(uid) if int(inode) else NO_USER
+    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", table, re.MULTILINE)  # it lists our own socket
+    return NO_USER if is_complete else None
+
+
+def _listed(host: str, port: int) -> list[str]:
+    """A socket's address as /proc/net/tcp and /proc/net/tcp6 have it: words in the byte order of the machine."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    address = getattr(address, "ipv4_mapped", None) or address
+    forms = [address.packed] if address.version == 6 else [address.packed, _MAPPED + address.packed]
+    words = [[int.from_bytes(form[at : at + 4], sys.byteorder) for at in range(0, len(form), 4)] for form in forms]
+    return ["".join(f"{word:08X}" for word in each) + f":{port:04X}" for each in words]
+
+
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return []

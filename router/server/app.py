@@ -33,6 +33,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
 
+_SET_KEY = "set one with --key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -57,7 +58,7 @@ class DaemonOptions:
 
     def __post_init__(self) -> None:
         if self.api_key is None:
-            check_keyless(self.host, "set one with --key-env")
+            check_keyless(self.host, _SET_KEY)
         check_encrypted(self.host, self.tls, insecure=self.insecure)
 
 
@@ -81,7 +82,14 @@ def daemon_app(
             await endpoints.close()
 
     config = router.config
-    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key, ("/health", *public_paths()))
+    serves_all = api_key is not None or config.allow_other_users
+    access = Access(
+        (host, *config.allowed_hosts),
+        config.allowed_origins,
+        api_key,
+        ("/health", *public_paths()),
+        "" if serves_all else f"{_SET_KEY}, or set allow_other_users = true in the settings",
+    )
     app = create_app("Updraft", access=access, max_upload_bytes={UPLOADS: MAX_UPLOAD}, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)
