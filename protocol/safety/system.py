@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -222,25 +223,28 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
     NO_USER if the client has closed its socket: Linux then forgets whose it was. None if the system does not tell.
     """
-    wanted = [f" {ours} {theirs} " for ours, theirs in zip(_listed(*client), _listed(*server), strict=False)]
-    table = ""
-    for _ in range(_READS):
-        table = "\n".join(line for name in ("tcp", "tcp6") for line in _lines(Path("/proc/net") / name))
-        for ends in wanted:
-            if (at := table.find(ends)) >= 0:
-                _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()
-                return int(uid) if int(inode) else NO_USER
-    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", table, re.MULTILINE)  # it lists our own socket
+    ours, theirs = _listed(*client), _listed(*server)
+    read = ""
+    for name in list(ours) * _READS:
+        read += (table := "\n".join(_lines(Path("/proc/net") / name)))
+        if (at := table.find(f" {ours[name]} {theirs[name]} ")) >= 0:
+            _, _, _, _, _, _, uid, _, inode, *_ = table[at:].partition("\n")[0].split()
+            return int(uid) if int(inode) else NO_USER
+    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", read, re.MULTILINE)  # it lists our own socket
     return NO_USER if is_complete else None
 
 
-def _listed(host: str, port: int) -> list[str]:
-    """A socket's address as /proc/net/tcp and /proc/net/tcp6 have it: words in the byte order of the machine."""
+def _listed(host: str, port: int) -> dict[str, str]:
+    """A socket's address as each table of /proc/net has it: words in the byte order of the machine."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
-    forms = [address.packed] if address.version == 6 else [address.packed, _MAPPED + address.packed]
-    words = [[int.from_bytes(form[at : at + 4], sys.byteorder) for at in range(0, len(form), 4)] for form in forms]
-    return ["".join(f"{word:08X}" for word in each) + f":{port:04X}" for each in words]
+    forms = {"tcp6": address.packed}
+    if address.version == 4:
+        forms = {"tcp": address.packed, "tcp6": _MAPPED + address.packed}
+    return {
+        name: "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
+        for name, packed in forms.items()
+    }
 
 
 def _lines(path: Path) -> list[str]:
