@@ -141,13 +141,12 @@ def _chosen(names: list[str] | None) -> list[Path]:
 
 
 def _folder(name: str) -> Path:
+    from ..classifier.policy.folders import named_folder
     from ..classifier.policy.graph_files import CARD_NAME
 
-    if (known := {folder.name: folder for folder in folders()}.get(name)) is not None:
-        return known
-    if (path := Path(name).expanduser() / CARD_NAME).is_file():
-        return path.parent
-    raise _unknown(name)
+    if not ((folder := named_folder(name)) / CARD_NAME).is_file():
+        raise _unknown(name)
+    return folder
 
 
 def _unknown(name: str) -> NotFoundError:

@@ -190,7 +190,7 @@ class RouterConfig:
     # How the target holds: with the confidence of the calibration (`confidence`), or on average over calibrations
     # (`mean`), which escalates less.
     promise: Promise = "confidence"
-    # `auto`: the policy that was calibrated for this pair of models. Or a policy folder.
+    # `auto`: the policy that was calibrated for this pair of models. Or a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy may be used that was calibrated for other models.
     allow_foreign_policy: bool = False

@@ -26,7 +26,8 @@ class ModelNames:
 
     def by_tier(self) -> dict[str, RequestedTier]:
         """Every name, and the tier that it asks for."""
-        names: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
+        tiers: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
+        names = dict(tiers)
         if self.tiers.cloud is not None:
             clouds = (*(candidate.model for candidate in self.tiers.middle), self.config.cloud_model)
             names |= dict.fromkeys(clouds, "cloud")
@@ -34,6 +35,7 @@ class ModelNames:
             names[self.tiers.local.model_id] = "local"
         elif self.config.local is not None:  # it could not be loaded
             names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
+        names |= tiers  # whatever a file or a cloud's model is called
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ...protocol import settings
+from .graph_files import CARD_NAME
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -22,6 +23,12 @@ def policy_folder_of(models: dict[str, str]) -> Path:
 def policies_folder() -> Path:
     """The folder with the policies of all pairs."""
     return settings.state_folder() / "policies"
+
+
+def named_folder(name: str) -> Path:
+    """The folder of the policy that `updraft policy list` shows under this name, else the folder at this path."""
+    known = policies_folder() / Path(name).name
+    return known if known.name == name and (known / CARD_NAME).is_file() else Path(name).expanduser()
 
 
 def experience_file() -> Path:

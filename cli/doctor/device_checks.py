@@ -106,14 +106,11 @@ def check_tuning() -> Check:
 
 def _configured() -> Path | None:
     """The file of the local model in the settings. Raises UpdraftError."""
-    from ...embedded.pocket import pocket_small_gguf
-    from ...local_engine.store.library import model_path
+    from ...router.factory import has_model_file, model_file
     from ...router.settings_sources import load_config
 
-    name = load_config().local
-    if name is None:
-        return None
-    return pocket_small_gguf() if name == "pocket" else model_path(name)
+    config = load_config()
+    return model_file(config) if has_model_file(config) else None
 
 
 def _configured_need(room: int) -> tuple[str, int | None]:

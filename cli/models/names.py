@@ -28,8 +28,9 @@ def resolve(name: str, *, yes: bool = False) -> str:
     path = model_path(name)
     if not path.is_file():
         raise ModelLoadError(
-            f"There is no local model {name!r}. Name a GGUF file, a model that was pulled (updraft models lists them), "
-            "smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, a server's URL, or none."
+            f"There is no local model {name!r}. Name a GGUF file by its path (./name in this folder), a model that was "
+            "pulled (updraft models lists them), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, "
+            "a server's URL, or none."
         )
     return str(path.resolve())
 

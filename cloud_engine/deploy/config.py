@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...model_files.download.naming import is_node_path
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
@@ -193,7 +194,9 @@ def _resolved(config: CloudConfig) -> CloudConfig:
         msgspec.structs.replace(
             model,
             step_costs=_whole(model.step_costs),
-            **{name: _whole_if_there(getattr(model, name)) for name in ("model", "draft", "chat_template")},
+            model=_whole_model(model.model),
+            draft=model.draft and _whole_model(model.draft),
+            chat_template=model.chat_template if model.chat_template == "chatml" else _whole(model.chat_template),
         )
         for model in config.models
     )
@@ -205,9 +208,9 @@ def _whole(place: str | None) -> str | None:
     return place if place is None or "://" in place else str(absolute(place))
 
 
-def _whole_if_there(name: str | None) -> str | None:
-    """What is no file here may be a name."""
-    return _whole(name) if name is not None and Path(name).expanduser().exists() else name
+def _whole_model(name: str) -> str:
+    """Raises ConfigurationError for what is a path and a name."""
+    return str(absolute(name)) if is_node_path(name) else name
 
 
 def _loader(yaml: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from ...model_files.download.naming import check_name, is_name
+from ...model_files.download.naming import check_name, is_name, is_path
 from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
 from ...protocol.decoding import prepare_types, read_kept
@@ -173,12 +173,12 @@ class Library:
 
 
 def model_path(name: str) -> Path:
-    """The file that `name` means where the local engine takes one: a path, or else a model of the user's library.
+    """The file that `name` means where the local engine takes one: a model of the user's library, or else a path.
 
-    Where there is neither, the path: who opens it has the error.
+    Whoever opens the file reports a missing one. What is neither a model nor looks like a path is missing: a file of
+    the working folder never stands for a name.
     """
-    path = Path(name).expanduser()
-    if not is_name(name) or path.exists():
-        return path
     library = Library()
-    return path if library.find(name) is None else library.path(name)
+    if is_path(name) and not (is_name(name) and library.find(name)):
+        return Path(name).expanduser()
+    return library.folder / f"{name.replace('/', '-')}.gguf"

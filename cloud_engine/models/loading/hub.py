@@ -16,7 +16,7 @@ from pathlib import Path
 from ....model_files.download.choice import HubFile
 from ....model_files.download.fetch import fetch
 from ....model_files.download.hub import Repository, ask_hub
-from ....model_files.download.naming import OnHub
+from ....model_files.download.naming import OnHub, is_node_path
 from ....model_files.download.offer import Offer
 from ....model_files.download.part import PartialFile, check_room, lock
 from ....model_files.download.web import RetryPolicy
@@ -24,8 +24,8 @@ from ....model_files.download.work import ProgressReport
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
 from .progress import loading_bar
 
-_FILE = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)")
-_REPO = re.compile(r"(hf:)?(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)")
+_FILE = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[\w./-]+\.gguf)", re.ASCII)
+_REPO = re.compile(r"(hf:)?(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)", re.ASCII)
 _NEEDED = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "model*.safetensors*")
 _HEX = re.compile(r"[0-9a-f]{40,64}")  # a commit, a checksum
 _log = logging.getLogger("updraft.engine")
@@ -37,8 +37,9 @@ def find_model(name: str) -> Path:
     `name`: a path, `owner/repo` for a folder of safetensors, or `hf:owner/repo/file.gguf`. Raises ModelLoadError if
     there is no such model, ConfigurationError for a malformed name, and what a download raises.
     """
-    path = Path(name).expanduser()
-    if name and path.exists():
+    if is_node_path(name):
+        if not (path := Path(name).expanduser()).exists():
+            raise ModelLoadError(f"There is no model folder or GGUF file {name!r}.")
         return path
     if file := _FILE.fullmatch(name):
         if ".." in Path(file["file"]).parts:
@@ -47,8 +48,8 @@ def find_model(name: str) -> Path:
     repo = _REPO.fullmatch(name)
     if repo is None:
         raise ModelLoadError(
-            f"There is no model {name!r}. Name a model folder or a GGUF file on this machine, owner/repo on a model "
-            "hub, or hf:owner/repo/file.gguf."
+            f"There is no model {name!r}. Name a model folder or a GGUF file by its path (./name for one in this "
+            "folder), owner/repo on a model hub, or hf:owner/repo/file.gguf."
         )
     return _snapshot(repo["repo"], lambda found: any(fnmatch(found, pattern) for pattern in _NEEDED))
 

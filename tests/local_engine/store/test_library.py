@@ -145,10 +145,12 @@ def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest
     assert model_path("mine") == library.path("mine")
     assert model_path(str(file)) == file
     assert model_path("../mine") == Path("../mine")
-    assert model_path("absent") == Path("absent")
+    assert model_path("absent.gguf") == Path("absent.gguf")
+    assert model_path("absent") == library.path("absent"), "a name without a model is no path"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").touch()
-    assert model_path("mine") == Path("mine")  # a path wins, as it always did
+    assert model_path("mine") == library.path("mine")
+    assert model_path("./mine") == Path("mine")
     monkeypatch.setenv("UPDRAFT_MODELS", str(tmp_path / "elsewhere"))
     assert Library().folder == tmp_path / "elsewhere"
 
