@@ -27,8 +27,10 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors writes private files
+    partial = folder / "model.safetensors.partial"  # the file in its place may be mapped
+    save_file(weights, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors writes private files
+    partial.replace(folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
     stop = tokenizer.token_to_id(IM_END)
     pad = tokenizer.token_to_id(PAD)
@@ -59,7 +61,8 @@ def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(out, "llama")
+    partial = out.with_name(f"{out.name}.partial")  # the file in its place may be mapped
+    writer = gguf.GGUFWriter(partial, "llama")
     _write_metadata(writer, config, folder.name, file_type)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))
     for hf_name, tensor in sorted(load_file(folder / "model.safetensors").items()):
@@ -74,6 +77,7 @@ def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    partial.replace(out)
 
 
 def _write_metadata(writer: Any, config: dict[str, Any], name: str, file_type: FileType) -> None:

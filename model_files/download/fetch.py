@@ -12,7 +12,7 @@ import httpx
 from ...protocol.errors import ChecksumError, DownloadError
 from .naming import OnIndex
 from .offer import Offer
-from .part import PartialFile
+from .part import PartialFile, check_room
 from .web import PassingError, RetryPolicy, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
 from .work import ProgressReport, give_up_or_wait
@@ -114,7 +114,7 @@ def _continuing(offer: Offer, part: PartialFile) -> dict[str, str]:
 def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
     """Whether this is the rest of the same file; a server that sends all of it again is taken at its word.
 
-    Raises DownloadError if it is another file by now, PassingError if it is another range.
+    Raises DownloadError if it is another file by now, PassingError if it is another range, DiskSpaceError.
     """
     length = response.headers.get("content-length", "")
     if response.status_code == 206:
@@ -128,6 +128,8 @@ def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
         whole = int(length) if length.isascii() and length.isdigit() else None
     if whole is not None and offer.size is not None and whole != offer.size:
         raise _discarded(part, f"{offer.source} has {whole:,} bytes, {offer.size:,} were announced")
+    if whole is not None and offer.size is None:
+        check_room(part.path.parent, offer.name, whole - part.size)
     # On a hub the address is pinned to a revision, and the storage behind it has validators of its own.
     if offer.revision is None and offer.validator is not None and validator_of(response) not in (offer.validator, None):
         raise _discarded(part, f"{offer.source} has changed while it was downloaded")

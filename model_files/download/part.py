@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -16,14 +15,13 @@ import msgspec
 from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
 from ...protocol.safety.private_files import make_folder, prepared
-from ...protocol.safety.system import locked
+from ...protocol.safety.system import DISK_FULL, locked
 
 #: Bytes that stay free: a disk filled to the last one stops more than this program.
 SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 _OTHER_FOLDER = "UPDRAFT_MODELS, or HF_HOME for a node"
 _BETWEEN_LOOKS = 4 * _BLOCK
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -76,7 +74,7 @@ class PartialFile:
             try:
                 count = self._file.write(view) or 0
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in DISK_FULL:
                     raise
                 raise self._disk_full() from error
             self._hash.update(view[:count])

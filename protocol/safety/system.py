@@ -6,10 +6,12 @@ No other module names these. Where something is missing, what it protects from i
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import ipaddress
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -22,8 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DiskSpaceError
 
+#: What a write raises where there is no room.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Ends a process at once.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 #: By which a system or a person ends a process in order.
@@ -103,11 +107,27 @@ def unlock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def write_at(handle: int, begin: int, data: bytes) -> None:
-    """All of it, or OSError."""
-    os.lseek(handle, begin, os.SEEK_SET)
-    while data:
-        data = data[os.write(handle, data) :]
+def reserve_blocks(handle: int, path: Path, size: int) -> None:
+    """Give an open file `size` bytes on its disk before the file is mapped.
+
+    A store into a mapped page without a block would end the process with SIGBUS. Raises DiskSpaceError, OSError.
+    """
+    missing = size - os.fstat(handle).st_size
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        elif missing > 0:
+            os.lseek(handle, 0, os.SEEK_END)
+            os.write(handle, bytes(missing))
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise DiskSpaceError(
+            f"{path} needs {size:,} bytes, and its disk has {free:,} free: make room, or name another folder.",
+            needed=size,
+            free=free,
+        ) from error
 
 
 def fork() -> int:

@@ -15,9 +15,9 @@ from pathlib import Path
 from struct import Struct
 
 from ....protocol.decoding import UNREADABLE
-from ....protocol.errors import ConfigurationError
+from ....protocol.errors import ConfigurationError, DiskSpaceError
 from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import write_at
+from ....protocol.safety.system import reserve_blocks
 from .metering import Values, values_in
 from .workers import WorkerSlot
 
@@ -33,11 +33,10 @@ class IntentFile:
     """One thread adds; another one may remove."""
 
     def __init__(self, path: Path) -> None:
-        """The file that is there, or a new one. Raises OSError."""
+        """The file that is there, or a new one. Raises OSError, DiskSpaceError."""
         file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
-            if (size := os.fstat(file).st_size) < _BYTES:
-                write_at(file, size, bytes(_BYTES - size))  # a page without room on the disk would end the process
+            reserve_blocks(file, path, _BYTES)
             self._memory = mmap.mmap(file, _BYTES)
         finally:
             os.close(file)
@@ -86,7 +85,7 @@ class KeptRows:
     """The file of this worker in `folder`, and what those of dead ones hold."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigurationError."""
+        """Raises ConfigurationError, DiskSpaceError."""
         self.slot = WorkerSlot(folder)
         try:
             self.file = IntentFile(self.slot.intents)
@@ -106,7 +105,7 @@ class KeptRows:
                     records = file.records()
                 yield _rows(records)
                 path.unlink()
-            except OSError as error:
+            except (OSError, DiskSpaceError) as error:
                 _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
 
 

@@ -20,7 +20,7 @@ from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import locked, try_lock, unlock, write_at
+from ....protocol.safety.system import locked, reserve_blocks, try_lock, unlock
 from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -43,7 +43,7 @@ _MAX_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
-    """Made anew by the first worker that opens it. Raises ConfigurationError."""
+    """Made anew by the first worker that opens it. Raises ConfigurationError, DiskSpaceError."""
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
@@ -54,10 +54,9 @@ class SharedMemoryStore:
                 self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
                 if not self._slot.living(set(range(MAX_WORKERS)) - {self._slot.number}):
                     os.ftruncate(self._file, 0)
-                os.ftruncate(self._file, _MEMORY_BYTES)
+                reserve_blocks(self._file, path, _MEMORY_BYTES)
                 self._memory = mmap.mmap(self._file, _MEMORY_BYTES)
                 self._clear(self._slot.number)
-                self._make_room(0, _HEADER_BYTES)
                 self._memory[self._slot.number] = 1
             unlock(self._file)
         except (OSError, OverloadedError) as error:
@@ -156,19 +155,10 @@ class SharedMemoryStore:
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
-                self._make_room(record, record + _RECORD_BYTES)
                 self._memory[record : record + _RECORD_BYTES] = bytes(_RECORD_BYTES)
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
         raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
-
-    def _make_room(self, begin: int, end: int) -> None:
-        """Write the pages as they are: one for which the disk has no room would end the process that changes it."""
-        begin, end = begin - begin % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
-        try:
-            write_at(self._file, begin, self._memory[begin:end])
-        except OSError as error:
-            raise OverloadedError(f"The limits cannot be kept ({error.strerror}): try again later.") from error
 
     def _sweep(self) -> bool:
         """Clear what workers have reserved that are dead."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -114,7 +115,8 @@ def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) ->
                 link.symlink_to(Path(*[".."] * len(link.relative_to(cache).parent.parts), "blobs", blob.name))
     main = cache / "refs" / "main"
     main.parent.mkdir(exist_ok=True)
-    main.write_text(repository.revision, encoding="utf-8")
+    (temporary := main.with_name(f"main.{os.getpid()}")).write_text(repository.revision, encoding="utf-8")
+    temporary.replace(main)
     return folder
 
 
