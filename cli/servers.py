@@ -232,7 +232,7 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
+            help="Path of a folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
         ),
     ],
     draft: Annotated[
@@ -274,10 +274,10 @@ def node(
     \b
     Examples
       updraft node --model pocket --draft pocket
-      updraft node --model models/big
-      updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
+      updraft node --model ./models/big
+      updraft node --model ./models/big --draft ./models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
-      updraft node --model models/big --register https://gateway:8000 --register-key-file node.key
+      updraft node --model ./models/big --register https://gateway:8000 --register-key-file node.key
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket

@@ -103,9 +103,9 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
 
 
 def is_path(name: str) -> bool:
-    """Whether `name` looks like a path. What lies in the working folder has no say: it must hide no model's name.
+    """Tell paths from names by their form, so that no file of the working folder hides a model.
 
-    A path holds a separator, begins with `~`, is `.` or `..`, or ends in `.gguf`. `scheme:...` is never one.
+    A path contains a separator, begins with `~`, is `.` or `..`, or ends in `.gguf`. `scheme:...` is never a path.
     """
     separators = {"/", os.sep, os.altsep or os.sep}
     looks_so = name.startswith("~") or name in (".", "..") or name.lower().endswith(".gguf")
@@ -113,7 +113,10 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """The same where `owner/repo` names a repository. Raises ConfigurationError if such a folder is here, too."""
+    """Tell paths from names for a node, where `owner/repo` is a repository on the hub.
+
+    Raises ConfigurationError if there is a folder `owner/repo`, too.
+    """
     if not _HUB_NAME.fullmatch(name) or name.lower().endswith(".gguf"):
         return is_path(name)
     if Path(name).exists():

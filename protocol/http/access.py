@@ -19,7 +19,7 @@ from starlette.types import Scope
 from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from ..safety.system import connection_user
 
-#: In the state of each request on a connection of ours: its `Peer`.
+#: Key of the connection's `Peer` in the state of each request.
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, DiskSpaceError
 
-#: What a write raises where there is no room.
+#: Error numbers of a write to a full disk.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Ends a process at once.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -40,7 +40,7 @@ _MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
 _LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 _READS = 3  # of a table that changes meanwhile, so that a reading may miss a line
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in IPv6
-#: The owner of a connection that its client has closed already.
+#: The user of a connection that its client has closed already.
 NO_USER = -1
 
 
