@@ -232,7 +232,7 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Path of a folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
+            help="Path of a folder with config.json and safetensors, owner/repo on a hub, or pocket (the demo model).",
         ),
     ],
     draft: Annotated[

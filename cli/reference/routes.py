@@ -97,6 +97,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     ),
     "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
+    "other_user": (errors.PermissionDeniedError, "Another user of the machine started this server, which has no key."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says whether
@@ -108,7 +109,8 @@ def routes_page() -> str:
     return page(
         "Routes and errors",
         "## Node",
-        "A node wants `UPDRAFT_NODE_API_KEY`; without one it serves this machine only. `/health` wants no key.",
+        "A node wants `UPDRAFT_NODE_API_KEY`; without one it serves this machine only, on Linux only its own user. "
+        "`/health` wants no key.",
         _described(node_app(), _NODE),
         "## Gateway",
         "Routes under `/v1` want a key with the scope `inference`. `/health` and `/metrics` want none.",

@@ -19,7 +19,7 @@ from starlette.types import Scope
 from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from ..safety.system import connection_user
 
-#: Key of the connection's `Peer` in the state of each request.
+#: Key of the connection's `PeerUser` in the state of each request.
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
@@ -27,18 +27,19 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\]+")
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerUser:
     """The client of a connection. Its user is looked up once, when a request first needs it."""
 
     client: tuple[str, int] | None
-    server: tuple[str, int] | None
+    # No port: a Unix socket.
+    server: tuple[str, int | None] | None
 
     @cached_property
     def is_other_user(self) -> bool:
         """Whether a user of this machine other than ours and root sent it; False where the system does not tell."""
-        if self.client is None or self.server is None or not hasattr(os, "geteuid"):
+        if self.client is None or self.server is None or self.server[1] is None or not hasattr(os, "geteuid"):
             return False
-        return connection_user(self.client, self.server) not in (None, 0, os.geteuid())
+        return connection_user(self.client, (self.server[0], self.server[1])) not in (None, 0, os.geteuid())
 
 
 @dataclass(frozen=True, slots=True)

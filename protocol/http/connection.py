@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
-from .access import PEER, Peer
+from .access import PEER, PeerUser
 from .connection_limits import ConnectionLimits
 from .shell import GONE, LINGER_S
 
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._below = below or transport
         self.flow = self._flow = _Flow(transport)
-        self.app_state = {**self.app_state, PEER: Peer(self.client, self.server)}
+        self.app_state = {**self.app_state, PEER: PeerUser(self.client, self.server)}
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
             return

@@ -16,7 +16,7 @@ import pytest
 from raw_http import post
 from server_processes import running
 from tiny_model import write_model
-from updraft.protocol.http.access import Peer
+from updraft.protocol.http.access import PeerUser
 from updraft.protocol.safety.system import NO_USER, connection_user
 
 NOBODY = 65534
@@ -93,9 +93,11 @@ def test_the_same_user_and_the_health_check_are_served(daemon: str) -> None:
     ids=["setting", "key"],
 )
 def test_a_setting_or_a_key_lets_other_users_in(
-    options: tuple[str, ...], variables: dict[str, str], key: bytes, tmp_path: Path
+    options: tuple[str, ...], variables: dict[str, str], key: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(*SERVE, *options, UPDRAFT_HOME=str(tmp_path), **variables) as process:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with running(*SERVE, *options, UPDRAFT_HOME=str(tmp_path)) as process:
         asked = get("/v1/models", b"authorization: Bearer " + key, b"connection: close\r\n\r\n")
         assert answer_to(NOBODY, process.url, asked)[0] == 200
 
@@ -149,11 +151,11 @@ def test_a_client_that_is_gone_is_nobody() -> None:
         with connection:
             ends = connection.getpeername(), connection.getsockname()
             assert connection_user(*ends) == os.geteuid()
-            assert not Peer(*ends).is_other_user
+            assert not PeerUser(*ends).is_other_user
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
             client.close()
             assert connection_user(*ends) == NO_USER
-            assert Peer(*ends).is_other_user
+            assert PeerUser(*ends).is_other_user
 
 
 def test_what_the_system_does_not_list_is_nobodys() -> None:
@@ -161,5 +163,5 @@ def test_what_the_system_does_not_list_is_nobodys() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     assert connection_user(("127.0.0.1", 9), ("127.0.0.1", free)) is None
-    assert not Peer(("127.0.0.1", 9), ("127.0.0.1", free)).is_other_user
-    assert not Peer(None, None).is_other_user
+    assert not PeerUser(("127.0.0.1", 9), ("127.0.0.1", free)).is_other_user
+    assert not PeerUser(None, None).is_other_user
