@@ -113,12 +113,13 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """Tell paths from names for a node, where `owner/repo` is a repository on the hub.
+    """Tell paths from names for a node, where `owner/repo` is a repository and a word is a path unless it is `pocket`.
 
     Raises ConfigurationError if there is a folder `owner/repo`, too.
     """
     if not _HUB_NAME.fullmatch(name) or name.lower().endswith(".gguf"):
-        return is_path(name)
+        is_word = name not in ("", "pocket") and not _SCHEME.match(name)
+        return is_path(name) or (is_word and Path(name).exists())
     if Path(name).exists():
         raise ConfigurationError(
             f"{name} is a folder here, and may be a repository on the hub. Write ./{name} or hf:{name}.", param="model"

@@ -240,7 +240,7 @@ def test_a_repository_that_is_also_a_folder_is_refused(here: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Write \./owner/repo"):
         read_config(here / "cloud.yaml")
     with pytest.raises(ModelLoadError, match=r"There is no model"):
-        find_model("owner")
+        find_model("hf:owner")
 
 
 @pytest.mark.parametrize(
