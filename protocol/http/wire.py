@@ -37,6 +37,8 @@ class WireRequest:
     query: str = ""
     # The body as it comes, where it may be too long for memory. `body` is empty then.
     upload: AsyncIterator[bytes] | None = None
+    # The cloud's API key that the caller names for this request. None: the key in the settings. No server sets it.
+    cloud_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,9 @@ _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end 
 class HttpCloudStream:
     """`CloudStream` over one open response of a cloud."""
 
-    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint) -> None:
+    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, redact: Callable[[Any], Any]) -> None:
+        """`redact` replaces credentials in decoded errors."""
+        self._redact = redact
         self._response = response
         self._endpoint = endpoint
         self._url = endpoint.url
@@ -109,8 +111,7 @@ class HttpCloudStream:
         except ValueError as error:
             raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
-            told = json_of(self._endpoint.without_secrets(payload))
-            raise self._endpoint.provider.reported(self._url, told["error"])
+            raise self._endpoint.provider.reported(self._url, self._redact(event["error"]))
         if event is None:
             raise invalid_answer(self._url, "its stream holds an event that is no object")
         if self._translator is None:
