@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from ..http.foreign import object_of, objects_of
+from ..http.foreign import json_bytes, object_of, objects_of
 
 #: What grows from chunk to chunk. All else is said once.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
@@ -91,7 +89,7 @@ def count_of(counts: dict[str, Any], name: str) -> int:
 
 def framed(event: dict[str, Any]) -> bytes:
     """One event as OpenAI and Anthropic send it."""
-    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
 def _index(piece: dict[str, Any], otherwise: int) -> int:

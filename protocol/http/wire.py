@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from .foreign import json_bytes
+
 LONG_BODY = 2**16
 T = TypeVar("T")
 _MESSAGES, _OLLAMA = "/v1/messages", "/api/"
@@ -51,9 +53,7 @@ class WireResponse:
 
     @staticmethod
     def json(payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> WireResponse:
-        return WireResponse(
-            status, {"content-type": "application/json", **(headers or {})}, msgspec.json.encode(payload)
-        )
+        return WireResponse(status, {"content-type": "application/json", **(headers or {})}, json_bytes(payload))
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:

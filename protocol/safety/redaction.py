@@ -22,7 +22,7 @@ class Redactor:
         self._pattern = re.compile("|".join(patterns)) if patterns else None
 
     def text(self, text: str) -> str:
-        return text if self._pattern is None else self._pattern.sub(_REPLACEMENT, text)
+        return paired(text if self._pattern is None else self._pattern.sub(_REPLACEMENT, text))
 
     def json(self, value: Any) -> Any:
         """Decoded JSON with every text redacted, names too. Raises RecursionError if it is nested too deeply."""
@@ -39,6 +39,11 @@ class Redactor:
 def _pattern(secret: str) -> str:
     found = re.escape(secret)
     return found if len(secret) >= SHORTEST_KEY else rf"(?<![\w-]){found}(?![\w-])"
+
+
+def paired(text: str) -> str:
+    """`text` with a replacement character for each half of a surrogate pair, which no file or log can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def is_sendable(key: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.http import sse
+from ...protocol.http.foreign import json_bytes, json_of
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
@@ -85,7 +86,7 @@ class CacheSlot:
         lasting = record.route in ("local", "cloud", "escalated") and plain and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
-            self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))
+            self._cache.put(self._key, Cached(json_bytes(bare), record.tier, time.monotonic()))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
         """`events` as they are; if they end as they should, the completion that they make is kept."""
@@ -101,7 +102,7 @@ class CacheSlot:
 
 def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
     """The kept completion as the answer to the request of `record`, which learns where it is from."""
-    completion: dict[str, Any] = msgspec.json.decode(entry.completion)
+    completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 

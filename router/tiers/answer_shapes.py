@@ -18,7 +18,7 @@ def completion_in(
 
     Raises CloudFailure if it is no completion, and for an error that came with status 200.
     """
-    body = _table(raw, url)
+    body = _table(raw, url, provider.read)
     if body.get("error") and not body.get("choices"):
         raise provider.reported(url, redact(body["error"]))
     body = provider.answer(body)
@@ -61,9 +61,9 @@ def is_piece(choice: dict[str, Any]) -> bool:
     return delta is None or (table(delta) is not None and _is_content(delta))
 
 
-def _table(raw: bytes, url: str) -> dict[str, Any]:
+def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:
     try:
-        return table(json_of(raw)) or {}
+        return table(read(raw)) or {}
     except ValueError as error:
         raise invalid_answer(url, "its answer is not JSON") from error
 

@@ -106,11 +106,10 @@ class HttpCloudTier:
         forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
         call = self._call(path, body, forwarded)
-        redact = self._endpoint.redactor(forwarded.api_key).json
 
         async def attempt() -> HttpCloudStream:
             response = await self._send("POST", call.path, json_content(call.body), forwarded)
-            stream = HttpCloudStream(response, self._endpoint, redact)
+            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key)
             try:
                 await stream.wait_for_content()
                 if begun is not None:

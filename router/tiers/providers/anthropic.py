@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ....protocol.http.foreign import json_keeping
 from ...request.json_narrowing import table
 from .anthropic_answers import MessageEvents, completion_of
 from .chat_fields import ChatFields, Image
@@ -48,6 +49,9 @@ class AnthropicProvider(Provider):
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         self.check(path, body)
         return ProviderCall(with_query("messages", query), _request(body, self))
+
+    def read(self, raw: bytes) -> Any:
+        return json_keeping(raw, "input")
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)

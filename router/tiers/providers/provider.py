@@ -98,6 +98,10 @@ class Provider(ABC):
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         """The HTTP request for OpenAI's `path` and `body`. Raises UnsupportedFeatureError for what it cannot say."""
 
+    def read(self, raw: bytes) -> Any:
+        """The JSON of an answer, or of an event. Arguments of tool calls may be `msgspec.Raw`. Raises ValueError."""
+        return json_of(raw, exact=True)
+
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Its answer as a chat completion."""
         return body
