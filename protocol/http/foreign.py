@@ -84,7 +84,8 @@ def json_bytes(value: Any) -> bytes:
 
 def raw_object(text: str) -> msgspec.Raw | None:
     """The JSON object in `text`, byte for byte but on one line; an empty one for no text. None if it is no object."""
-    raw = (text if text.strip() else "{}").translate(_LINE_ENDS).encode("utf-8", "surrogatepass")
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins pairs that a stream cut
+    raw = (text if text.strip() else "{}").translate(_LINE_ENDS).encode(errors="backslashreplace")
     try:
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         return msgspec.Raw(raw)
