@@ -47,6 +47,7 @@ class _Choice:
     message: _Message = field(default_factory=_Message)
     logprobs: list[Any] = field(default_factory=list[Any])
     finish_reason: str | None = None
+    stop_reason: Any = None
 
 
 class ChatChunks:
@@ -63,6 +64,7 @@ class ChatChunks:
             found.message.add(object_of(choice.get("delta")))
             found.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             found.finish_reason = choice.get("finish_reason") or found.finish_reason
+            found.stop_reason = choice.get("stop_reason") or found.stop_reason
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -71,6 +73,7 @@ class ChatChunks:
                 "message": choice.message.whole(),
                 "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
+                **({} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}),
             }
             for index, choice in sorted(self._choices.items())
         ]

@@ -55,9 +55,9 @@ def running_cloud() -> Iterator[Cloud]:
             choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
             if cloud.status != 200:
                 answer: Any = {"error": {"message": f"Wrong key: {self.headers.get('authorization')}"}}
-            elif self.path.endswith("/embeddings"):
+            elif "/embeddings" in self.path:
                 answer = {"object": "list", "model": "m", "data": [{"index": 0, "embedding": [1.0]}]}
-            elif self.path.endswith("/chat/completions"):
+            elif "/chat/completions" in self.path:
                 said = "delta" if b'"stream":true' in body else "message"
                 answer = {"id": number, "created": 1, "model": "m"}
                 answer["choices"] = [{**choice, said: {"role": "assistant", "content": number}}]

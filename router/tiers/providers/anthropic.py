@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....protocol.http.foreign import json_keeping
 from ...request.json_narrowing import table
 from .anthropic_answers import MessageEvents, completion_of
 from .chat_fields import ChatFields, Image
@@ -20,6 +19,7 @@ class AnthropicProvider(Provider):
     """`cloud_url` is https://api.anthropic.com/v1, or a server that speaks its API."""
 
     name = "anthropic"
+    raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
         statuses={
@@ -49,9 +49,6 @@ class AnthropicProvider(Provider):
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         self.check(path, body)
         return ProviderCall(with_query("messages", query), _request(body, self))
-
-    def read(self, raw: bytes) -> Any:
-        return json_keeping(raw, "input")
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ....protocol.http.foreign import json_keeping, json_of
+from ....protocol.http.foreign import json_of
 from ...request.json_narrowing import table, tables
 from ..failures import CloudFailure
 from .chat_fields import Called, ChatFields, Image
@@ -33,6 +33,7 @@ class GeminiProvider(Provider):
     """`cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
 
     name = "gemini"
+    raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
         statuses={
@@ -66,9 +67,6 @@ class GeminiProvider(Provider):
         method = "streamGenerateContent" if body.get("stream") else "generateContent"
         query = {**query, "alt": "sse"} if body.get("stream") else query
         return ProviderCall(with_query(f"models/{model}:{method}", query), _request(body, self))
-
-    def read(self, raw: bytes) -> Any:
-        return json_keeping(raw, "args")
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)
