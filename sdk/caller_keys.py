@@ -45,6 +45,8 @@ class CallerKeys:
         if "authorization" in headers:
             scheme, _, key = headers["authorization"].partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
+        if not keys:  # it was left out on purpose: openai's clients always send one
+            raise _refused("authorization", "is missing: this request has no API key")
         named = {key: name for key, name in keys.items() if key not in self.own}
         for key, name in named.items():
             if not key or not is_sendable(key):
