@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "half-open", "open"]
-#: `pass`: the breaker is closed. `trial`: the caller makes the one request that shows whether all is well again.
+#: `pass`: the breaker is closed. `trial`: the request decides whether the breaker closes.
 Admission = Literal["pass", "trial", "refused"]
 
 _MAX_REMEMBERED = 64  # failed requests
@@ -33,8 +33,8 @@ class BreakerRules:
 class Breaker:
     """A state machine without I/O. Requests are identified by digests, and no prompt is stored.
 
-    Closed, every request passes. Open, none does. Half-open, one request passes as a trial. `trips` counts how often
-    the breaker opened. `clock` gives seconds that never go back.
+    Closed: every request passes. Open: no request passes. Half-open: one request passes as a trial. `trips` counts how
+    often the breaker opened. `clock` gives seconds that never go back.
     """
 
     def __init__(self, rules: BreakerRules, clock: Callable[[], float] = time.monotonic) -> None:

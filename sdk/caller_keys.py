@@ -11,7 +11,7 @@ from ..protocol.errors import InvalidRequestError
 from ..protocol.safety.redaction import is_sendable
 
 BASE_URL = "http://updraft.local/v1"  # never resolved: the transport beneath answers
-#: The router sits in this process and asks for no key; openai's constructor does.
+#: openai's constructor needs a key. The router runs in this process and needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")
 
@@ -20,7 +20,7 @@ _OTHER_HEADERS = ("x-api-key", "api-key")
 class CallerKeys:
     """The keys that requests may name. By default they only tell callers apart, and no cloud sees them."""
 
-    # Keys that stand for the key in the settings. None: every key does.
+    # Keys that mean the key in the settings. None: every key means it.
     own: frozenset[str] | None = field(default=None, repr=False)
     # Whether requests must be for `BASE_URL`.
     checks_url: bool = False
@@ -45,7 +45,7 @@ class CallerKeys:
         if "authorization" in headers:
             scheme, _, key = headers["authorization"].partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
-        if not keys:  # it was left out on purpose: openai's clients always send one
+        if not keys:  # omitted on purpose: openai's clients send one by default
             raise _refused("authorization", "is missing: this request has no API key")
         named = {key: name for key, name in keys.items() if key not in self.own}
         for key, name in named.items():

@@ -65,7 +65,9 @@ class HttpCloudTier:
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
         call = self._call(path, body, forwarded)
-        redact = self._endpoint.redactor(forwarded.api_key).json
+
+        def redact(error: Any) -> Any:
+            return self._endpoint.redactor(forwarded.api_key).json(error)
 
         async def attempt() -> dict[str, Any]:
             raw = await self._whole("POST", call.path, json_content(call.body), forwarded)

@@ -45,13 +45,13 @@ class CloudEndpoint:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
-    def redactor(self, callers_key: str | None = None) -> Redactor:
+    def redactor(self, callers_key: str | None) -> Redactor:
         """Replaces the credentials of a request: the key, and headers and query values named like credentials."""
         named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
         parts = [value.rpartition(" ")[2] for value in named]  # of Authorization the part after the scheme
         return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
-    def redacted_error(self, raw: bytes, callers_key: str | None = None) -> bytes:
+    def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:
         """The body of an error, which may quote a key."""
         redactor = self.redactor(callers_key)
         try:

@@ -34,8 +34,8 @@ class _Closable(Protocol):
 class CloudCalls:
     """Sends requests to one cloud. The breaker counts requests, not attempts.
 
-    A 5xx, a cut connection or a short timeout may be due to the request: several distinct requests in a row must fail.
-    A cloud that nobody reaches, or that is silent for long, opens the circuit with one request.
+    A 5xx, a cut connection or a short timeout may be due to the request, so several distinct requests must fail in a
+    row. One request opens the circuit of a cloud that it never reaches, or that has been silent to all for long.
     `patience_s`: seconds until an attempt without an answer times out.
     """
 
@@ -74,8 +74,9 @@ class CloudCalls:
                 if self._is_hung(failure, tried_at):
                     self._breaker.trip(failure.cause)
                 if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
-                    is_down = not reached and tries > 1 and self._answered_at <= began
-                    self._failed(failure, None if never_reached else digest, trips=is_down)
+                    if not reached and tries > 1 and self._answered_at <= began and not self.is_open:
+                        self._breaker.trip(failure.cause)
+                    self._learn(failure, None if never_reached else digest)
                     raise
             else:
                 self._succeeded()
@@ -104,7 +105,7 @@ class CloudCalls:
         try:
             answer = await attempt()
         except CloudFailure as failure:
-            self._failed(failure, None if failure.status is None else digest, trips=False)
+            self._learn(failure, None if failure.status is None else digest, trial=True)
             raise
         except BaseException:  # the caller left: that says nothing about the cloud
             self._breaker.leave_trial()
@@ -116,12 +117,11 @@ class CloudCalls:
         self._breaker.succeeded()
         self._answered_at = self._clock()
 
-    def _failed(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trips: bool) -> None:
+    def _learn(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trial: bool = False) -> None:
+        """Count a request that failed. While the circuit is open, only trials count."""
         if not failure.is_unreached:
             self._succeeded()
-        elif trips:
-            self._breaker.trip(failure.cause)
-        else:
+        elif trial or not self.is_open:
             self._breaker.failed(failure.cause, None if digest is None else digest())
 
     def _is_hung(self, failure: CloudFailure, began: float) -> bool:
@@ -130,10 +130,10 @@ class CloudCalls:
 
 
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
-    """Wait for the next attempt. False: there is to be none.
+    """Wait for the next attempt. False: make no other attempt.
 
-    A wait beyond `until` is not begun, and where the server names no time, none that would take more than half of what
-    is left: another tier may need it.
+    A wait never exceeds the time until `until`. Without a time from the server it stays below half of that: another
+    tier may need the rest.
     """
     if not failure.transient:
         return False

@@ -37,7 +37,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _ToolBlock:
-    """A tool call that is being streamed. `input`: what its first event says of the arguments."""
+    """A tool call that is being streamed. `input`: the arguments in its first event, empty as a rule."""
 
     index: int
     input: Any = None
