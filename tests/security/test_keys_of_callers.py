@@ -22,6 +22,7 @@ from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import CacheSettings, Middle, RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
+from updraft.sdk.transport import httpx_of_openai
 
 A, B, C = "sk-key-of-the-client-aaaa", "sk-key-of-the-tenant-bbbb", "sk-key-of-another-cccc"
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -73,7 +74,7 @@ def running_cloud() -> Iterator[Cloud]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_arguments: object) -> None:
             """Keep the test's output clean."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -235,10 +236,11 @@ def test_tenants_share_no_answers_and_no_sessions(config: RouterConfig, cloud: C
     cached = replace(config, cache=CacheSettings(max_mb=1.0))
     with updraft.OpenAI(config=cached, max_retries=0) as client:
         other = client.with_options(api_key=B)
-        found = [ask(each, seed=1).choices[0].message.content for each in (client, other, client, other)]
-        assert found == ["1", "2", "1", "2"]
-        assert [each.get("cookie") for each in cloud.seen] == [None, None]
-        assert cloud.keys == [f"Bearer {A}", f"Bearer {B}"]
+        project = client.with_options(project="another")
+        found = [ask(each, seed=1).choices[0].message.content for each in (client, other, project) * 2]
+        assert found == ["1", "2", "3"] * 2
+        assert [each.get("cookie") for each in cloud.seen] == [None] * 3
+        assert cloud.keys == [f"Bearer {A}", f"Bearer {B}", f"Bearer {A}"]
 
 
 def test_organization_and_project_go_along(client: updraft.OpenAI, cloud: Cloud) -> None:
@@ -343,7 +345,6 @@ def test_the_daemon_keeps_its_callers_keys_to_itself(config: RouterConfig, cloud
 
 def test_a_library_on_the_transport_is_told_apart_by_its_key_alone(config: RouterConfig, cloud: Cloud) -> None:
     http = updraft.transport(config)
-    module = __import__(updraft.sdk.transport.httpx_of_openai().__name__)
-    with openai.OpenAI(api_key=B, http_client=module.Client(transport=http)) as client:
+    with openai.OpenAI(api_key=B, http_client=httpx_of_openai().Client(transport=http)) as client:
         ask(client)
         assert cloud.keys == [f"Bearer {A}"]
