@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from ..classifier.policy.folders import policy_folder_of
 from ..classifier.policy.graph_files import CARD_NAME, read_card
@@ -109,7 +110,12 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
 def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     """The clouds between the device and the best one, with the timeouts of that one."""
     return tuple(
-        CloudCandidate(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above)
+        CloudCandidate(
+            each.model,
+            HttpCloudTier(_middle_endpoint(config, each)),
+            each.skip_above,
+            shares_key=urlsplit(each.url)[:2] == urlsplit(config.cloud_url or "")[:2],
+        )
         for each in config.middle
     )
 

@@ -22,6 +22,8 @@ class CloudCandidate:
     tier: CloudTier
     # From this P(gain) on it is not asked.
     skip_above: float | None = None
+    # Whether a caller's key for the best cloud is sent here too: it is the same server.
+    shares_key: bool = False
 
     def may_do(self, p_gain: float | None) -> bool:
         """Whether a request with this P(gain) is for it; None: nobody computed one."""

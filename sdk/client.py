@@ -16,12 +16,10 @@ from ..protocol.requests import ConfidenceSignal
 from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.factory import check_startable
 from ..router.settings_sources import load_config
+from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
 from .requests import AsyncRequests, Requests
 from .sharing import RuntimeLease
-from .transport import BASE_URL, async_transport, httpx_of_openai, sync_transport
-
-# The router sits in this process and asks for no key; openai's constructor does.
-PLACEHOLDER_KEY = "updraft-in-process"
+from .transport import async_transport, httpx_of_openai, sync_transport
 
 
 class _Unset:
@@ -73,12 +71,18 @@ class _Routed:
 
 def _sync_client(lease: RuntimeLease) -> Any:
     httpx = httpx_of_openai()
-    return _leased(httpx.Client(transport=sync_transport(httpx, lease), base_url=BASE_URL), lease)
+    return _leased(httpx.Client(transport=sync_transport(httpx, lease, _keys_of(lease)), base_url=BASE_URL), lease)
 
 
 def _async_client(lease: RuntimeLease) -> Any:
     httpx = httpx_of_openai()
-    return _leased(httpx.AsyncClient(transport=async_transport(httpx, lease), base_url=BASE_URL), lease)
+    transport = async_transport(httpx, lease, _keys_of(lease))
+    return _leased(httpx.AsyncClient(transport=transport, base_url=BASE_URL), lease)
+
+
+def _keys_of(lease: RuntimeLease) -> CallerKeys:
+    settings_key = {lease.config.cloud_api_key} if lease.config.cloud_api_key else set[str]()
+    return CallerKeys(frozenset({PLACEHOLDER_KEY} | settings_key) | ambient_keys(), checks_url=True)
 
 
 class OpenAI(_Routed, openai.OpenAI):
@@ -92,7 +96,8 @@ class OpenAI(_Routed, openai.OpenAI):
     the local model was, by confidence_signal: "probability", "entropy" or "margin". They override `config`, which
     overrides nothing else: without it the user's settings are read (`load_config`). All other arguments are upstream's,
     but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
-    belong to the router.
+    belong to the router. A key that a copy or a request names (`with_options(api_key=...)`, `client.api_key = ...`, a
+    callable, the header Authorization) is sent to the cloud instead, for these requests.
 
     Raises ConfigurationError for unusable settings, and where no model is configured. Close the client, or use it as a
     context manager.
@@ -155,8 +160,10 @@ def _leased(client: Any, lease: RuntimeLease) -> Any:
 
 
 def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:
-    if isinstance(api_key, str):
-        given = {"cloud_api_key": api_key, **given}
+    if isinstance(api_key, str) and api_key:
+        if given.get("cloud_api_key", api_key) != api_key:
+            raise ConfigurationError("api_key and cloud_api_key name two keys: leave one out.", param="api_key")
+        given = {**given, "cloud_api_key": api_key}
     return settings_of(config, given)
 
 

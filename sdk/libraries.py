@@ -22,8 +22,8 @@ def transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = 
 
     `settings` are those of `updraft.OpenAI`, and every other one of RouterConfig. `httpx` is the module `httpx` or
     `httpx2`; without it the one that the installed `openai` is built on. Whatever the host of a request's URL, its path
-    is answered in this process: no API key is needed. Clients with equal settings share one router, also with those of
-    `async_transport`. Closing or losing the last one closes it.
+    is answered in this process. No API key is needed: a key of the library only tells callers apart. Clients with equal
+    settings share one router, also with those of `async_transport`. Closing or losing the last one closes it.
 
     Raises ConfigurationError as `updraft.OpenAI` does.
     """

@@ -10,7 +10,7 @@ import openai
 
 from ..protocol.responses import UpdraftInfo
 from ..router.accounting.explanation import Explanation, FeedbackNote
-from .transport import BASE_URL
+from .caller_keys import BASE_URL
 
 _REQUESTS = f"{BASE_URL.removesuffix('/v1')}/updraft/requests"
 

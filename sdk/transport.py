@@ -18,12 +18,14 @@ import msgspec
 from ..protocol.errors import UpdraftError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.telemetry.tracing import callers_headers
+from ..router.responses.completion import failure
+from .caller_keys import CallerKeys
 from .runtime import CancelledError, wait
 from .sharing import RuntimeLease
 
 T = TypeVar("T")
 
-BASE_URL = "http://updraft.local/v1"  # never resolved: the transport beneath answers
+IDENTIFYING = CallerKeys()
 GRACE_S = 1.0  # the router keeps the deadline itself; this guards against a router that does not
 
 
@@ -42,9 +44,9 @@ def httpx_of_openai() -> Any:
     )
 
 
-def sync_transport(httpx: Any, lease: RuntimeLease) -> Any:
+def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYING) -> Any:
     """An `httpx.BaseTransport` whose requests go to the router; closing or losing it ends the lease."""
-    bridge = _Bridge(httpx)
+    bridge = _Bridge(httpx, keys)
 
     class Body(httpx.SyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
@@ -66,6 +68,8 @@ def sync_transport(httpx: Any, lease: RuntimeLease) -> Any:
     class Transport(httpx.BaseTransport):
         def handle_request(self, request: Any) -> Any:
             wire = bridge.wire(request, request.read())
+            if isinstance(wire, WireResponse):
+                return bridge.response(wire, request, Body)
             response = bridge.call(lambda: lease.handle(wire), request, GRACE_S)
             return bridge.response(response, request, Body)
 
@@ -75,9 +79,9 @@ def sync_transport(httpx: Any, lease: RuntimeLease) -> Any:
     return _owning(Transport(), lease)
 
 
-def async_transport(httpx: Any, lease: RuntimeLease) -> Any:
+def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYING) -> Any:
     """An `httpx.AsyncBaseTransport` in the same way; usable from any event loop."""
-    bridge = _Bridge(httpx)
+    bridge = _Bridge(httpx, keys)
 
     class Body(httpx.AsyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
@@ -99,6 +103,8 @@ def async_transport(httpx: Any, lease: RuntimeLease) -> Any:
     class Transport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
             wire = bridge.wire(request, await request.aread())
+            if isinstance(wire, WireResponse):
+                return bridge.response(wire, request, Body)
             response = await bridge.acall(lambda: lease.handle(wire), request, GRACE_S)
             return bridge.response(response, request, Body)
 
@@ -116,13 +122,22 @@ def _owning(transport: Any, lease: RuntimeLease) -> Any:
 class _Bridge:
     """Shared by both directions: requests and responses as bytes, timeouts, and errors in the caller's own types."""
 
-    def __init__(self, httpx: Any) -> None:
+    def __init__(self, httpx: Any, keys: CallerKeys) -> None:
         self._httpx = httpx
+        self._keys = keys
 
-    def wire(self, request: Any, body: bytes) -> WireRequest:
+    def wire(self, request: Any, body: bytes) -> WireRequest | WireResponse:
+        """The request for the router, or the refusal of a key or URL that it names."""
         headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
-        query = request.url.query.decode()
-        return WireRequest(request.method, request.url.path, headers, body, _timeout_s(request), query)
+        try:
+            self._keys.check_url(request.url)
+            key = self._keys.named_in(headers)
+        except UpdraftError as error:
+            return failure(error)
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"  # the router tells callers apart by this header
+        query, path = request.url.query.decode(), request.url.path
+        return WireRequest(request.method, path, headers, body, _timeout_s(request), query, cloud_key=key)
 
     def call(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:

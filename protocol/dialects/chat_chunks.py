@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from ..http.foreign import object_of, objects_of
+from ..http.foreign import json_bytes, object_of, objects_of
 
 #: What grows from chunk to chunk. All else is said once.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
@@ -49,6 +47,7 @@ class _Choice:
     message: _Message = field(default_factory=_Message)
     logprobs: list[Any] = field(default_factory=list[Any])
     finish_reason: str | None = None
+    stop_reason: Any = None
 
 
 class ChatChunks:
@@ -65,6 +64,7 @@ class ChatChunks:
             found.message.add(object_of(choice.get("delta")))
             found.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             found.finish_reason = choice.get("finish_reason") or found.finish_reason
+            found.stop_reason = choice.get("stop_reason") or found.stop_reason
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -73,6 +73,7 @@ class ChatChunks:
                 "message": choice.message.whole(),
                 "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
+                **({} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}),
             }
             for index, choice in sorted(self._choices.items())
         ]
@@ -91,7 +92,7 @@ def count_of(counts: dict[str, Any], name: str) -> int:
 
 def framed(event: dict[str, Any]) -> bytes:
     """One event as OpenAI and Anthropic send it."""
-    return f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
 def _index(piece: dict[str, Any], otherwise: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 from ..errors import UpstreamError
-from ..http.foreign import json_of, object_of, objects_of
+from ..http.foreign import json_of, object_of, objects_of, raw_object
 from ..http.wire import anthropic_error
 from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
@@ -149,7 +149,7 @@ class AnthropicEvents:
         if block is None:
             return
         self._emit("content_block_stop", index=len(self.message["content"]))
-        block |= {"input": _arguments(text)} if block["type"] == "tool_use" else {block["type"]: text}
+        block |= {"input": raw_object(text)} if block["type"] == "tool_use" else {block["type"]: text}
         self.message["content"].append(block)
         self._open, self._call, self._texts = None, None, []
 
@@ -180,7 +180,7 @@ async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[byt
     yield b"".join(events.begin())
     try:
         async for payload in payloads:
-            chunk = object_of(json_of(payload))
+            chunk = object_of(json_of(payload, exact=True))
             if error := object_of(chunk.get("error")):
                 yield framed(anthropic_error(error))
                 return
@@ -191,18 +191,9 @@ async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[byt
         yield framed(anthropic_error(error.to_body()["error"]))
 
 
-def _arguments(text: str) -> dict[str, Any] | None:
-    """The arguments of a tool call; None where the text is no JSON object."""
-    try:
-        found: Any = json_of(text.encode()) if text.strip() else {}
-    except ValueError:
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
-
-
 def _is_whole(text: str) -> bool:
     """Whether a call has all of its arguments. Of none it is not known."""
-    return text.rstrip().endswith("}") and _arguments(text) is not None
+    return text.rstrip().endswith("}") and raw_object(text) is not None
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, int]:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from ..errors import UpstreamError
-from ..http.foreign import json_of, object_of, objects_of
+from ..http.foreign import json_bytes, json_of, object_of, objects_of, raw_object
 from .chat_chunks import ChatChunks, text_of
 from .ollama_request import OllamaChat, OllamaGenerate
 
@@ -89,7 +87,7 @@ async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -
     chunks = ChatChunks()
     try:
         async for payload in payloads:
-            chunk = object_of(json_of(payload))
+            chunk = object_of(json_of(payload, exact=True))
             if error := object_of(chunk.get("error")):
                 yield _line({"error": str(error.get("message"))})
                 return
@@ -132,7 +130,7 @@ def _vector(sent: list[float] | str) -> list[float]:
 
 
 def _line(part: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(part) + b"\n"
+    return json_bytes(part) + b"\n"
 
 
 def _message(completion: dict[str, Any]) -> dict[str, Any]:
@@ -157,11 +155,7 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
     """Arguments are an object here. Raises UpstreamError where they are none."""
-    text: str = function.get("arguments") or "{}"
-    try:
-        arguments = json_of(text.encode())
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = raw_object(function.get("arguments") or "")
+    if arguments is None:
         raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are no JSON object.")
     return {"function": {"index": index, "name": function.get("name"), "arguments": arguments}}

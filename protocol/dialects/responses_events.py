@@ -240,7 +240,7 @@ async def streamed_response(
     events = ResponseEvents(response)
     yield events.begin(), response
     async for payload in payloads:
-        chunk = object_of(json_of(payload))
+        chunk = object_of(json_of(payload, exact=True))
         if error := object_of(chunk.get("error")):
             yield events.fail(error), response
             return

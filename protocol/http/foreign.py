@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isfinite
 from typing import Any, cast
 
 import msgspec
@@ -20,10 +21,12 @@ from ..errors import (
     UpdraftError,
     UpstreamError,
 )
+from ..safety.redaction import paired
 
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
 _MAX_NESTED = 4  # objects in one another, around a message
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
+_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # stand between the tokens of JSON only
 _ERRORS: dict[int, type[UpdraftError]] = {
     401: AuthenticationError,
     403: PermissionDeniedError,
@@ -35,10 +38,11 @@ _ERRORS: dict[int, type[UpdraftError]] = {
 }
 
 
-def json_of(raw: bytes) -> Any:
+def json_of(raw: bytes, *, exact: bool = False) -> Any:
     """The JSON that a server sent. Raises ValueError if it is none, or nested deeper than anybody means.
 
     A byte order mark, UTF-16, bytes that are no UTF-8, NaN and halves of surrogate pairs lose no answer.
+    `exact`: leave such halves as they are, for `json_bytes` to write again. No file or log can hold them.
     """
     try:
         return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
@@ -46,10 +50,62 @@ def json_of(raw: bytes) -> Any:
         pass
     try:
         text = raw.decode(json.detect_encoding(raw), "replace")
-        found = json.dumps(json.loads(text, parse_constant=lambda _: None), ensure_ascii=False)
-        return json.loads(found.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        found = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        return found if exact else json.loads(paired(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
+
+
+def json_keeping(raw: bytes, name: str) -> Any:
+    """The same, with the values of each member `name` as raw JSON, so that no number in them is rounded."""
+    try:
+        return _keeping(raw.removeprefix(b"\xef\xbb\xbf"), name)
+    except UNREADABLE:
+        return json_of(raw, exact=True)
+
+
+def _keeping(raw: bytes, name: str) -> Any:
+    first = raw.lstrip()[:1]
+    if first == b"{":
+        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        return {key: value if key == name else _keeping(bytes(value), name) for key, value in members.items()}
+    if first == b"[":
+        return [_keeping(bytes(value), name) for value in msgspec.json.decode(raw, type=list[msgspec.Raw])]
+    return msgspec.json.decode(raw)
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON, also with halves of surrogate pairs: clouds cut an emoji between two pieces of a stream."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # UTF-8 has no halves, but JSON has escapes for them
+        return json.dumps(value, default=_plain, separators=(",", ":")).encode()
+
+
+def raw_object(text: str) -> msgspec.Raw | None:
+    """The JSON object in `text`, byte for byte but on one line; an empty one for no text. None if it is no object."""
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins pairs that a stream cut
+    raw = (text if text.strip() else "{}").translate(_LINE_ENDS).encode(errors="backslashreplace")
+    try:
+        msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        return msgspec.Raw(raw)
+    except UNREADABLE:
+        pass
+    try:
+        found = json_of(raw, exact=True)
+    except ValueError:
+        return None
+    return msgspec.Raw(json_bytes(found)) if isinstance(found, dict) else None
+
+
+def _finite(number: str) -> float | None:
+    value = float(number)
+    return value if isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """A struct or raw JSON as `json.dumps` takes it."""
+    return json_of(bytes(value), exact=True) if isinstance(value, msgspec.Raw) else msgspec.to_builtins(value)
 
 
 def object_of(value: Any) -> dict[str, Any]:

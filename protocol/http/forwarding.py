@@ -37,10 +37,12 @@ class Forwarded:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     # Without the question mark.
     query: str = ""
+    # The caller's own API key for the cloud. None: the key in the settings.
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def texts(self) -> list[str]:
-        """All that it says, for who looks for what is private."""
+        """Every header and query value, for the privacy scan."""
         pairs = parse_qsl(self.query, keep_blank_values=True)
         return [self.query, *self.headers, *self.headers.values(), *(text for pair in pairs for text in pair)]
 
@@ -52,7 +54,7 @@ class Forwarded:
 NOTHING = Forwarded()
 
 
-def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
+def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
     """The forwarded part of a request.
 
     Raises InvalidRequestError, by name, for what neither may nor belongs to this hop.
@@ -68,7 +70,7 @@ def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
         if may_open(name.lower()):
             raise _refused(f"The query parameter {name[:_MAX_NAME]!r}", name)
-    return Forwarded(passed, query)
+    return Forwarded(passed, query, api_key)
 
 
 @lru_cache(1024)
@@ -83,7 +85,7 @@ def may_open(name: str) -> bool:
 
 def _refused(what: str, name: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{what} is not passed on to a cloud: leave it out. Keys of clouds belong into the settings.",
+        f"{what} is not passed on to a cloud: leave it out. Set the cloud's API key in the settings instead.",
         param=name[:_MAX_NAME],
         code="unsupported_header" if what.startswith("The header") else "unsupported_parameter",
     )

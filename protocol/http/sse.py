@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import msgspec
+from .foreign import json_bytes
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment
@@ -15,7 +15,7 @@ _BOM = b"\xef\xbb\xbf"
 
 def event(payload: object) -> bytes:
     """One `data:` event holding `payload` as JSON."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+    return b"data: " + json_bytes(payload) + b"\n\n"
 
 
 class EventTooLongError(ValueError):

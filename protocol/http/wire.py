@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from .foreign import json_bytes
+
 LONG_BODY = 2**16
 T = TypeVar("T")
 _MESSAGES, _OLLAMA = "/v1/messages", "/api/"
@@ -37,6 +39,8 @@ class WireRequest:
     query: str = ""
     # The body as it comes, where it may be too long for memory. `body` is empty then.
     upload: AsyncIterator[bytes] | None = None
+    # The cloud's API key that the caller names for this request. None: the key in the settings. No server sets it.
+    cloud_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,7 @@ class WireResponse:
 
     @staticmethod
     def json(payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> WireResponse:
-        return WireResponse(
-            status, {"content-type": "application/json", **(headers or {})}, msgspec.json.encode(payload)
-        )
+        return WireResponse(status, {"content-type": "application/json", **(headers or {})}, json_bytes(payload))
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:

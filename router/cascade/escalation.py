@@ -9,7 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
+from ...protocol.errors import (
+    BudgetExceededError,
+    EngineError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UpstreamError,
+)
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
@@ -103,13 +109,17 @@ class _Drafted(Generic[T]):
     """A request as `send` puts it to a cloud, with the device's `draft` where the cloud takes one."""
 
     draft: str
+    forwarded: Forwarded
     time_left_s: Callable[[], float]
     send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
     async def send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
         """The answer, and whether the draft went along. A cloud that seems to refuse it is asked again without."""
         given = not self.draft or "prediction" in body  # what the caller predicts is the caller's to pay
-        if given or not await tier.takes_drafts(body["model"], timeout_s=self.time_left_s()):
+        if given:
+            return await self.send(tier, body), False
+        time_left_s = self.time_left_s()
+        if not await tier.takes_drafts(body["model"], timeout_s=time_left_s, forwarded=self.forwarded):
             return await self.send(tier, body), False
         try:
             return await self.send(tier, {**body, "prediction": {"type": "content", "content": self.draft}}), True
@@ -165,15 +175,24 @@ class Escalation:
         if tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
         top = CloudCandidate(config.cloud_model, tiers.cloud)
+        key = self.job.forwarded.api_key
+        middle = [each for each in tiers.middle if key is None or each.shares_key]
         if self.job.requested_tier == "cloud":
             named = self.job.body.get("model")
+            if key is not None and any(each.model == named and each not in middle for each in tiers.middle):
+                raise InvalidRequestError(
+                    f"api_key: the model {named!r} is on another server than cloud_url, which your key is for: leave "
+                    "the key out, or ask for another model.",
+                    param="api_key",
+                    code="unsupported_parameter",
+                )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
                 top = CloudCandidate(named, tiers.cloud)  # a model that is not for chat
-            return [next((candidate for candidate in tiers.middle if candidate.model == named), top)]
+            return [next((candidate for candidate in middle if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
         p_gain = self.record.decision.p_gain
-        return [*(candidate for candidate in tiers.middle if candidate.may_do(p_gain)), top]
+        return [*(candidate for candidate in middle if candidate.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
         """The caller's request, as a cloud gets it."""
@@ -254,7 +273,7 @@ class Escalation:
             forwarded = self._forwarded
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
 
-        completion = await self._try_clouds(body, _Drafted(draft, time_left_s, complete))
+        completion = await self._try_clouds(body, _Drafted(draft, self.job.forwarded, time_left_s, complete))
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
@@ -275,7 +294,7 @@ class Escalation:
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._try_clouds(
             {**body, "stream": True, "stream_options": options},
-            _Drafted(draft, time_left_s, begin),
+            _Drafted(draft, self.job.forwarded, time_left_s, begin),
             continuing=begun is not None,
         )
         self._stream, self._streaming = stream, time.monotonic()

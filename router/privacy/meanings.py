@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..request.json_narrowing import parsed
+import msgspec
+
+from ...protocol.decoding import UNREADABLE
 from .escapes import ReadingBudget, base85_texts, decoded, encoded_texts
 from .seams import value_seams
 from .text_views import strings
@@ -29,8 +31,8 @@ def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
         waiting.extend(base85_texts(text, budget))
         if _JSON.match(text):
             try:
-                text_found = parsed(text.encode("utf-8", "replace"))
-            except ValueError:  # then it is only text
+                text_found = msgspec.json.decode(text.encode("utf-8", "replace"))
+            except UNREADABLE:  # then it is only text
                 continue
             waiting.extend(filter(None, strings(text_found)))
             yield from value_seams(text_found, budget)

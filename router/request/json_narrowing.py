@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import msgspec
-
-
-def parsed(raw: bytes) -> Any:
-    """The JSON in `raw`, after a byte order mark or without one. Raises ValueError if it is none, or nested deeper than
-    anybody means.
-    """
-    try:
-        return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-
 
 def table(value: Any) -> dict[str, Any] | None:
     """`value` if it is a JSON object."""

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...protocol.dialects.chat_chunks import ChatChunks
 from ...protocol.http import sse
+from ...protocol.http.foreign import json_bytes, json_of
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
 from ..request.caller import Caller
-from ..request.json_narrowing import parsed, rows, table, tables
+from ..request.json_narrowing import table, tables
 
 _OVERHEAD = 512  # bytes that Python needs for an entry beside its text
 
@@ -85,7 +87,7 @@ class CacheSlot:
         lasting = record.route in ("local", "cloud", "escalated") and plain and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
-            self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))
+            self._cache.put(self._key, Cached(json_bytes(bare), record.tier, time.monotonic()))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
         """`events` as they are; if they end as they should, the completion that they make is kept."""
@@ -101,7 +103,7 @@ class CacheSlot:
 
 def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
     """The kept completion as the answer to the request of `record`, which learns where it is from."""
-    completion: dict[str, Any] = msgspec.json.decode(entry.completion)
+    completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 
@@ -129,57 +131,28 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
 
 
 def joined(events: list[bytes]) -> dict[str, Any] | None:
-    """The completion that the events of a stream make; None if they say more than text, or it in another way than ours.
-
-    The stream goes on either way: what cannot be kept is an answer all the same.
-    """
-    parser = sse.EventParser()
+    """The completion that the events of a stream make; None if they say more than text, or in another way than ours."""
+    parser, chunks = sse.EventParser(), ChatChunks()
     try:
-        chunks = [found for event in events for payload in parser.feed(event) if (found := table(parsed(payload)))]
+        for payload in (payload for event in events for payload in parser.feed(event)):
+            chunk = table(json_of(payload, exact=True))
+            if chunk is None or not _is_text(chunk):
+                return None
+            chunks.read(chunk)
     except ValueError:
         return None
-    if not chunks or not all(map(_is_ours, chunks)):
-        return None
-    whole = {name: value for name, value in chunks[0].items() if name not in ("choices", "usage", "updraft")}
-    choices: dict[int, dict[str, Any]] = {}
-    for chunk in chunks:
-        if (usage := table(chunk.get("usage"))) is not None:
-            whole["usage"] = usage
-        if "sampling" in chunk:
-            whole["sampling"] = chunk["sampling"]
-        for piece in tables(chunk.get("choices")) or []:
-            message = {"role": "assistant", "content": ""}
-            empty = {"index": piece["index"], "message": message, "finish_reason": None, "logprobs": None}
-            choice = choices.setdefault(piece["index"], empty)
-            if not _add(choice, piece):
-                return None
-    if not choices or not all(choice["finish_reason"] for choice in choices.values()):
-        return None
-    return {**whole, "object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
+    whole = chunks.whole()
+    return whole if whole["choices"] and all(choice["finish_reason"] for choice in whole["choices"]) else None
 
 
-def _add(choice: dict[str, Any], piece: dict[str, Any]) -> bool:
-    """Add one piece to its choice; False if that would lose something."""
-    delta = table(piece.get("delta")) or {}
-    if any(value is not None for name, value in delta.items() if name not in ("role", "content")):
-        return False
-    choice["message"]["content"] += delta.get("content") or ""
-    choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
-    if "stop_reason" in piece:
-        choice["stop_reason"] = piece["stop_reason"]
-    if (logprobs := table(piece.get("logprobs"))) is not None:
-        kept: dict[str, Any] = choice["logprobs"] or {"content": [], "refusal": None}
-        choice["logprobs"] = {**kept, "content": [*kept["content"], *(rows(logprobs.get("content")) or [])]}
-    return True
-
-
-def _is_ours(chunk: dict[str, Any]) -> bool:
-    """Whether all its pieces say which choice they belong to, and text if anything."""
+def _is_text(chunk: dict[str, Any]) -> bool:
+    """Whether all pieces say which choice they belong to, and nothing but text."""
     pieces = tables(chunk.get("choices"))
     return pieces is not None and all(
         isinstance(piece.get("index"), int)
-        and isinstance((table(piece.get("delta")) or {}).get("content"), str | None)
+        and isinstance((delta := table(piece.get("delta")) or {}).get("content"), str | None)
         and isinstance(piece.get("finish_reason"), str | None)
+        and not any(value is not None for name, value in delta.items() if name not in ("role", "content"))
         for piece in pieces
     )
 

@@ -76,5 +76,5 @@ def direct_job(
         body=body,
         private=options.private,
         deadline=None if request.timeout_s is None else record.started + request.timeout_s,
-        forwarded=forwarded(request.headers, request.query),
+        forwarded=forwarded(request.headers, request.query, request.cloud_key),
     )

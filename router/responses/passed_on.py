@@ -8,10 +8,11 @@ from typing import Any
 from ...protocol.decoding import read_object
 from ...protocol.dialects.forms import FORM, read_upload
 from ...protocol.errors import InvalidRequestError
+from ...protocol.http.foreign import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..cascade.escalation import cloud_call, traced
-from ..request.json_narrowing import parsed, table
+from ..request.json_narrowing import table
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudUsage, Content
@@ -71,7 +72,7 @@ def _content(call: DirectCall, model: str) -> Content:
 
 def _usage(raw: bytes) -> CloudUsage | None:
     try:
-        return CloudUsage.of(table(parsed(raw)) or {})
+        return CloudUsage.of(table(json_of(raw)) or {})
     except ValueError:
         return None
 

@@ -10,9 +10,8 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from ...protocol.errors import ConfigurationError, NotFoundError
+from ...protocol.http.foreign import json_bytes, json_of
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import tables, transaction
 
@@ -92,7 +91,7 @@ class AnswerStore:
     def put(self, answer: StoredAnswer) -> None:
         """Keep an answer, in place of one of the same id."""
         values = [
-            msgspec.json.encode(value).decode() if name in _JSON else value
+            json_bytes(value).decode() if name in _JSON else value
             for name, value in zip(_COLUMNS, astuple(answer), strict=True)
         ]
         marks = ", ".join("?" * len(_COLUMNS))
@@ -139,7 +138,7 @@ class AnswerStore:
         """Replace the metadata. Raises NotFoundError."""
         found = self.get(owner, kind, answer_id)
         changed = replace(found, metadata=metadata, body={**found.body, "metadata": metadata})
-        texts = [msgspec.json.encode(each).decode() for each in (changed.metadata, changed.body)]
+        texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body)]
         with self._lock:
             self._connection.execute(
                 "UPDATE answers SET metadata = ?, body = ? WHERE owner = ? AND kind = ? AND id = ?",
@@ -196,4 +195,4 @@ def missing(answer_id: str) -> NotFoundError:
 
 def _answer(row: tuple[Any, ...]) -> StoredAnswer:
     values = dict(zip(_COLUMNS, row, strict=True))
-    return StoredAnswer(**{**values, **{name: msgspec.json.decode(values[name]) for name in _JSON}})
+    return StoredAnswer(**{**values, **{name: json_of(values[name].encode(), exact=True) for name in _JSON}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...protocol.http.foreign import json_of
@@ -10,13 +11,16 @@ from .failures import invalid_answer
 from .providers.provider import Provider
 
 
-def completion_in(raw: bytes, url: str, provider: Provider, *, is_text: bool = False) -> dict[str, Any]:
-    """As a chat completion. `is_text`: of a prompt, without a chat. Raises CloudFailure if it is none, and for an error
-    that came with status 200.
+def completion_in(
+    raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
+) -> dict[str, Any]:
+    """The answer as a chat completion. `is_text`: the answer to a bare prompt. `redact` is for errors.
+
+    Raises CloudFailure if it is no completion, and for an error that came with status 200.
     """
-    body = _table(raw, url)
+    body = _table(raw, url, provider.read)
     if body.get("error") and not body.get("choices"):
-        raise provider.reported(url, body["error"])
+        raise provider.reported(url, redact(body["error"]))
     body = provider.answer(body)
     choices = tables(body.get("choices"))
     is_choice = _is_text if is_text else _is_choice
@@ -57,9 +61,9 @@ def is_piece(choice: dict[str, Any]) -> bool:
     return delta is None or (table(delta) is not None and _is_content(delta))
 
 
-def _table(raw: bytes, url: str) -> dict[str, Any]:
+def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:
     try:
-        return table(json_of(raw)) or {}
+        return table(read(raw)) or {}
     except ValueError as error:
         raise invalid_answer(url, "its answer is not JSON") from error
 

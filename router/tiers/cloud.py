@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import httpx
@@ -14,21 +15,21 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarded
-from ...protocol.safety.redaction import SHORTEST_KEY
 from .answer_shapes import completion_in, embeddings_in, models_in
-from .circuit_breaker import CircuitBreaker
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import CloudContent, Content
 from .providers.provider import ProviderCall, with_query
-from .retries import retried
+from .retries import CloudCalls
 from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 _MAX_ERROR_BYTES = 2**20
+_INCIDENTAL = frozenset({"prediction", "stream", "stream_options"})
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
 _MAX_NAMED = 20  # of the models of a cloud, in a message
 _MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
@@ -47,20 +48,13 @@ class HttpCloudTier:
         self._endpoint = endpoint
         self._url = endpoint.url
         self._provider = endpoint.provider
-        self._breaker = CircuitBreaker(endpoint.url, endpoint.timeout_s)
+        self._calls = CloudCalls(endpoint.url, endpoint.timeout_s)
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
         self._client: httpx.AsyncClient | None = None
         self._client_error: ConfigurationError | None = None
-        if endpoint.api_key and len(endpoint.api_key) < SHORTEST_KEY:
-            log.warning(
-                "The API key for %s has fewer than %d characters: its errors 401 and 403, which may quote the key, are "
-                "told without its words",
-                endpoint.url,
-                SHORTEST_KEY,
-            )
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
@@ -70,35 +64,39 @@ class HttpCloudTier:
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
-        call = self._call(path, body)
+        call = self._call(path, body, forwarded)
+
+        def redact(error: Any) -> Any:
+            return self._endpoint.redactor(forwarded.api_key).json(error)
 
         async def attempt() -> dict[str, Any]:
             raw = await self._whole("POST", call.path, json_content(call.body), forwarded)
-            return completion_in(raw, self._url, self._provider, is_text=path == "completions")
+            return completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
 
-        return await self._ask(attempt, timeout_s, body)
+        return await self._ask(attempt, timeout_s, call, forwarded)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
-        call = self._call("embeddings", body)
+        call = self._call("embeddings", body, forwarded)
 
         async def attempt() -> dict[str, Any]:
             return embeddings_in(await self._whole("POST", call.path, json_content(call.body), forwarded), self._url)
 
-        return await self._ask(attempt, timeout_s, body)
+        return await self._ask(attempt, timeout_s, call, forwarded)
 
     async def pass_on(
         self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> CloudContent:
-        target = self._call(path, {"model": content.model}).path
+        call = self._call(path, {"model": content.model}, forwarded)
 
         async def attempt() -> CloudContent:
-            response = await self._send("POST", target, content, forwarded)
+            response = await self._send("POST", call.path, content, forwarded)
             kind = response.headers.get("content-type", "")
             if kind.startswith("text/event-stream"):
                 return CloudContent(kind, _chunks(response, self._url))
             return CloudContent(kind, await self._read_whole(response))
 
-        return await self._ask(attempt, timeout_s, {"model": content.model})
+        whole = ProviderCall(call.path, {"model": content.model, "data": content.data})
+        return await self._ask(attempt, timeout_s, whole, forwarded)
 
     async def open(
         self,
@@ -109,11 +107,11 @@ class HttpCloudTier:
         begun: str | None = None,
         forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
-        call = self._call(path, body)
+        call = self._call(path, body, forwarded)
 
         async def attempt() -> HttpCloudStream:
             response = await self._send("POST", call.path, json_content(call.body), forwarded)
-            stream = HttpCloudStream(response, self._endpoint)
+            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -123,11 +121,11 @@ class HttpCloudTier:
                 raise
             return stream
 
-        return await self._ask(attempt, timeout_s, body)
+        return await self._ask(attempt, timeout_s, call, forwarded)
 
-    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
         can = self._provider.capabilities
-        if self._drafts_refused or self._breaker.is_open or not can.predictions:
+        if self._drafts_refused or self._calls.is_open or not can.predictions:
             return False
         if self._endpoint.send_drafts or not can.lists_models:
             return self._endpoint.send_drafts
@@ -135,7 +133,7 @@ class HttpCloudTier:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
                 with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # what does not say so is no node
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
-                        self._node_models = models_in(await self._models(), owner="updraft")
+                        self._node_models = models_in(await self._models(forwarded), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
         return model in self._node_models
 
@@ -144,12 +142,14 @@ class HttpCloudTier:
         log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
 
     async def aclose(self) -> None:
-        await self._breaker.aclose()
+        await self._calls.aclose()
         if self._client is not None:
             await self._client.aclose()
 
-    async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float, body: dict[str, Any]) -> T:
-        """The result of `attempt`, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
+    async def _ask(
+        self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarded
+    ) -> T:
+        """The result of `attempt`, which makes `call`. `timeout_s` is for all tries. Raises CloudFailure only."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
@@ -162,31 +162,34 @@ class HttpCloudTier:
                 raise unreachable(self._url, error) from error
 
         try:
-            return await retried(once, self._breaker, until)
+            return await self._calls.ask(once, until, lambda: _digest(call))
         except CloudFailure as failure:
             failure.url = self._url
             if failure.is_model_not_found and self._provider.capabilities.lists_models:
-                await self._name_models(failure, str(body.get("model")), until)
+                await self._name_models(failure, str(call.body.get("model")), until, forwarded)
             raise
 
-    async def _name_models(self, failure: CloudFailure, requested: str, until: float) -> None:
+    async def _name_models(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarded) -> None:
         """Tell of an unknown model which ones there are, if the cloud lists them soon."""
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
-                there = sorted(models_in(await self._models()))
+                there = sorted(models_in(await self._models(forwarded)))
             if there and requested not in there:
                 known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
                 failure.add(f"{self._url} has no model {requested[:100]!r}, but {known}.")
 
-    def _call(self, path: str, body: dict[str, Any]) -> ProviderCall:
+    def _call(self, path: str, body: dict[str, Any], forwarded: Forwarded) -> ProviderCall:
         """Raises CloudFailure for a request that this provider cannot be asked."""
         try:
-            return self._provider.call(path, body, self._endpoint.query)
+            return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
         except InvalidRequestError as error:
             raise misconfigured(error) from error
 
-    async def _models(self) -> bytes:
-        return await self._whole("GET", with_query("models", self._endpoint.query))
+    async def _models(self, forwarded: Forwarded) -> bytes:
+        key = forwarded.api_key
+        return await self._whole(
+            "GET", with_query("models", self._endpoint.query_with(key)), None, Forwarded(api_key=key)
+        )
 
     async def _whole(
         self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
@@ -198,7 +201,7 @@ class HttpCloudTier:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
                 raise invalid_answer(self._url, f"its answer is larger than {MAX_BODY_BYTES} bytes")
-            return self._endpoint.without_secrets(raw)
+            return raw
         finally:
             await response.aclose()
 
@@ -215,6 +218,10 @@ class HttpCloudTier:
             headers={name: value for name, value in forwarded.headers.items() if name not in self._client.headers}
             | ({} if content is None else {"content-type": content.kind}),
         )
+        if forwarded.api_key is not None:
+            for name in _KEY_HEADERS:
+                request.headers.pop(name, None)
+            request.headers.update(self._provider.headers(forwarded.api_key))
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
             return response
@@ -224,8 +231,7 @@ class HttpCloudTier:
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
-        quotes = self._endpoint.has_short_secret and response.status_code in (401, 403)
-        told = b"" if quotes else self._endpoint.without_secrets(raw)
+        told = self._endpoint.redacted_error(raw, forwarded.api_key)
         headers = {**response.headers, "location": response.headers.get(LOCATION, "")}
         raise self._provider.refused(self._url, response.status_code, headers, told)
 
@@ -238,6 +244,12 @@ class HttpCloudTier:
         )
         if verdict == "differs":
             raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
+
+
+def _digest(call: ProviderCall) -> bytes:
+    """Identifies a request that is sent again: drafts and streaming make no other one of it."""
+    same = {name: value for name, value in call.body.items() if name not in _INCIDENTAL}
+    return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 
 
 def json_content(body: dict[str, Any]) -> Content:

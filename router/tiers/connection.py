@@ -7,13 +7,16 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.cookiejar import DefaultCookiePolicy
 from urllib.request import getproxies
 
 import httpx
+import msgspec
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.http.foreign import json_of
 from ...protocol.http.forwarding import may_open
-from ...protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
+from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
@@ -42,22 +45,27 @@ class CloudEndpoint:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
-    @property
-    def has_short_secret(self) -> bool:
-        """Whether a secret may be a part of any word, so that it cannot be taken out of a text."""
-        return any(len(key) < SHORTEST_KEY for key in self._secrets)
+    def redactor(self, callers_key: str | None) -> Redactor:
+        """Replaces the credentials of a request: the key, and headers and query values named like credentials."""
+        named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
+        parts = [value.rpartition(" ")[2] for value in named]  # of Authorization the part after the scheme
+        return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
-    def without_secrets(self, raw: bytes) -> bytes:
-        """What the cloud sent, which may quote a key."""
-        for key in self._secrets:
-            if len(key) >= SHORTEST_KEY:
-                raw = raw.replace(key.encode(), b"[the API key]")
-        return raw
+    def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:
+        """The body of an error, which may quote a key."""
+        redactor = self.redactor(callers_key)
+        try:
+            return msgspec.json.encode(redactor.json(json_of(raw)))
+        except RecursionError:
+            return b""
+        except ValueError:
+            return redactor.text(raw.decode(errors="replace")).encode()
 
-    @property
-    def _secrets(self) -> list[str]:
-        queried = (value for name, value in self.query.items() if may_open(name.lower()))
-        return [key for key in (self.api_key, *self.headers.values(), *queried) if key]
+    def query_with(self, callers_key: str | None) -> Mapping[str, str]:
+        """The query of a request. A key of the caller replaces the credentials in the settings."""
+        if callers_key is None:
+            return self.query
+        return {name: value for name, value in self.query.items() if not may_open(name.lower())}
 
 
 def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
@@ -81,7 +89,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             f"The certificates for {url} cannot be read ({error}): correct {named or 'the installed certifi'}."
         ) from error
     try:
-        return httpx.AsyncClient(
+        client = httpx.AsyncClient(
             headers={**endpoint.provider.headers(key), **endpoint.headers},
             timeout=httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
@@ -91,6 +99,8 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
             event_hooks={"response": [_keep_location]},
         )
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # callers with other keys share it
+        return client
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         named = shown_url(proxy or "")
         detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "correct it"

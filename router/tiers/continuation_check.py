@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal
 
-import msgspec
-
+from ...protocol.http.foreign import json_bytes
 from ..request.json_narrowing import table, tables
 
 Event = tuple[bytes, dict[str, Any]]
@@ -63,4 +62,4 @@ def _with_text(event: dict[str, Any], text: str) -> Event:
         for at, choice in enumerate(tables(event["choices"]) or ())
     ]
     received = {**event, "choices": choices}
-    return msgspec.json.encode(received), received
+    return json_bytes(received), received

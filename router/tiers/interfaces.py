@@ -236,7 +236,7 @@ class CloudTier(Protocol):
     @property
     def continues(self) -> bool: ...
 
-    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
         """Whether `model` verifies a `prediction` that nobody asked for: others may bill it. Raises nothing."""
         ...
 

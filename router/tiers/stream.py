@@ -9,10 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-import msgspec
 
 from ...protocol.http import sse
-from ...protocol.http.foreign import json_of
+from ...protocol.http.foreign import json_bytes
 from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
 from .connection import CloudEndpoint
@@ -26,7 +25,9 @@ _LAST_BYTES_S = 0.2  # that a server may take to end its response after the end 
 class HttpCloudStream:
     """`CloudStream` over one open response of a cloud."""
 
-    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint) -> None:
+    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
+        """`callers_key`: the key that the request was sent with, where it is not that of `endpoint`."""
+        self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
         self._url = endpoint.url
@@ -105,22 +106,23 @@ class HttpCloudStream:
 
     def _read(self, payload: bytes) -> list[tuple[bytes, dict[str, Any]]]:
         try:
-            event = table(json_of(payload))
+            event = table(self._endpoint.provider.read(payload))
         except ValueError as error:
             raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
-            told = json_of(self._endpoint.without_secrets(payload))
-            raise self._endpoint.provider.reported(self._url, told["error"])
+            raise self._endpoint.provider.reported(
+                self._url, self._endpoint.redactor(self._callers_key).json(event["error"])
+            )
         if event is None:
             raise invalid_answer(self._url, "its stream holds an event that is no object")
         if self._translator is None:
             return [self._checked(payload, event)]
-        return [self._checked(msgspec.json.encode(chunk), chunk) for chunk in self._translator.read(event)]
+        return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator.read(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         if event.get("choices") is None:  # a sign of life, or usage as some send it
             event["choices"] = []
-            payload = msgspec.json.encode(event)
+            payload = json_bytes(event)
         choices = tables(event["choices"])
         if choices is None:
             raise invalid_answer(self._url, "its stream holds an event whose choices are none")

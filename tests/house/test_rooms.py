@@ -113,7 +113,7 @@ ROOMS = {
     ],
     "router.server.routes": ["absent health messages metrics models ollama openapi requests", "openai", "route"],
     "router.server": ["app", "chat_socket endpoints reload", "page", "routes", "answers batches"],
-    "sdk": ["libraries", "client", "requests", "transport", "sharing", "runtime", "read_ahead"],
+    "sdk": ["libraries", "client", "requests", "transport", "caller_keys sharing", "runtime", "read_ahead"],
     "bench": ["cascade engine gateway gpu kernels live local router sdk", "shared"],
     "cli": [
         "reference",

@@ -34,7 +34,7 @@ TALK: list[dict[str, Any]] = [
 
 @dataclass
 class Scripted:
-    """An answer. `body`: JSON, or the text of an event stream."""
+    """An answer. `body`: JSON, its bytes, or the text of an event stream."""
 
     body: Any
     status: int = 200
@@ -55,6 +55,8 @@ class ScriptedProvider:
     url: str = ""
     answers: deque[Scripted] = field(default_factory=deque)
     asked: list[Asked] = field(default_factory=list)
+    # The answer to every GET, in place of the next in line.
+    models: Scripted | None = None
 
     def says(self, body: Any, status: int = 200, **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -77,9 +79,11 @@ def running_provider() -> Iterator[ScriptedProvider]:
         def reply(self, body: Any) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
             provider.asked.append(Asked(self.path, headers, body))
-            answer = provider.answers.popleft()
+            answer = provider.models if body is None and provider.models else provider.answers.popleft()
             streamed = isinstance(answer.body, str)
-            data = answer.body.encode() if streamed else json.dumps(answer.body).encode()
+            data = answer.body
+            if not isinstance(data, bytes):
+                data = data.encode() if streamed else json.dumps(data).encode()
             kind = "text/event-stream" if streamed else "application/json"
             self.send_response(answer.status)
             for name, value in {"content-type": kind, "content-length": str(len(data)), **answer.headers}.items():

@@ -11,14 +11,16 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ....accounting.breaker import Breaker, BreakerRules
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
-from .breaker import NodeBreaker
 
 _TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
+#: A node is tried again after good probes in a row. An error counts only where another node answered the request.
+_BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -80,7 +82,7 @@ class Node:
         self.tells_usage = False
         self.tells_tokens = False
         self.cache = self.url  # the name of what it has computed
-        self.breaker = NodeBreaker()
+        self.breaker = Breaker.unproven(_BREAKER)
         self.in_flight = 0
         self.tokens_in_flight = 0
 
@@ -119,6 +121,11 @@ class Node:
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes and a good answer."""
         if self.breaker.trip(reason):
+            _log.warning("Node %s is out: %s", self.url, reason)
+
+    def erred(self) -> None:
+        """An error on a request that another node answered. Several in a row take the node out."""
+        if self.breaker.failed(reason := "it fails on requests that other nodes answer"):
             _log.warning("Node %s is out: %s", self.url, reason)
 
     def probed(self) -> None:

@@ -20,6 +20,7 @@ from .stream import FINISH, NodeEvents, in_one_spelling
 from .usage import StreamMeter, whole_answer
 
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_ERROR = re.compile(rb'"error":\s?(?!null|\s)')  # answers have none, or null
 WithoutKey = Callable[[bytes], bytes]
 
 
@@ -98,7 +99,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             if passage.ended:
                 passage.settle()
                 call.book()
-            shown = [without_key(event) if b'"error"' in event else event for event in whole]
+            shown = [without_key(event) if _ERROR.search(event) else event for event in whole]
             if not call.answered:
                 await call.start(response, None)
             await call.emit(b"".join(shown), more=True)
@@ -134,7 +135,7 @@ class _EventReader:
             shown = None if read is None else self.meter.shown(read)
             if shown is None:
                 continue
-            if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+            if event.startswith(b'data: {"error"') and _ERROR.search(event):  # the node lives, its answer does not
                 shown = self.without_key(shown)
                 if self.may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
                     self.failure = EngineFailure(shown)

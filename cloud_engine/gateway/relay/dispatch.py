@@ -145,11 +145,10 @@ class Dispatch:
                 got_further = others_broke_off and call.begun.size > size
                 self.registry.suspects.failed(Death(node.url, began, got_further), *_identity(call))
         if course.is_over and call.row.status < 500:
-            node.breaker.answered()
+            node.breaker.succeeded()
             self.registry.suspects.answered(*_identity(call))
             for other in course.erred:
-                if other.breaker.erred():
-                    other.failed("it fails on requests that other nodes answer")
+                other.erred()
 
     async def _attempt(self, call: Call, node: Node, course: _Course) -> bool:
         """False: the node answered that it cannot, and another may."""

@@ -12,7 +12,7 @@ import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
-from ....protocol.http.foreign import error_in, json_of
+from ....protocol.http.foreign import error_in, json_bytes, json_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 from ..limits.request_size import reckoned_tokens
@@ -137,7 +137,7 @@ def whole_answer(body: bytes, row: UsageRow) -> bytes:
         return body
     except UNREADABLE:
         try:
-            body = msgspec.json.encode(json_of(body))
+            body = json_bytes(json_of(body, exact=True))
         except ValueError as error:
             raise UpstreamError("The node answered something that is not JSON.") from error
         read_usage(body, row)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.http.foreign import json_of
 from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
@@ -35,10 +36,6 @@ class _BodyFlags(msgspec.Struct):
 
     stream: Any = None
     background: Any = None
-
-
-class _Answered(msgspec.Struct):
-    custom_id: str
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -102,7 +99,7 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "no line asks for a stream"
-    body = msgspec.json.format(response.body, indent=-1)  # on one line
+    body = response.body if b"\n" not in response.body else msgspec.json.format(response.body, indent=-1)
     answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(body)}
     return _line(custom_id, answer, None)
 
@@ -125,10 +122,10 @@ def answered(path: Path) -> set[str]:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            found.add(msgspec.json.decode(line, type=_Answered).custom_id)
+            found.add(json_of(line)["custom_id"])
             whole += len(line)
         file.truncate(whole)
     return found
 
 
-prepare_types(BatchLine, _Answered, _BodyFlags)
+prepare_types(BatchLine, _BodyFlags)

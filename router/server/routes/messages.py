@@ -10,6 +10,7 @@ from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.messages_events import streamed_message, whole_message
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
+from ....protocol.http.foreign import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import input_tokens
 from .route import RequestContext, Route
@@ -22,7 +23,7 @@ async def create(context: RequestContext) -> WireResponse:
     if made.status != 200:
         return made
     if isinstance(made.body, bytes):
-        return WireResponse.json(whole_message(asked, msgspec.json.decode(made.body)), headers=made.headers)
+        return WireResponse.json(whole_message(asked, json_of(made.body, exact=True)), headers=made.headers)
     return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads)))
 
 

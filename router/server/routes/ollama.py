@@ -23,6 +23,7 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
+from ....protocol.http.foreign import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...responses.embeddings import embed as vectors
@@ -50,7 +51,7 @@ async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaG
     if made.status != 200:
         return made
     if isinstance(made.body, bytes):
-        return WireResponse.json(answer.whole(msgspec.json.decode(made.body)), headers=made.headers)
+        return WireResponse.json(answer.whole(json_of(made.body, exact=True)), headers=made.headers)
     headers = {**made.headers, "content-type": CONTENT_TYPE}
     return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(answer, payloads)))
 

@@ -19,6 +19,7 @@ class AnthropicProvider(Provider):
     """`cloud_url` is https://api.anthropic.com/v1, or a server that speaks its API."""
 
     name = "anthropic"
+    raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
         statuses={

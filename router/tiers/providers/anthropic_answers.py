@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, completion, message, tool_call, whole
+from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
 from .provider import ChatEvents
 
 _FINISHES = {
@@ -29,8 +27,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
         elif block.get("type") == "thinking":
             reasoning.append(str(block.get("thinking") or ""))
         elif block.get("type") == "tool_use":
-            arguments = msgspec.json.encode(block.get("input") or {}).decode()
-            calls.append(tool_call(str(block.get("id")), str(block.get("name")), arguments))
+            calls.append(tool_call(str(block.get("id")), str(block.get("name")), arguments_of(block.get("input"))))
     known = body.get("type") == "message"
     said = {"index": 0, "message": message(texts, reasoning, calls), "finish_reason": _finish(body.get("stop_reason"))}
     return completion(
@@ -40,9 +37,10 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _ToolBlock:
-    """A tool call that is being streamed."""
+    """A tool call that is being streamed. `input`: the arguments in its first event, empty as a rule."""
 
     index: int
+    input: Any = None
     has_arguments: bool = False
 
 
@@ -64,7 +62,7 @@ class MessageEvents(ChatEvents):
             return self._delta(whole(event.get("index")), table(event.get("delta")) or {})
         if kind == "content_block_stop":
             tool = self._tools.get(whole(event.get("index")))
-            return [] if tool is None or tool.has_arguments else [self._arguments(tool, "{}")]
+            return [] if tool is None or tool.has_arguments else [self._arguments(tool, arguments_of(tool.input))]
         if kind == "message_delta":
             self._counts |= table(event.get("usage")) or {}
             finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
@@ -82,7 +80,7 @@ class MessageEvents(ChatEvents):
             return [self._chunks.delta({"content": str(block["text"])})]
         if block.get("type") != "tool_use":
             return []
-        tool = self._tools[place] = _ToolBlock(len(self._tools))
+        tool = self._tools[place] = _ToolBlock(len(self._tools), block.get("input"))
         call = tool_call(str(block.get("id")), str(block.get("name")), "")
         return [self._chunks.delta({"tool_calls": [{"index": tool.index, **call}]})]
 

@@ -55,7 +55,7 @@ class Called:
 
     id: str
     name: str
-    arguments: dict[str, Any]
+    arguments: msgspec.Raw
     # The call as the caller sent it.
     raw: dict[str, Any]
 
@@ -156,7 +156,8 @@ class ChatFields:
                 raise _invalid(f"the arguments of {function.get('name')} are not JSON") from error
             if decoded is None:
                 raise _invalid(f"the arguments of {function.get('name')} are no JSON object")
-            found.append(Called(str(call.get("id")), str(function.get("name")), decoded, call))
+            raw = msgspec.Raw(str(arguments).encode())  # decoding would round its numbers
+            found.append(Called(str(call.get("id")), str(function.get("name")), raw, call))
         return found
 
     def _image(self, part: dict[str, Any]) -> Image:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
+from ....protocol.http.foreign import json_bytes
 from ..interfaces import counted
 
 
 def whole(value: Any) -> int:
     """A number that counts or numbers something; 0 for what cannot."""
     return counted(value) or 0
+
+
+def arguments_of(value: Any) -> str:
+    """A tool call's arguments; of raw JSON the same bytes."""
+    text = bytes(value) if isinstance(value, msgspec.Raw) else json_bytes(value)
+    return "{}" if text == b"null" else text.decode()
 
 
 def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[str, Any]:

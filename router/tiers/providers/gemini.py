@@ -33,6 +33,7 @@ class GeminiProvider(Provider):
     """`cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
 
     name = "gemini"
+    raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
         statuses={

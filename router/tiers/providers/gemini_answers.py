@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ....protocol.http.ids import new_id
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, completion, message, tool_call, whole
+from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
 from .provider import ChatEvents
 
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others keep something back
@@ -65,7 +63,7 @@ def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict
     for part in tables((table(candidate.get("content")) or {}).get("parts")) or []:
         call = table(part.get("functionCall"))
         if call is not None:
-            arguments = msgspec.json.encode(call.get("args") or {}).decode()
+            arguments = arguments_of(call.get("args"))
             signature = part.get("thoughtSignature")
             more = {} if signature is None else {"extra_content": {"google": {"thought_signature": signature}}}
             calls.append(tool_call(str(call.get("id") or new_id("call")), str(call.get("name")), arguments, **more))

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError
-from ....protocol.http.foreign import json_of
+from ....protocol.http.foreign import json_keeping, json_of
 from ...request.json_narrowing import table
 from ..failures import CloudFailure, refused, reported
 
@@ -86,6 +86,8 @@ class Provider(ABC):
     name: str
     capabilities: Capabilities
     errors: ErrorMap = ErrorMap()
+    # The member of a tool call that holds the arguments as an object. It is kept as `msgspec.Raw`.
+    raw_member: str = ""
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         """The path of the base URL where the settings name a bare host."""
@@ -97,6 +99,10 @@ class Provider(ABC):
     @abstractmethod
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         """The HTTP request for OpenAI's `path` and `body`. Raises UnsupportedFeatureError for what it cannot say."""
+
+    def read(self, raw: bytes) -> Any:
+        """The JSON of an answer, or of an event. Raises ValueError."""
+        return json_keeping(raw, self.raw_member) if self.raw_member else json_of(raw, exact=True)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Its answer as a chat completion."""

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
@@ -97,23 +96,23 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "trace", 10)
 
 
-def test_a_breaker_closes_by_probes_and_an_answer_and_asks_more_of_repeaters() -> None:
-    breaker = NodeBreaker()
-    assert breaker.state == "open"
-    assert breaker.probed()
-    assert breaker.state == "closed"
-    for trip, probes in enumerate((2, 4, 8), 1):
-        assert breaker.trip("it broke")
-        assert not breaker.trip("again, of the same fault")
-        assert (breaker.trips, breaker.reason) == (trip, "it broke") or breaker.reason == "again, of the same fault"
-        assert [breaker.probed() for _ in range(probes)] == [False] * (probes - 1) + [True]
-        assert breaker.needs_trial
-    breaker.answered()
-    assert breaker.state == "closed"
-    breaker.trip("later")
-    assert [breaker.probed() for _ in range(2)] == [False, True]
-    breaker.answered()
-    assert [breaker.erred() for _ in range(5)] == [False] * 4 + [True]
+def test_errors_that_other_nodes_did_not_make_take_a_node_out_and_probes_bring_it_back() -> None:
+    [node] = nodes(1)
+    assert not node.healthy
+    node.probed()
+    assert node.healthy
+    for _ in range(4):
+        node.erred()
+    assert node.healthy
+    node.erred()
+    assert (node.healthy, node.breaker.trips) == (False, 1)
+    assert "other nodes answer" in node.reason
+    node.probed()
+    assert not node.healthy
+    node.probed()
+    assert node.breaker.needs_trial
+    node.breaker.succeeded()
+    assert node.breaker.state == "closed"
 
 
 def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:

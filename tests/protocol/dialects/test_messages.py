@@ -17,6 +17,7 @@ from updraft.protocol.dialects.ollama_answers import OllamaAnswer
 from updraft.protocol.dialects.ollama_request import OllamaChat, read_ollama_request
 from updraft.protocol.dialects.ollama_request import chat_body as ollama_chat_body
 from updraft.protocol.errors import InvalidRequestError, UpstreamError
+from updraft.protocol.http.foreign import json_bytes
 
 ASKED = MessagesRequest(model="m", messages=[], max_tokens=1)
 OBJECTS = st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.text(max_size=3), max_size=2)
@@ -28,14 +29,14 @@ def test_a_cut_answer_is_the_same_message(
     reasoning: str, content: str, calls: list[tuple[str, str]], reason: str, size: int
 ) -> None:
     whole = completion(reasoning, content, calls, reason)
-    expected = {**whole_message(ASKED, whole), "id": ""}
+    expected = decoded({**whole_message(ASKED, whole), "id": ""})
     events = AnthropicEvents(ASKED)
     made = [
         *events.begin(),
         *(event for chunk in chunks_of(whole, size) for event in events.read(chunk)),
         *events.end(),
     ]
-    assert {**events.message, "id": ""} == expected
+    assert decoded({**events.message, "id": ""}) == expected
     assert [json.loads(arguments) for _, arguments in calls] == [
         block["input"] for block in expected["content"] if block["type"] == "tool_use"
     ]
@@ -66,12 +67,16 @@ def test_calls_whose_pieces_alternate_are_whole_blocks(calls: list[tuple[str, st
     for index in order:
         sent += events.read(completion_chunk({"index": index, "function": {"arguments": pieces[index].pop(0)}}))
     sent += events.read({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}) + events.end()
-    blocks = [(block["id"], block["name"], block["input"]) for block in events.message["content"]]
+    blocks = [(block["id"], block["name"], block["input"]) for block in decoded(events.message)["content"]]
     begun_in = [(f"call_{index}", calls[index][0], json.loads(calls[index][1])) for index in dict.fromkeys(order)]
     assert blocks == begun_in
     payloads = [json.loads(event.partition(b"data: ")[2]) for event in sent]
     at = [payload["index"] for payload in payloads if "index" in payload]
     assert at == sorted(at), "a block is over before the next begins"
+
+
+def decoded(message: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json_bytes(message))
 
 
 def completion_chunk(call: dict[str, Any]) -> dict[str, Any]:

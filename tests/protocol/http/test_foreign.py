@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.http.foreign import apart, error_in, json_of
+from updraft.protocol.http.foreign import apart, error_in, json_bytes, json_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ from updraft.protocol.http.foreign import apart, error_in, json_of
 )
 def test_odd_json_is_read(raw: bytes, text: str) -> None:
     assert json_of(raw)["a"] == text
+    exact = json_of(raw, exact=True)
+    assert exact["a"] == ("\ud83d" if b"ud83d" in raw and b"ude00" not in raw else text)
+    assert json_of(json_bytes(exact), exact=True) == exact
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,6 @@ def test_no_answer_breaks_the_translation(provider: Provider, data: st.DataObjec
             assert all(is_piece(choice) for choice in chunk["choices"])
             assert "usage" not in chunk or CloudUsage.of(chunk) is not None
     try:
-        completion_in(json.dumps(data.draw(drawn)).encode(), "http://h", provider)
+        completion_in(json.dumps(data.draw(drawn)).encode(), "http://h", provider, lambda error: error)
     except CloudFailure as failure:
         assert failure.kind == "invalid_answer"

@@ -98,7 +98,7 @@ def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, aga
 @pytest.mark.parametrize("raw", [b"<html>", b"{}", b'{"choices": [{}]}'])
 def test_a_whole_answer_that_is_none_names_the_cloud(raw: bytes) -> None:
     with pytest.raises(CloudFailure) as caught:
-        completion_in(raw, URL, OpenAIProvider())
+        completion_in(raw, URL, OpenAIProvider(), lambda error: error)
     assert URL in caught.value.error.message
 
 
@@ -110,7 +110,7 @@ def test_a_sign_of_life_ends_no_stream(sign: dict[str, Any]) -> None:
 def test_an_error_with_status_200_keeps_its_words_and_its_code() -> None:
     body = json.dumps({"error": {"message": "Slow down.", "code": 429}}).encode()
     with pytest.raises(CloudFailure) as caught:
-        completion_in(body, URL, OpenAIProvider())
+        completion_in(body, URL, OpenAIProvider(), lambda error: error)
     assert (caught.value.error.status, caught.value.error.message) == (429, "Slow down.")
     assert caught.value.allows("unreachable")
 

@@ -45,6 +45,12 @@ prepare_types(BatchRequest)
 
 
 async def create(context: RequestContext) -> WireResponse:
+    if context.request.cloud_key is not None:
+        raise InvalidRequestError(
+            "api_key: a batch is answered later, with the key in the settings. Create it with that key.",
+            param="api_key",
+            code="unsupported_parameter",
+        )
     asked, owner, now = decode(context.request.body, BatchRequest), context.owner, int(time.time())
     if asked.endpoint not in _ENDPOINTS:
         raise InvalidRequestError(f"endpoint must be one of {', '.join(_ENDPOINTS)}.", param="endpoint")

@@ -14,6 +14,7 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
+from .....protocol.http.foreign import json_of
 from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
@@ -73,7 +74,7 @@ async def create(context: RequestContext) -> WireResponse:
         return made
     if not isinstance(made.body, bytes):
         return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(wanted, payloads)))
-    return WireResponse.json(await wanted.keep(msgspec.json.decode(made.body)), headers=made.headers)
+    return WireResponse.json(await wanted.keep(json_of(made.body, exact=True)), headers=made.headers)
 
 
 def _wanted(context: RequestContext) -> _Wanted | None:
@@ -92,7 +93,7 @@ async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGener
     """The events as they are. Whoever has seen the end mark can retrieve the completion."""
     chunks, failed = ChatChunks(), False
     async for payload in payloads:
-        chunk = msgspec.json.decode(payload, type=dict[str, Any])
+        chunk: dict[str, Any] = json_of(payload, exact=True)
         chunks.read(chunk)
         failed = failed or "error" in chunk
         yield b"data: " + payload + b"\n\n"

@@ -17,6 +17,7 @@ from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
+from .....protocol.http.foreign import json_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
@@ -70,7 +71,7 @@ async def create(context: RequestContext) -> WireResponse:
         return made
     if not isinstance(made.body, bytes):
         return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(creation, payloads)))
-    whole_response(response, msgspec.json.decode(made.body))
+    whole_response(response, json_of(made.body, exact=True))
     await creation.keep()
     return WireResponse.json(response, headers=made.headers)
 
@@ -136,7 +137,7 @@ async def _run(creation: _Creation, running: BackgroundResponse) -> None:
                 async for _ in body:
                     pass
         elif made.status == 200:
-            whole_response(response, msgspec.json.decode(made.body))
+            whole_response(response, json_of(made.body, exact=True))
         else:
             running.fail(msgspec.json.decode(made.body)["error"])
     except Exception:

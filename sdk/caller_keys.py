@@ -1,0 +1,68 @@
+"""The cloud's API key that a request of an openai client names, and the address that the request is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol.errors import InvalidRequestError
+from ..protocol.safety.redaction import is_sendable
+
+BASE_URL = "http://updraft.local/v1"  # never resolved: the transport beneath answers
+#: openai's constructor needs a key. The router runs in this process and needs none.
+PLACEHOLDER_KEY = "updraft-in-process"
+_OTHER_HEADERS = ("x-api-key", "api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class CallerKeys:
+    """The keys that requests may name. By default they only tell callers apart, and no cloud sees them."""
+
+    # Keys that mean the key in the settings. None: every key means it.
+    own: frozenset[str] | None = field(default=None, repr=False)
+    # Whether requests must be for `BASE_URL`.
+    checks_url: bool = False
+
+    def check_url(self, url: Any) -> None:
+        """Raises InvalidRequestError for another server than the router. `url` is one of httpx or httpx2."""
+        if self.checks_url and f"{url.scheme}://{url.netloc.decode()}/v1" != BASE_URL:
+            raise InvalidRequestError(
+                "base_url belongs to the router: name the cloud with cloud_url, in a client of its own.",
+                param="base_url",
+                code="unsupported_parameter",
+            )
+
+    def named_in(self, headers: Mapping[str, str]) -> str | None:
+        """The key that the request names. None: the key in the settings. `headers` have lower-cased names.
+
+        Raises InvalidRequestError for two keys, and for a header that holds no key.
+        """
+        if self.own is None:
+            return None
+        keys = {headers[name]: name for name in _OTHER_HEADERS if name in headers}
+        if "authorization" in headers:
+            scheme, _, key = headers["authorization"].partition(" ")
+            keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
+        if not keys:  # omitted on purpose: openai's clients send one by default
+            raise _refused("authorization", "is missing: this request has no API key")
+        named = {key: name for key, name in keys.items() if key not in self.own}
+        for key, name in named.items():
+            if not key or not is_sendable(key):
+                form = "Bearer and a key" if name == "authorization" else "a key"
+                raise _refused(name, f"must hold {form} without blanks")
+        if len(named) > 1:
+            raise _refused(max(named.values()), "names another API key than Authorization does: send one of them")
+        return next(iter(named), None)
+
+
+def ambient_keys() -> frozenset[str]:
+    """The keys in OPENAI_CUSTOM_HEADERS: they are for OpenAI, not for any cloud."""
+    lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()]
+    values = [value.strip() for name, _, value in lines if name.strip().lower() in ("authorization", *_OTHER_HEADERS)]
+    return frozenset(value.partition(" ")[2].strip() if " " in value else value for value in values)
+
+
+def _refused(name: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The header {name!r} {fault}.", param=name, code="unsupported_header")
