@@ -16,8 +16,8 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
-from ..access.principal import Priority
 from ..balancing.node import Node
+from ..balancing.waiting import QueuePlace
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
@@ -71,8 +71,8 @@ class Call:
     started: float
     # Sends to the client.
     send: Send
-    # Whose cached prefixes it may share.
-    tenant: str = ""
+    # Its place where requests wait. Its tenant's cached prefixes are the ones that it may share.
+    place: QueuePlace = field(default_factory=QueuePlace)
     # How much it may take of its limits.
     size: RequestSize = field(default_factory=RequestSize)
     # Where its cost is booked.
@@ -85,8 +85,6 @@ class Call:
     tried: list[Node] = field(default_factory=list[Node])
     # The conversation, as the client names it (`prompt_cache_key`).
     session: str = ""
-    # Who goes first where requests wait.
-    priority: Priority = "interactive"
     # Of its trace.
     span: Span = field(default_factory=Span)
     # The relayed headers of the answer.

@@ -56,7 +56,7 @@ class Dispatch:
                 elif self._may_be_hedged(call):
                     await self._hedged(call, placement, course)
                     continue
-                async with registry.place(placement, call.tried, call.priority) as node:
+                async with registry.place(placement, call.tried, call.place) as node:
                     call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
                     await self._try(call, node, course)
@@ -67,7 +67,7 @@ class Dispatch:
 
     def _may_be_hedged(self, call: Call) -> bool:
         """Of a first attempt: what failed a node is not sent to two at once."""
-        return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
+        return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
         """The first attempt, with a second beside it once the node was silent for long. The first answer is relayed."""
@@ -78,7 +78,7 @@ class Dispatch:
             # Not in the attempt itself, which may be aborted before it runs.
             attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
 
-        first = await self.registry.take(placement, (), call.priority)
+        first = await self.registry.take(placement, (), call.place)
         call.row.node, call.tried = first.url, [first]
         start(first, self._try(call, first, course))
         try:
@@ -252,7 +252,7 @@ def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
 
 def _headers(call: Call, span: Span) -> Headers:
     # Nodes keep the caches of different tenants apart, without being told whose they are.
-    tenant = blake2b(call.tenant.encode(), digest_size=16).hexdigest().encode()
+    tenant = blake2b(call.place.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
     traced = [(name.encode(), value.encode()) for name, value in span.headers({}).items()]
     replaced = {name for name, _ in traced}

@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RequestCancelledError, RequestTimeoutError, UpdraftError, UpstreamError
 from ....protocol.http import sse
+from ....protocol.http.body_memory import BODY_OWNER
 from ....protocol.http.shell import read_body, request_id, while_connected
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
+from ..balancing.waiting import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
@@ -68,17 +70,21 @@ class Relay:
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
-        self.dispatch.registry.check_line(principal.priority)  # under overload most end here, unread and without a row
+        place = QueuePlace(principal.priority, principal.tenant)
+        self.dispatch.registry.check_line(place)  # under overload most end here, unread and without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
-        call = read_call(request, await _body_in_time(request, deadline), row, started, send)
-        principal.check_model(call.model)
-        call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
-        async with self.accounting.admitted(principal, row, call.size) as account:
-            call.account, call.limit_headers = account, account.reservation.headers()
-            await self._answer(call, request, deadline)
+        request.scope["state"][BODY_OWNER] = principal.tenant
+        async with self.accounting.entered(principal):  # who may have no more requests in flight sends no body
+            body = await read_body(request, self.dispatch.timeouts.whole_s)
+            call = read_call(request, body, row, started, send)
+            principal.check_model(call.model)
+            call.place, call.span = place, span
+            async with self.accounting.admitted(principal, row, call.size) as account:
+                call.account, call.limit_headers = account, account.reservation.headers()
+                await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)
 
@@ -126,14 +132,6 @@ def _authorization(request: Request) -> str:
         return found
     key = request.headers.get("x-api-key", "")
     return f"Bearer {key}" if key else ""
-
-
-async def _body_in_time(request: Request, deadline: float) -> bytes:
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await read_body(request)
-    except TimeoutError as error:
-        raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
 
 
 def _end(span: Span, row: UsageRow) -> None:

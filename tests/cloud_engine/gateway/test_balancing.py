@@ -16,7 +16,7 @@ from updraft.cloud_engine.gateway.balancing.breaker import NodeBreaker
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
-from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
+from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, QueuePlace, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
 TRACE = Path(__file__).parents[4] / "shared/data/traces/mooncake/conversation_trace.jsonl"
@@ -182,7 +182,7 @@ class Crowd:
         self.line.move()
 
     async def ask(self, priority: Priority, done: list[Priority]) -> None:
-        await self.line.wait(priority, "m", self.take, self.give_back)
+        await self.line.wait(QueuePlace(priority), "m", self.take, self.give_back)
         done.append(priority)
 
 

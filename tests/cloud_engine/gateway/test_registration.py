@@ -22,6 +22,7 @@ import pytest
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
 from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ConfigurationError, OverloadedError
+from updraft.protocol.safety.system import boot_id
 from waiting import wait_for
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -198,15 +199,17 @@ def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path:
     directory = NodeDirectory(tmp_path / "nodes", concurrency=9, workers=4)
     directory.create()
     assert (tmp_path / "nodes").stat().st_mode & 0o077 == 0
-    directory.register("http://a", 16)
-    directory.register("http://a", 8)
-    directory.register("http://b", None)
-    assert sorted((node.url, node.concurrency) for node in directory.addresses()) == [("http://a", 2), ("http://b", 3)]
+    directory.register("http://a", 16, is_proven=True)
+    directory.register("http://a", 8, is_proven=False)
+    directory.register("http://b", None, is_proven=True)
+    found = sorted((node.url, node.concurrency, node.gets_shared_key) for node in directory.addresses())
+    assert found == [("http://a", 2, False), ("http://b", 3, True)]
     with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
-        file.executemany("INSERT INTO nodes VALUES (?, 1, 1e12)", [(f"http://{number}",) for number in range(1022)])
+        rows = [(f"http://{number}", boot_id()) for number in range(1022)]
+        file.executemany("INSERT INTO leases VALUES (?, 1, 0, ?, 1e12)", rows)
     with pytest.raises(OverloadedError):
-        directory.register("http://one-more", 1)
-    directory.register("http://7", 1)
+        directory.register("http://one-more", 1, is_proven=False)
+    directory.register("http://7", 1, is_proven=False)
 
 
 @pytest.mark.parametrize(
