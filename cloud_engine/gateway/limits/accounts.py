@@ -91,5 +91,5 @@ def settled(claim: Claim, value: float, amount: float, now: float) -> float:
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
-    """When an account without reservations equals a new one. `ahead`: by how much the store's clock leads the wall's."""
+    """When an account without reservations equals a new one. `ahead`: the store's clock less the wall clock."""
     return claim.ends + ahead if claim.is_budget else value

@@ -24,6 +24,7 @@ from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size
 from ..upstream.client import JSON, Response
 from .continuation import BegunAnswer
 from .dialects import COUNTS, PATHS, UPLOADS, Passage
+from .field_names import check_names
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -45,6 +46,7 @@ class _Peek(SizeFields, kw_only=True):
 
 
 prepare_types(_Peek)
+_READ = frozenset(_Peek.__struct_fields__)
 
 
 @dataclass(slots=True)
@@ -178,8 +180,10 @@ def _peek(body: bytes) -> _Peek:
     check_entries(body)
     try:
         _ = body.isascii() or body.decode()  # what is passed over below is not looked at
-        return msgspec.json.decode(body, type=_Peek)
+        peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    check_names(body, _READ)
+    return peek
