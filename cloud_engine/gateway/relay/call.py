@@ -22,6 +22,7 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
+from .answer_checks import CHAT, COMPLETIONS
 from .continuation import BegunAnswer
 from .dialects import COUNTS, PATHS, UPLOADS, Passage
 from .field_names import check_names
@@ -47,6 +48,7 @@ class _Peek(SizeFields, kw_only=True):
 
 prepare_types(_Peek)
 _READ = frozenset(_Peek.__struct_fields__)
+_STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
 
 
 @dataclass(slots=True)
@@ -171,7 +173,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(route).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
+    is_stream = bool(peek.stream) and route in _STREAMED  # other answers are whole, whatever is asked for
+    about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     passage = Passage(route, row) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passage=passage)
 

@@ -18,9 +18,9 @@ from ..balancing.registry import NodeRegistry
 from ..balancing.suspects import Death
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
 from ..upstream.connection import Patience, UnreadRequestError
-from ..upstream.failures import AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
+from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
-from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
+from .answer import relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
 from .counters import Counters
@@ -116,7 +116,7 @@ class Dispatch:
         if course.engine_failures > 1 and course.failure is not None:
             raise course.failure
         if not self.registry.has_another(call.model, call.tried):
-            if isinstance(course.failure, UpstreamTimeout):
+            if isinstance(course.failure, (UpstreamTimeout, AnswerFailure)):
                 raise course.failure
             refusal = self.registry.refusal(call.model)
             if isinstance(refusal, ModelNotFoundError):
@@ -130,7 +130,7 @@ class Dispatch:
         began, size = time.monotonic(), call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
-        except EngineFailure as failure:
+        except AnswerFailure as failure:
             course.failure, course.engine_failures = failure, course.engine_failures + 1
             course.erred.append(node)
         except AnswerTooLargeError:

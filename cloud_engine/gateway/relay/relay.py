@@ -23,8 +23,7 @@ from ..balancing.waiting import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
-from ..upstream.failures import AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
-from .answer import EngineFailure
+from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
@@ -107,7 +106,7 @@ class Relay:
             call.row.status = failure.status
             if not call.answered:
                 raise failure from error
-            event = error.event if isinstance(error, EngineFailure) else sse.event(failure.to_body())
+            event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
             if call.passage is not None:
                 event = call.passage.error_event(failure)
             await call.emit(event, more=False)
@@ -147,6 +146,8 @@ def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftErro
         return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
     if isinstance(error, UpstreamTimeout):
         return RequestTimeoutError(f"The answer stopped ({error}): send the request again.")
+    if isinstance(error, AnswerFailure):
+        return error.error or UpstreamError(f"The node's answer is unusable ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway does not relay it: {error}. Ask for less.")
     return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import apart
+from ....protocol.http.foreign import apart, error_in
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError
 
@@ -51,9 +52,15 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
     data = sse.data_of(event)
     if not data:
         return [event + b"\n\n"]  # a sign of life
+    if _names_error(event) and not data.startswith(b'{"error"'):
+        return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error")})]
     if b"\n" in data:
         data = data.replace(b"\n", b" ")
     return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data)]
+
+
+def _names_error(event: bytes) -> bool:
+    return any(line.replace(b" ", b"") == b"event:error" for line in event.split(b"\n"))
 
 
 def _finish_apart(data: bytes) -> list[bytes]:
