@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -15,7 +15,7 @@ from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
-from .answer_checks import WithoutKey, check_is_stream, checked_whole, chunk_of, content_type, is_comment
+from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .dialects import Passage
 from .stream import FINISH, NodeEvents, in_one_spelling
@@ -47,7 +47,9 @@ async def relay_stream(
 
     `may_break`: whether an engine that reports its failure raises AnswerFailure, since another node could go on.
     """
-    await check_is_stream(response, without_key)
+    if content_type(response) != EVENTS:  # the body tells, and clients may go by the type
+        headers = [header for header in response.headers if header[0] != b"content-type"]
+        response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
     try:
         while (batch := await events.read()) is not None:
@@ -68,18 +70,17 @@ async def relay_stream(
     if reader.ended:
         return
     if not call.begun.is_finished:
-        raise AnswerFailure("the stream ended without [DONE]")
+        raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
     wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
     await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
 
 
 async def relay_passage(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
     """An answer of another API, as it is: whole, or event by event where the node sends events."""
-    if response.status == 200 and content_type(response) == b"text/event-stream":
+    is_stream = content_type(response) == EVENTS or (call.stream and passage.is_text)
+    if response.status == 200 and is_stream:
         await _relay_events(call, passage, response, without_key)
     else:
-        if response.status == 200 and call.stream and passage.is_text:
-            await check_is_stream(response, without_key)
         await relay_whole(call, response, without_key)
 
 
@@ -106,7 +107,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             if failure is not None:
                 raise failure
         if not passage.ended:
-            raise AnswerFailure("the stream ended before its answer did")
+            raise AnswerFailure("the stream ended before its answer did", reported_in(without_key(events.rest)))
     except UpstreamFailure:
         if not passage.ended:
             raise

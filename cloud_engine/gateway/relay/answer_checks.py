@@ -18,7 +18,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RERANK, MODERATIONS = "/v1/embeddings", "/v1/rerank", "/v1/moderations"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
-_NO_STREAM = (b"text/html", b"application/json")
+EVENTS = b"text/event-stream"
 _FIELD_LINES = (b":", b"data", b"event", b"id", b"retry")
 _ANSWER_FIELDS = ("id", "object", "type", "output", "content", "usage")
 WithoutKey = Callable[[bytes], bytes]
@@ -170,13 +170,6 @@ def reported_in(body: bytes) -> UpstreamError | None:
         return None
     said = error_in(body, UpstreamError.status, "The node reported an error.")
     return UpstreamError(said["message"], param=said["param"], code=said["code"])
-
-
-async def check_is_stream(response: Response, without_key: WithoutKey) -> None:
-    """Raises AnswerFailure for a page, or for a whole answer or error, where events were asked for."""
-    if (kind := content_type(response)) in _NO_STREAM:
-        error = reported_in(without_key(await response.read_whole())) if kind == b"application/json" else None
-        raise AnswerFailure(f"it sent {kind.decode()} instead of a stream", error)
 
 
 def chunk_of(event: bytes) -> Chunk:

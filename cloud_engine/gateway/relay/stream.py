@@ -32,6 +32,11 @@ class NodeEvents:
         self._response = response
         self._parser = sse.EventParser()
 
+    @property
+    def rest(self) -> bytes:
+        """The bytes of an event that has not ended: all of an answer that is no stream."""
+        return self._parser.rest
+
     async def read(self) -> list[bytes] | None:
         """Events that came together, without the empty line behind each; None at the end. Raises UpstreamFailure."""
         chunk = await self._response.read()

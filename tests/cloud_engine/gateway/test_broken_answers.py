@@ -75,39 +75,47 @@ class Stub:
 
 @dataclass
 class Setting:
-    url: str
+    client: httpx.Client
     key: str
     database: Any
-    bad: Stub = field(default_factory=lambda: Stub(("alone", "both")))
+    lone: Stub = field(default_factory=lambda: Stub(("alone",)))
+    bad: Stub = field(default_factory=lambda: Stub(("both",)))
     good: Stub = field(default_factory=lambda: Stub(("both",)))
 
     def post(self, path: str, model: str, **more: Any) -> httpx.Response:
         body = {"model": model, "messages": [], "prompt": "a", "input": "a", "query": "a", "documents": ["a"], **more}
-        return httpx.post(f"{self.url}/v1/{path}", json=body, headers={"x-api-key": self.key}, timeout=60)
+        return self.client.post(f"/v1/{path}", json=body, headers={"x-api-key": self.key})
 
     def last_row(self) -> dict[str, Any]:
-        httpx.get(f"{self.url}/admin/usage", headers={"authorization": f"Bearer {self.key}"}).raise_for_status()
+        self.client.get("/admin/usage", headers={"authorization": f"Bearer {self.key}"}).raise_for_status()
         with open_reader(self.database).rows() as rows:
             return list(rows)[-1]
 
     def post_until_asked(self, path: str, **more: Any) -> list[httpx.Response]:
-        """Requests that both nodes may answer, until the bad one was asked."""
-        self.bad.asked, answers = 0, list[httpx.Response]()
-        while not self.bad.asked:
-            answers.append(self.post(path, "both", **more))
+        """Requests that both nodes may answer, until the bad one was asked, and was then asked for a good answer."""
+        answers = list[httpx.Response]()
+        for body in (self.bad.body, b""):  # errors in a row would put the node out
+            self.bad.asked, self.bad.body = 0, body
+            while not self.bad.asked:
+                answers.append(self.post(path, "both", **more))
         return answers
+
+    def answer_with(self, kind: str, body: bytes) -> None:
+        for stub in (self.lone, self.bad):
+            stub.kind, stub.body = kind, body
 
 
 @pytest.fixture(scope="module")
 def setting(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     folder = tmp_path_factory.mktemp("broken")
     key = gateway_keys.make_key(folder / "keys", "app", "inference", "usage")
-    made = Setting("", key, folder / "usage")
+    made = Setting(httpx.Client(), key, folder / "usage")
     with ExitStack() as stack:
-        urls = [stack.enter_context(serving(stub.app())) for stub in (made.bad, made.good)]
+        urls = [stack.enter_context(serving(stub.app())) for stub in (made.lone, made.bad, made.good)]
         nodes = [part for url in urls for part in ("--node", url)]
         command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(folder / "keys")]
-        made.url = stack.enter_context(spawned(*command, *nodes, "--db", str(made.database))).url
+        gateway = stack.enter_context(spawned(*command, *nodes, "--db", str(made.database)))
+        made.client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60))
         yield made
 
 
@@ -138,7 +146,7 @@ WHOLE = [
 
 @pytest.mark.parametrize(("path", "kind", "body"), WHOLE)
 def test_a_whole_answer_that_is_none_is_no_success(setting: Setting, path: str, kind: str, body: bytes) -> None:
-    setting.bad.kind, setting.bad.body = kind, body
+    setting.answer_with(kind, body)
     for answer in setting.post_until_asked(path):
         assert (answer.status_code, answer.json()) == (200, GOOD[path])
     if body.endswith(CUT):
@@ -183,7 +191,7 @@ OPENINGS += [(path, JSON, b'{"error":{"message":"out of cheese","type":"server_e
 
 @pytest.mark.parametrize(("path", "kind", "body"), OPENINGS)
 def test_a_stream_that_begins_broken_goes_elsewhere(setting: Setting, path: str, kind: str, body: bytes) -> None:
-    setting.bad.kind, setting.bad.body = kind, body
+    setting.answer_with(kind, body)
     for answer in setting.post_until_asked(path, stream=True):
         assert (answer.status_code, answer.content) == (200, STREAMS[path])
     answer = setting.post(path, "alone", stream=True)
@@ -197,9 +205,8 @@ def test_a_stream_that_breaks_later_ends_in_an_error_event(setting: Setting, pat
     """An event without an end is nothing, and a stream without one is broken."""
     if body == b"data: [DONE]\n\n":
         pytest.skip("an answer without a reason for its end")
-    setting.bad.kind = EVENTS
     for ending in (body, body.removesuffix(b"\n\n")) if body else (b"",):
-        setting.bad.body = FIRST[path] + ending
+        setting.answer_with(EVENTS, FIRST[path] + ending)
         answer = setting.post(path, "alone", stream=True)
         assert answer.status_code == 200
         events = answer.content.decode().split("\n\n")
@@ -212,7 +219,7 @@ def test_a_stream_that_breaks_later_ends_in_an_error_event(setting: Setting, pat
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, RERANK])
 def test_what_has_no_stream_is_whole_whatever_is_asked_for(setting: Setting, path: str) -> None:
-    setting.bad.kind, setting.bad.body = JSON, json.dumps(GOOD[path]).encode()
+    setting.answer_with(JSON, json.dumps(GOOD[path]).encode())
     for _ in range(3):
         answer = setting.post(path, "alone", stream=True)
         assert (answer.status_code, answer.json()) == (200, GOOD[path])
