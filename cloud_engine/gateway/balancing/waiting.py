@@ -109,8 +109,8 @@ class WaitingLine:
 
     def _remove(self, waiter: _Waiter) -> None:
         line = self._lines[waiter.place.priority]
-        waiters = line.get(waiter.place.tenant, ())
-        if waiter in waiters:
+        waiters = line.get(waiter.place.tenant)
+        if waiters is not None and waiter in waiters:
             waiters.remove(waiter)
             self._size -= 1
             if not waiters:
