@@ -33,8 +33,7 @@ class BodyMemory:
             )
         if self._used + size > self._total:
             raise OverloadedError(
-                "The bodies of the requests in flight take all the memory that this server has for them: try again.",
-                code="body_memory_exceeded",
+                "The bodies of the requests in flight take all the memory that this server has for them: try again."
             )
         self._used += size
         self._by_owner[owner] += size

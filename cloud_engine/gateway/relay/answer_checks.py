@@ -24,53 +24,17 @@ _ANSWER_FIELDS = ("id", "object", "type", "output", "content", "usage")
 WithoutKey = Callable[[bytes], bytes]
 """Removes the node's key from what the node says."""
 
-_Texts = str | list[Any] | None
 _Objects = list[dict[str, msgspec.Raw]]
-_Filled = Annotated[list[dict[str, msgspec.Raw]], msgspec.Meta(min_length=1)]
 
 
 class _Message(msgspec.Struct):
-    content: _Texts = None
+    content: str | list[Any] | None = None
     tool_calls: list[Any] | None = None
-
-
-class _ChatChoice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _TextChoice(msgspec.Struct):
-    text: str
-    finish_reason: str | None = None
-
-
-class _Chat(msgspec.Struct):
-    choices: Annotated[list[_ChatChoice], msgspec.Meta(min_length=1)]
-
-
-class _Completion(msgspec.Struct):
-    choices: Annotated[list[_TextChoice], msgspec.Meta(min_length=1)]
-
-
-class _Embedding(msgspec.Struct):
-    embedding: msgspec.Raw
-
-
-class _Embeddings(msgspec.Struct):
-    data: Annotated[list[_Embedding], msgspec.Meta(min_length=1)]
 
 
 class _Ranking(msgspec.Struct):
     results: _Objects | None = None
     data: _Objects | None = None
-
-
-class _Moderation(msgspec.Struct):
-    results: _Filled
-
-
-class _Count(msgspec.Struct):
-    input_tokens: int
 
 
 class _Item(msgspec.Struct):
@@ -86,7 +50,7 @@ class _ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class NodeChunk(msgspec.Struct):
     """An event of a chat or a completion."""
 
     choices: list[_ChunkChoice] | None = None
@@ -108,18 +72,27 @@ class _Fault(msgspec.Struct):
     error: Any = None
 
 
-prepare_types(Chunk, _Event, _Fault)
-_CHUNK, _EVENT = msgspec.json.Decoder(Chunk), msgspec.json.Decoder(_Event)
+prepare_types(NodeChunk, _Event, _Fault)
+_CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
+
+
+def _list_of(**fields: Any) -> Any:
+    """At least one object with these fields."""
+    return Annotated[list[msgspec.defstruct("_Object", fields.items())], msgspec.Meta(min_length=1)]
+
+
+def _decoder(**fields: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(msgspec.defstruct("_Answer", fields.items()))
+
+
 _WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
-    CHAT: msgspec.json.Decoder(_Chat),
-    COMPLETIONS: msgspec.json.Decoder(_Completion),
-    EMBEDDINGS: msgspec.json.Decoder(_Embeddings),
+    CHAT: _decoder(choices=_list_of(message=_Message)),
+    COMPLETIONS: _decoder(choices=_list_of(text=str)),
+    EMBEDDINGS: _decoder(data=_list_of(embedding=msgspec.Raw)),
     RERANK: msgspec.json.Decoder(_Ranking),
-    MODERATIONS: msgspec.json.Decoder(_Moderation),
-    RESPONSES: msgspec.json.Decoder(_Item),
-    MESSAGES: msgspec.json.Decoder(_Item),
-    COUNT_TOKENS: msgspec.json.Decoder(_Count),
-    INPUT_TOKENS: msgspec.json.Decoder(_Count),
+    MODERATIONS: _decoder(results=_list_of()),
+    **dict.fromkeys((RESPONSES, MESSAGES), msgspec.json.Decoder(_Item)),
+    **dict.fromkeys((COUNT_TOKENS, INPUT_TOKENS), _decoder(input_tokens=int)),
 }
 
 
@@ -172,7 +145,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
     return UpstreamError(said["message"], param=said["param"], code=said["code"])
 
 
-def chunk_of(event: bytes) -> Chunk:
+def chunk_of(event: bytes) -> NodeChunk:
     """A `data:` event of a chat or completion. Raises AnswerFailure."""
     try:
         _ = event.isascii() or event.decode()
