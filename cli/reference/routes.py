@@ -98,6 +98,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
     "other_user": (errors.PermissionDeniedError, "Another user of the machine started this server, which has no key."),
+    "body_memory_exceeded": (errors.RateLimitError, "The bodies of your requests in flight are too large together."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says whether

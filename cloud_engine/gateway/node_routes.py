@@ -1,8 +1,14 @@
-"""`/admin/nodes`: the nodes behind the gateway, and the heartbeats by which nodes come and stay."""
+"""`/admin/nodes`: the nodes behind the gateway, and the heartbeats by which nodes come and stay.
+
+The key of all nodes goes to a registered node only if that has proved to know it. A key of the scope `node` alone
+cannot make the gateway send it anywhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -12,12 +18,14 @@ from starlette.responses import Response
 
 from ...protocol.decoding import decode, prepare_types
 from ...protocol.errors import ConfigurationError, InvalidRequestError
+from ...protocol.http.access import is_loopback
 from ...protocol.http.shell import read_body, send_json
 from .access.keys import KeyStore
 from .access.principal import Scope
 from .balancing.directory import LEASE_S, NodeDirectory
 from .balancing.node import Node, NodeAddress
 from .balancing.registry import NodeRegistry
+from .upstream.client import Upstream
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,6 +35,8 @@ class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     # Requests that it takes at a time. None: as the gateway is set.
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    # `key_proof` of the node's API key. None: the node asks for no key.
+    proof: Annotated[str, msgspec.Meta(max_length=128)] | None = None
 
 
 prepare_types(Heartbeat)
@@ -36,10 +46,15 @@ class NodeRoutes:
     """`requests_in_flight`: by node, over all workers."""
 
     def __init__(
-        self, keys: KeyStore, registry: NodeRegistry, requests_in_flight: Callable[[], Mapping[str, int]]
+        self,
+        keys: KeyStore,
+        registry: NodeRegistry,
+        upstream: Upstream,
+        requests_in_flight: Callable[[], Mapping[str, int]],
     ) -> None:
         self._keys = keys
         self._registry = registry
+        self._upstream = upstream
         self._requests_in_flight = requests_in_flight
 
     async def list(self, request: Request) -> Response:
@@ -62,14 +77,17 @@ class NodeRoutes:
         self._admit(request, "node")
         directory = self._directory()
         heartbeat = decode(await read_body(request), Heartbeat)
-        node = _node(heartbeat)
+        is_proven = heartbeat.proof is not None and self._upstream.is_proven(heartbeat.url, heartbeat.proof)
+        node = _node(heartbeat, gets_shared_key=is_proven)
         if not any(known.url == node.url for known in self._registry.nodes):
-            failure = await self._registry.failure_of(node)
+            failure = await _why_out_of_reach(node, request) or await self._registry.failure_of(node)
+            if failure and heartbeat.proof is not None and not is_proven:
+                failure += ". The node's API key is not the UPDRAFT_NODE_API_KEY of this gateway"
             if failure:
                 raise InvalidRequestError(
                     f"{node.url} is no node that this gateway can use: {failure}.", param="url", code="node_unusable"
                 )
-        await asyncio.to_thread(directory.register, node.url, heartbeat.concurrency)
+        await asyncio.to_thread(directory.register, node.url, heartbeat.concurrency, is_proven=is_proven)
         await self._registry.follow_directory()
         return send_json({"url": node.url, "lease_s": LEASE_S})
 
@@ -91,10 +109,30 @@ class NodeRoutes:
         return directory
 
 
-def _node(heartbeat: Heartbeat) -> Node:
+async def _why_out_of_reach(node: Node, request: Request) -> str:
+    """The reason why no node may register with this address; empty if it may.
+
+    Such addresses lead to services of the cloud or of this machine that trust their network.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM
+        )
+    except (OSError, UnicodeError):
+        return "its name cannot be resolved"
+    is_local = request.client is not None and is_loopback(request.client.host)
+    for *_, address in found:
+        ip = ipaddress.ip_address(address[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local):
+            return f"a node may not register with the address {ip}"
+    return ""
+
+
+def _node(heartbeat: Heartbeat, *, gets_shared_key: bool = False) -> Node:
     """Raises InvalidRequestError."""
     try:
-        node = Node(NodeAddress(heartbeat.url))
+        node = Node(NodeAddress(heartbeat.url, gets_shared_key=gets_shared_key))
     except ConfigurationError as error:
         raise InvalidRequestError(
             "url must be an http(s) URL such as http://10.0.0.1:4116.", param="url", code="invalid_value"

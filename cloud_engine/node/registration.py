@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.http.access import is_loopback
+from ...protocol.http.access import is_loopback, key_proof
 from ...protocol.http.foreign import error_in
 from ...protocol.safety.redaction import is_sendable
 
@@ -58,9 +58,12 @@ class RegistrationOptions:
 class Registration:
     """Tells a gateway of this node, for as long as `run` runs."""
 
-    def __init__(self, options: RegistrationOptions, url: str, concurrency: int) -> None:
+    def __init__(self, options: RegistrationOptions, url: str, concurrency: int, api_key: str | None = None) -> None:
+        """`api_key`: the key that requests to this node must carry."""
         self._options = options
-        self._body = {"url": options.url or url, "concurrency": concurrency}
+        self._body: dict[str, Any] = {"url": options.url or url, "concurrency": concurrency}
+        if api_key is not None:
+            self._body["proof"] = key_proof(api_key, self._body["url"])
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {options.key}"}, timeout=_TIMEOUT_S, trust_env=False
         )

@@ -13,6 +13,7 @@ from ..safety.names import MAX_NAME
 FORM = "multipart/form-data"
 _MAX_HEAD = 2**12  # bytes of the headers of one part
 _MAX_PARTS = 64
+_READ = ("model", "stream")  # the fields that change where a form goes and how it is answered
 _MAX_BOUNDARY = 70  # RFC 2046
 _NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
@@ -135,13 +136,18 @@ class Upload:
 
 
 def read_upload(content_type: str, body: bytes) -> Upload:
-    """Raises InvalidRequestError for what is no form, or names no model, or several: a reader might take any."""
+    """Raises InvalidRequestError for what is no form, or has a field that readers may take in several ways."""
     parser = FormParser(content_type)
-    models: list[slice] = []
+    models, seen = list[slice](), set[str]()
     stream, part = b"", FormPart("", None, 0)
     for found in parser.feed(body):
         if isinstance(found, FormPart):
             part = found
+            if (name := part.name.casefold()) in _READ and (name != part.name or part.name in seen):
+                raise InvalidRequestError(
+                    f"The form must have one field {name}, in this spelling.", param=name, code="invalid_form"
+                )
+            seen.add(part.name)
             if part.name == "model":
                 models.append(slice(part.start, part.start))
         elif part.name == "model":
@@ -149,8 +155,8 @@ def read_upload(content_type: str, body: bytes) -> Upload:
         elif part.name == "stream":
             stream = found.lower()
     parser.end()
-    name = body[models[0]] if len(models) == 1 else b""
-    if not 0 < len(name) <= 4 * MAX_NAME or len(model := name.decode(errors="replace")) > MAX_NAME:
+    given = body[models[0]] if models else b""
+    if not 0 < len(given) <= 4 * MAX_NAME or len(model := given.decode(errors="replace")) > MAX_NAME:
         raise InvalidRequestError("The form must have one field model, with a name.", param="model")
     return Upload(model, models[0], stream in (b"true", b"1"))
 

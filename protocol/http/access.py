@@ -115,6 +115,11 @@ class Access:
         return scheme in ("http", "https") and (is_loopback(_host_of(authority)) or authority in hosts)
 
 
+def key_proof(key: str, url: str) -> str:
+    """The proof that a node at `url` sends to a gateway: it knows the key of all nodes, and does not reveal it."""
+    return hmac.new(key.encode(), b"updraft-node " + url.encode(), "sha256").hexdigest()
+
+
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether `host` is an address that only this machine can reach."""

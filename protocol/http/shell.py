@@ -31,11 +31,13 @@ from ..errors import (
     NotFoundError,
     OverloadedError,
     RequestCancelledError,
+    RequestTimeoutError,
     RequestTooLargeError,
     UpdraftError,
 )
 from . import sse
 from .access import Access
+from .body_memory import BODY_OWNER, BodyMemory
 from .wire import WireRequest, WireResponse, error_body
 
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
@@ -48,6 +50,7 @@ GONE = "updraft.gone"
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 LINGER_S = 2.0  # for the rest of a body that is answered already
+BODY_S = 120.0  # for a whole body: until its end it takes memory, and a place among the requests in flight
 _HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
@@ -76,7 +79,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
-    limits = BodyLimits(max_body_bytes, max_upload_bytes or {})
+    limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
     app.layers.append(Middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
         origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
@@ -112,11 +115,14 @@ class ShellApp(FastAPI):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bytes that a request body may have."""
+    """The bytes that request bodies may have."""
 
+    # Of one body.
     usual: int
-    # By path.
+    # Of one body, by path. These bodies are read piece by piece, so that they take no memory.
     uploads: Mapping[str, int]
+    # Of all other bodies together.
+    memory: BodyMemory
 
     def of(self, path: str) -> int:
         return self.uploads.get(path, self.usual)
@@ -141,13 +147,21 @@ def request_id(scope: Scope) -> str:
     return scope["state"]["request_id"]
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RequestTooLargeError, and RequestCancelledError if the client leaves before its end."""
+async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
+    """The whole body, which has `BODY_S` and `most_s` to come.
+
+    Raises RequestTooLargeError, RequestTimeoutError, what `BodyMemory` raises, and RequestCancelledError if the client
+    leaves before the end.
+    """
     pieces: list[bytes] = []
-    while (message := await request.receive())["type"] == "http.request":
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(pieces)
+    try:
+        async with asyncio.timeout(min(most_s, BODY_S)):
+            while (message := await request.receive())["type"] == "http.request":
+                pieces.append(message.get("body", b""))
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+    except TimeoutError as error:
+        raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
     raise RequestCancelledError("The client closed the connection while sending.")
 
 
@@ -303,7 +317,7 @@ class _Shell:
             return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET", _HEAD_ONLY: True}
-        exchange = _Exchange(scope, receive, send, self._limits.of(scope["path"]))
+        exchange = _Exchange(scope, receive, send, self._limits)
         try:
             _check_framing(scope)
         except InvalidRequestError as error:
@@ -333,6 +347,7 @@ class _Shell:
             await exchange.fail(failure)
         finally:
             self._traffic.in_flight -= 1
+            exchange.release()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The same rules for a WebSocket: one that is refused gets an HTTP error for its handshake."""
@@ -373,23 +388,31 @@ def _check_framing(scope: Scope) -> None:
 class _Exchange:
     """One request and its response: stamps the id, counts the body, and can fail properly at any point."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> None:
         headers = dict(scope["headers"])
         self._path = scope["path"]
+        self._max_body_bytes = limits.of(self._path)
+        self._memory = None if self._path in limits.uploads else limits.memory
+        self._held = 0  # bytes of that memory
+        self._owner = ""
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
-        scope.setdefault("state", {})["request_id"] = self.request_id
-        self._announced = headers.get(b"content-length", b"")
+        self._state = scope.setdefault("state", {})
+        self._state["request_id"] = self.request_id
+        self._announced = int(headers.get(b"content-length") or 0)  # digits, as the parser has checked
         self._receive = receive
         self._send = send
-        self._max_body_bytes = max_body_bytes
         self._received = 0
         self._started = False
         self._complete = False
 
     async def receive(self) -> Message:
-        """Raises RequestTooLargeError as soon as a route wants a body that is, or is announced to be, too large."""
-        if self._announced.isdigit() and int(self._announced) > self._max_body_bytes:
+        """Raises RequestTooLargeError as soon as a route wants a body that is, or is announced to be, too large.
+
+        Raises what `BodyMemory` raises before anything of the body is taken from the connection.
+        """
+        if self._announced > self._max_body_bytes:
             raise self._too_large()
+        self._hold(self._announced)
         message = await self._receive()
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # an answered client may leave: that cancels nobody's last steps
@@ -397,7 +420,19 @@ class _Exchange:
             self._received += len(message.get("body", b""))
             if self._received > self._max_body_bytes:
                 raise self._too_large()
+            self._hold(self._received)
         return message
+
+    def _hold(self, size: int) -> None:
+        if self._memory is not None and size > self._held:
+            self._owner = self._owner or self._state.get(BODY_OWNER, "")
+            self._memory.take(self._owner, size - self._held)
+            self._held = size
+
+    def release(self) -> None:
+        """The request is over: its body takes no memory any more."""
+        if self._memory is not None and self._held:
+            self._memory.give_back(self._owner, self._held)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

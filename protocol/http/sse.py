@@ -66,6 +66,11 @@ class EventParser:
         return found
 
     @property
+    def rest(self) -> bytes:
+        """The bytes of an event that has not ended."""
+        return bytes(self._buffer)
+
+    @property
     def _is_between(self) -> bool:
         """Whether the next byte begins an event."""
         return not (self._buffer or self._at_start or self._after_cr)

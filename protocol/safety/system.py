@@ -18,6 +18,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -128,6 +129,18 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
             needed=size,
             free=free,
         ) from error
+
+
+def boot_time() -> float:
+    """Seconds since the boot, suspends included. All processes read the same, whatever is done to the wall clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+@cache
+def boot_id() -> str:
+    """The id of this boot, which tells whose `boot_time` a file holds; empty if the system has none."""
+    return "".join(_lines(Path("/proc/sys/kernel/random/boot_id")))
 
 
 def fork() -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....protocol.errors import OverloadedError
 from ....protocol.safety.shared_file import SharedFile
+from ....protocol.safety.system import boot_id, boot_time
 from ....protocol.wal import transaction
 from .node import NodeAddress
 
@@ -15,8 +15,9 @@ LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
 _MAX_NODES = 1024
 _BUSY_S = 2.0
 _SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS nodes (
-      url TEXT PRIMARY KEY, concurrency INTEGER, expires_at REAL NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS leases (
+      url TEXT PRIMARY KEY, concurrency INTEGER, is_proven INTEGER NOT NULL,
+      boot TEXT NOT NULL, expires_at REAL NOT NULL) WITHOUT ROWID""",
 )
 
 
@@ -36,25 +37,35 @@ class NodeDirectory:
         """Make the file, if there is none."""
         self._file.create(_SCHEMA)
 
-    def register(self, url: str, concurrency: int | None) -> None:
-        """Keep a node for the length of a lease. Raises OverloadedError where there are too many."""
-        now = time.time()
+    def register(self, url: str, concurrency: int | None, *, is_proven: bool) -> None:
+        """Keep a node for the length of a lease, by `boot_time`. Raises OverloadedError if there are too many.
+
+        `is_proven`: whether the node has proved that it knows the key of all nodes.
+        """
+        now, boot = boot_time(), boot_id()
         with self._file.connected() as connection, transaction(connection):
-            connection.execute("DELETE FROM nodes WHERE expires_at <= ? OR url = ?", (now, url))
-            (count,) = connection.execute("SELECT count(*) FROM nodes").fetchone()
+            connection.execute("DELETE FROM leases WHERE expires_at <= ? OR boot <> ? OR url = ?", (now, boot, url))
+            (count,) = connection.execute("SELECT count(*) FROM leases").fetchone()
             if count >= _MAX_NODES:
                 raise OverloadedError(f"{_MAX_NODES} nodes are registered, and more are not taken.")
-            connection.execute("INSERT INTO nodes VALUES (?, ?, ?)", (url, concurrency, now + LEASE_S))
+            row = url, concurrency, is_proven, boot, now + LEASE_S
+            connection.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
     def remove(self, url: str) -> None:
         with self._file.connected() as connection:
-            connection.execute("DELETE FROM nodes WHERE url = ?", (url,))
+            connection.execute("DELETE FROM leases WHERE url = ?", (url,))
 
     def addresses(self) -> list[NodeAddress]:
         """The nodes whose lease lasts, with one worker's share of what they take."""
         with self._file.connected() as connection:
-            rows = connection.execute("SELECT url, concurrency FROM nodes WHERE expires_at > ?", (time.time(),))
-            found = [NodeAddress(url, concurrency=limit or self.concurrency) for url, limit in rows]
+            rows = connection.execute(
+                "SELECT url, concurrency, is_proven FROM leases WHERE expires_at > ? AND boot = ?",
+                (boot_time(), boot_id()),
+            )
+            found = [
+                NodeAddress(url, concurrency=limit or self.concurrency, gets_shared_key=bool(is_proven))
+                for url, limit, is_proven in rows
+            ]
         return [address.of_worker(self.workers, self.worker) for address in found]
 
     @property

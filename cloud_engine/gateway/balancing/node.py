@@ -37,6 +37,8 @@ class NodeAddress:
     # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
     first_token_s: float | None = None
     idle_s: float | None = None
+    # Whether it may get the key of all nodes: an operator named it, or it has proved that it knows that key.
+    gets_shared_key: bool = True
     # What its tokens cost, whatever the model's price is. None: that.
     price: DatedPrice | None = None
 
@@ -71,7 +73,7 @@ class Node:
     def __init__(self, address: NodeAddress) -> None:
         """Raises ConfigurationError."""
         url = address.url.rstrip("/").removesuffix("/v1")
-        self.target = _target(url, address.api_key)
+        self.target = _target(url, address)
         self.url = shown_url(url)
         self.concurrency = address.concurrency
         self.price = address.price
@@ -134,7 +136,7 @@ class Node:
             _log.info("Node %s is in", self.url)
 
 
-def _target(url: str, api_key: str | None) -> UpstreamAddress:
+def _target(url: str, address: NodeAddress) -> UpstreamAddress:
     """Raises ConfigurationError."""
     try:
         parts = urlsplit(url)
@@ -148,11 +150,11 @@ def _target(url: str, api_key: str | None) -> UpstreamAddress:
     default = 443 if parts.scheme == "https" else 80
     credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
     authorization = b"Basic " + b64encode(credentials.encode()) if credentials else b""
-    if api_key is not None:
+    if (api_key := address.api_key) is not None:
         if not is_sendable(api_key):
             raise ConfigurationError(f"The key of node {shown_url(url)} holds characters that no header can.")
         if len(api_key) < SHORTEST_KEY:
             raise ConfigurationError(f"The key of node {shown_url(url)} needs {SHORTEST_KEY} characters at least.")
         authorization = b"Bearer " + api_key.encode()
     where = parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode()
-    return UpstreamAddress(*where, authorization)
+    return UpstreamAddress(*where, authorization, address.gets_shared_key)

@@ -52,7 +52,7 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
     if entry.key_env is not None and not (key := os.environ.get(entry.key_env)):
         raise ConfigurationError(f"--nodes-file {path}: {entry.key_env} is not set.", param="nodes_file")
     limit = concurrency if entry.concurrency is None else entry.concurrency
-    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, _price(path, entry))
+    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, price=_price(path, entry))
 
 
 def _price(path: Path, entry: _Entry) -> DatedPrice | None:

@@ -22,7 +22,7 @@ from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
 from .suspects import RetryBudget, Suspects
-from .waiting import WaitingLine
+from .waiting import QueuePlace, WaitingLine
 
 _FOLLOW_S = 0.5
 _FIRST_LOOK_S = 1.0  # that nodes have to answer before requests come; twice as long where none has
@@ -73,9 +73,9 @@ class NodeRegistry:
         """Requests that wait for a node."""
         return self._line.by_priority()
 
-    def check_line(self, priority: Priority) -> None:
-        """Raises OverloadedError where a request of this class finds no place to wait, whatever its model is."""
-        self._line.check(priority)
+    def check_line(self, place: QueuePlace) -> None:
+        """Raises OverloadedError if such a request would find no place to wait, whatever its model is."""
+        self._line.check(place)
 
     def serves(self, model: str) -> bool:
         """Whether a node has the model."""
@@ -125,8 +125,10 @@ class NodeRegistry:
         assert self.directory is not None, "only a registry with a directory follows one"
         async with self._following:
             found = {address.url: address for address in await asyncio.to_thread(self.directory.addresses)}
-            for url in self._registered.keys() - found.keys():
-                node, watcher = self._registered.pop(url)
+            for url, (node, watcher) in tuple(self._registered.items()):
+                if url in found and found[url].gets_shared_key == node.target.gets_shared_key:
+                    continue
+                del self._registered[url]
                 watcher.cancel()
                 self.nodes.remove(node)
                 _log.info("Node %s has left", url)
@@ -164,26 +166,24 @@ class NodeRegistry:
         return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
 
     @asynccontextmanager
-    async def place(
-        self, placement: Placement, tried: Collection[Node], priority: Priority = "interactive"
-    ) -> AsyncGenerator[Node]:
+    async def place(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> AsyncGenerator[Node]:
         """A node that is in, has the model, has room and is not in `tried`; it is busy with the request in the block.
 
         Waits for room. Raises OverloadedError or ModelNotFoundError.
         """
-        node = await self.take(placement, tried, priority)
+        node = await self.take(placement, tried, place)
         try:
             yield node
         finally:
             self.give_back(node, placement)
 
-    async def take(self, placement: Placement, tried: Collection[Node], priority: Priority) -> Node:
+    async def take(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> Node:
         """The same, for who gives the node back."""
         node = None if self._line else self._take(placement, tried)
         if node is None:
             alike = placement.model, frozenset(each.url for each in tried)
             take, give_back = partial(self._take, placement, tried), partial(self.give_back, placement=placement)
-            node = await self._line.wait(priority, alike, take, give_back)
+            node = await self._line.wait(place, alike, take, give_back)
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:

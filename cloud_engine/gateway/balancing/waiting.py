@@ -1,10 +1,10 @@
-"""The requests that wait while every node has as many as it may: a bounded line in order of priority, then arrival."""
+"""The requests that wait while every node is full: a bounded queue by priority, shared fairly between tenants."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ....protocol.errors import OverloadedError, UpdraftError
@@ -12,17 +12,27 @@ from ..access.principal import PRIORITIES, Priority
 from .node import Node
 
 
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """The attributes of a request that decide when its turn comes."""
+
+    priority: Priority = "interactive"
+    # Tenants of one priority take turns.
+    tenant: str = ""
+
+
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    # The same for all whom the same nodes can take.
+    place: QueuePlace
+    # Equal for requests that the same nodes can take.
     alike: Hashable
-    # A node that has room, or None. Raises UpdraftError where no node is left.
+    # Return a node that has room, or None. Raises UpdraftError if no node is left.
     take: Callable[[], Node | None]
-    # The node that was taken for it.
+    # The node that was taken for the request.
     placed: asyncio.Future[Node] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def is_placed(self) -> bool:
-        """Try to place it now, or let it know that it cannot be."""
+        """Try to take a node now. An error of `take` ends the wait too."""
         try:
             node = self.take()
         except UpdraftError as error:
@@ -33,33 +43,41 @@ class _Waiter:
         return node is not None
 
 
+_Line = OrderedDict[str, deque[_Waiter]]
+"""The waiting requests of one priority by tenant; the tenant whose turn is next comes first."""
+
+
 class WaitingLine:
-    """At most `most` requests. Of a longer line the lowest class is shed, the latest first."""
+    """A queue of at most `most` requests. A full queue sheds the lowest priority, then the tenant with most places."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lines: dict[Priority, deque[_Waiter]] = {priority: deque() for priority in PRIORITIES}
+        self._lines: dict[Priority, _Line] = {priority: OrderedDict() for priority in PRIORITIES}
+        self._size = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return self._size
 
     def by_priority(self) -> dict[Priority, int]:
-        return {priority: len(line) for priority, line in self._lines.items()}
+        return {priority: sum(map(len, line.values())) for priority, line in self._lines.items()}
 
-    def check(self, priority: Priority) -> None:
-        """Raises OverloadedError where the line is full, and none in it would make room for one of this class."""
-        if len(self) >= self._most and not any(self._lines[lower] for lower in _below(priority)):
+    def check(self, place: QueuePlace) -> None:
+        """Raises OverloadedError if the queue is full and no waiting request would be shed for this one."""
+        if self._size >= self._most and self._shed_for(place) is None:
             raise _full()
 
     async def wait(
-        self, priority: Priority, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
+        self, place: QueuePlace, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:
-        """A node, once `take` finds one for this request. Raises OverloadedError where the line is full."""
-        self.check(priority)
-        if len(self) >= self._most:
-            self._shed_below(priority)
-        waiter = _Waiter(alike, take)
-        self._lines[priority].append(waiter)
+        """Return a node once `take` finds one for this request. Raises OverloadedError if the queue is full."""
+        self.check(place)
+        if self._size >= self._most and (shed := self._shed_for(place)) is not None:
+            self._remove(shed)
+            if not shed.placed.done():  # else its client has just left
+                shed.placed.set_exception(_full())
+        waiter = _Waiter(place, alike, take)
+        self._lines[place.priority].setdefault(place.tenant, deque()).append(waiter)
+        self._size += 1
         self.move()
         try:
             return await waiter.placed
@@ -68,33 +86,51 @@ class WaitingLine:
                 give_back(waiter.placed.result())
             raise
         finally:
-            if waiter in self._lines[priority]:
-                self._lines[priority].remove(waiter)
+            self._remove(waiter)
 
     def move(self) -> None:
-        """Some node may have room: place whom it can take."""
+        """Place every request that a node can take. Call it whenever a node may have room."""
         full: set[Hashable] = set()
-        for line in self._lines.values():
-            for waiter in tuple(line):
-                if waiter.alike in full or waiter.placed.done():
-                    continue
-                if waiter.is_placed():
-                    line.remove(waiter)
-                else:
-                    full.add(waiter.alike)
+        for line in self._lines.values() if self._size else ():
+            while sum(self._serve(waiters, full) for waiters in tuple(line.values())):
+                pass  # one request of each tenant in a round, until no node has room
 
-    def _shed_below(self, priority: Priority) -> None:
-        """Make room for one of this class, for which somebody in line can make it."""
-        line = next(self._lines[lower] for lower in _below(priority) if self._lines[lower])
-        waiter = line.pop()
-        if not waiter.placed.done():  # else its client has just left
-            waiter.placed.set_exception(_full())
+    def _serve(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
+        """Place one request of a tenant, whose next turn then comes after those of others. False: none can be."""
+        for waiter in tuple(waiters):
+            if waiter.alike in full or waiter.placed.done():
+                continue
+            if waiter.is_placed():
+                self._lines[waiter.place.priority].move_to_end(waiter.place.tenant)
+                self._remove(waiter)
+                return True
+            full.add(waiter.alike)
+        return False
 
+    def _remove(self, waiter: _Waiter) -> None:
+        line = self._lines[waiter.place.priority]
+        waiters = line.get(waiter.place.tenant)
+        if waiters is not None and waiter in waiters:
+            waiters.remove(waiter)
+            self._size -= 1
+            if not waiters:
+                del line[waiter.place.tenant]
 
-def _below(priority: Priority) -> Sequence[Priority]:
-    """The lower classes, the lowest first."""
-    return PRIORITIES[: PRIORITIES.index(priority) : -1]
+    def _shed_for(self, place: QueuePlace) -> _Waiter | None:
+        """The latest request of the tenant with most places in the lowest priority, or None.
+
+        Within the priority of the newcomer, only a tenant with more places than the newcomer's yields.
+        """
+        for priority in reversed(PRIORITIES):
+            if line := self._lines[priority]:
+                largest = max(line.values(), key=len)
+                if priority == place.priority and len(largest) <= len(line.get(place.tenant, ())) + 1:
+                    return None
+                return largest[-1]
+            if priority == place.priority:
+                return None
+        return None
 
 
 def _full() -> OverloadedError:
-    return OverloadedError("All nodes are busy, and the line of waiting requests is full: try again in a moment.")
+    return OverloadedError("All nodes are busy, and the queue of waiting requests is full: try again in a moment.")

@@ -56,6 +56,15 @@ class Accounting:
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
+    async def entered(self, principal: Principal) -> AsyncGenerator[None]:
+        """Around a request, its body included: it counts as in flight. Raises RateLimitError or OverloadedError."""
+        reservation = await self.limiter.enter(principal)
+        try:
+            yield
+        finally:
+            await reservation.settle(0, 0, None)
+
+    @asynccontextmanager
     async def admitted(self, principal: Principal, row: UsageRow, size: RequestSize) -> AsyncGenerator[Account]:
         """Around a request to nodes. The row itself is settled by the caller, who knows its end.
 

@@ -77,7 +77,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def used(claim: Claim, value: float, now: float) -> float:
-    """The amount in use at `now`, from the stored `value` of an account."""
+    """The amount in use at `now`, from the stored `value` of an account. Both are times of the store's own clock."""
     if claim.is_rate:
         return max(0.0, value - now) * claim.limit / PERIOD_S
     return value if claim.is_budget else 0.0
@@ -90,6 +90,6 @@ def settled(claim: Claim, value: float, amount: float, now: float) -> float:
     return value + amount if claim.is_budget else 0.0
 
 
-def expires(claim: Claim, value: float) -> float:
-    """From when on an account that nothing is reserved of is as good as a new one."""
-    return claim.ends if claim.is_budget else value
+def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
+    """When an account without reservations equals a new one. `ahead`: the store's clock less the wall clock."""
+    return claim.ends + ahead if claim.is_budget else value

@@ -31,6 +31,7 @@ ANSWER_TOKENS = 1024
 """The assumed tokens of an answer to a request that names no limit."""
 
 _LEDGER_S = 5.0
+_NO_LIMITS = Limits()
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
 _UNITS = {
     "requests": "requests per minute",
@@ -108,19 +109,33 @@ class Limiter:
     # Budgets that are being begun.
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    async def enter(self, principal: Principal) -> LimitReservation:
+        """Count a request of the key and the tenant as in flight, before its body is read. Raises as `admit`."""
+        claims = [
+            Claim(owner, name, "concurrent", limits.concurrent, 1)
+            for owner, name, limits in self._callers(principal)
+            if limits.concurrent is not None
+        ]
+        return await self._taken(claims)
+
     async def admit(
         self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int = 1
     ) -> LimitReservation:
-        """`prompt_tokens`: an estimate. `max_tokens`: of all answers together, None if the request names no limit.
+        """Admit a request that has entered.
+
+        `prompt_tokens`: an estimate. `max_tokens`: of all answers together, None if the request names no limit.
 
         Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
         claims = list(self._claims(principal, model, prompt_tokens, max_tokens, answers))
-        if not claims:
-            return LimitReservation(self.store)
         for claim in claims:
             if claim.amount > claim.limit and claim.kind == "tokens":
                 raise LimitError(_too_large(claim), claim.kind, None, ())
+        return await self._taken(claims)
+
+    async def _taken(self, claims: Sequence[Claim]) -> LimitReservation:
+        if not claims:
+            return LimitReservation(self.store)
         admission = await self.store.admit(claims)
         while admission.unknown is not None:
             await self._seed(admission.unknown)
@@ -129,24 +144,25 @@ class Limiter:
             raise _refusal(refused, claims, admission.standings, admission.now)
         return LimitReservation(self.store, claims, admission.standings, admission.receipt)
 
+    def _callers(self, principal: Principal) -> tuple[tuple[Owner, str, Limits], ...]:
+        return (
+            ("key", principal.key_id, principal.limits),
+            ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, _NO_LIMITS)),
+        )
+
     def _claims(
         self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int
     ) -> Iterator[Claim]:
-        none = Limits()
-        owners: tuple[tuple[Owner, str, Limits], ...] = (
-            ("key", principal.key_id, principal.limits),
-            ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, none)),
-            ("model", model, self.policy.models.get(model, none)),
-        )
-        for owner, name, limits in owners:
-            if limits == none:
+        of_model: tuple[Owner, str, Limits] = ("model", model, self.policy.models.get(model, _NO_LIMITS))
+        for owner, name, limits in (*self._callers(principal), of_model):
+            if limits == _NO_LIMITS:
                 continue
             if limits.requests_per_minute is not None:
                 yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
             if limits.tokens_per_minute is not None:
                 amount = _reserved(limits.tokens_per_minute, prompt_tokens, max_tokens, answers)
                 yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-            if limits.concurrent is not None:
+            if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
                 yield Claim(owner, name, "concurrent", limits.concurrent, 1)
             for kind, limit, first, last in _budgets(limits, datetime.now(UTC)):
                 expected = ANSWER_TOKENS * answers if max_tokens is None else max_tokens

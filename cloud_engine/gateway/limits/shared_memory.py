@@ -3,6 +3,9 @@
 A worker changes it under a lock that the kernel takes back when the worker dies. Each change is one aligned store of
 eight bytes, so that a kill in between leaves every account whole. What a worker has reserved stands in a column of its
 own, which is cleared after its death.
+
+Rates are kept by `boot_time`, so that a change of the wall clock neither freezes nor resets them. No value outlives a
+boot: the first worker empties the file.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from struct import Struct
 
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import locked, reserve_blocks, try_lock, unlock
+from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lock, unlock
 from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
@@ -87,7 +90,7 @@ class SharedMemoryStore:
     async def seed(self, claim: Claim, spent: float) -> None:
         await self._lock()
         try:
-            now = time.time()
+            now = boot_time()
             if self._find(claim.account) is None:
                 self._use(self._made(claim, now, ()), claim, spent, now)
         finally:
@@ -99,27 +102,27 @@ class SharedMemoryStore:
         os.close(self._file)
 
     def _admit(self, claims: Sequence[Claim]) -> Admission:
-        now, records, standings = time.time(), list[int](), list[Standing]()
+        now, records, standings = boot_time(), list[int](), list[Standing]()
         for claim in claims:
             record = self._find(claim.account)
             if record is None:
                 if claim.is_budget:
-                    return Admission(standings, unknown=claim, now=now)
+                    return Admission(standings, unknown=claim)
                 record = self._made(claim, now, records)
             value, _, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             standings.append(Standing(accounts.used(claim, value, now), sum(reserved)))
             if not standings[-1].fits(claim):
-                return Admission(standings, refused=claim, now=now)
+                return Admission(standings, refused=claim, now=time.time())
             records.append(record)
         for claim, record in zip(claims, records, strict=True):
             if claim.is_reserved:
                 self._reserve(record, claim.amount)
             else:
                 self._use(record, claim, claim.amount, now)
-        return Admission(standings, now=now)
+        return Admission(standings, now=time.time())
 
     def _settle_all(self) -> None:
-        now = time.time()
+        now = boot_time()
         while self._unsettled:
             claims, amounts = self._unsettled.popleft()
             for claim in claims:
@@ -131,7 +134,8 @@ class SharedMemoryStore:
         (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
         value = accounts.settled(claim, value, amount, now)
         _NUMBER.pack_into(self._memory, record + _VALUE_AT, value)
-        _NUMBER.pack_into(self._memory, record + _EXPIRY_AT, accounts.expires(claim, value))
+        expiry = accounts.expires(claim, value, now - time.time())
+        _NUMBER.pack_into(self._memory, record + _EXPIRY_AT, expiry)
 
     def _reserve(self, record: int, amount: float) -> None:
         at = record + _RESERVED_AT + 8 * self._slot.number

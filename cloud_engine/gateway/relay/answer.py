@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from ....protocol.errors import UpstreamError
+from ....protocol.http import sse
 from ....protocol.http.foreign import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..upstream.client import Response
-from ..upstream.failures import UpstreamFailure
+from ..upstream.failures import AnswerFailure, UpstreamFailure
+from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .dialects import Passage
 from .stream import FINISH, NodeEvents, in_one_spelling
-from .usage import StreamMeter, whole_answer
+from .usage import StreamMeter, meter_whole
 
-_ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _ERROR = re.compile(rb'"error":\s?(?!null|\s)')  # answers have none, or null
-WithoutKey = Callable[[bytes], bytes]
-
-
-class EngineFailure(UpstreamFailure):
-    """The engine behind a node failed in mid-stream, and the node said so in `event`."""
-
-    def __init__(self, event: bytes) -> None:
-        super().__init__("its engine failed")
-        self.event = event
+_ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
-    """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it."""
+    """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it. Raises AnswerFailure."""
     body, status, passage = await response.read_whole(), response.status, call.passage
-    if status == 200 and passage is None:
-        body = whole_answer(body, call.row)
-    elif status == 200 and passage is not None:
-        passage.whole(body)
+    if status == 200:
+        route = call.path.partition(b"?")[0].decode()
+        body = checked_whole(route, body, content_type(response), without_key)
+        meter_whole(body, call.row) if passage is None else passage.whole(body)
     elif 400 <= status < 600:
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if passage is None else passage.error_body(error))
     else:
-        raise UpstreamError(_odd_status(response))
+        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(response)))
     await call.start(response, len(body))
     await call.emit(body, more=False)
 
@@ -53,8 +46,11 @@ async def relay_stream(
 ) -> None:
     """Whole events only, so that another node, or an error event, can follow wherever this one breaks off.
 
-    `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
+    `may_break`: whether an engine that reports its failure raises AnswerFailure, since another node could go on.
     """
+    if content_type(response) != EVENTS:  # the body tells, and clients may go by the type
+        headers = [header for header in response.headers if header[0] != b"content-type"]
+        response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
     try:
         while (batch := await events.read()) is not None:
@@ -75,15 +71,15 @@ async def relay_stream(
     if reader.ended:
         return
     if not call.begun.is_finished:
-        raise UpstreamFailure("the stream ended without [DONE]")
+        raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
     wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
     await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
 
 
 async def relay_passage(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
     """An answer of another API, as it is: whole, or event by event where the node sends events."""
-    kind = dict(response.headers).get(b"content-type", b"")
-    if response.status == 200 and kind.lower().startswith(b"text/event-stream"):
+    is_stream = content_type(response) == EVENTS or (call.stream and passage.is_text)
+    if response.status == 200 and is_stream:
         await _relay_events(call, passage, response, without_key)
     else:
         await relay_whole(call, response, without_key)
@@ -93,18 +89,26 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
     events = NodeEvents(response)
     try:
         while (batch := await events.read()) is not None:
-            whole = [event + b"\n\n" for event in batch]
-            for event in whole:
-                passage.read(event)
+            failure, shown = None, list[bytes]()
+            for event in batch:
+                failure = passage.read(event)
+                if failure is not None and not (passage.ended and (shown or call.answered)):
+                    passage.ended = False  # another node is asked, or the client gets an event of ours
+                    break
+                whole = event + b"\n\n"
+                shown.append(without_key(whole) if _ERROR.search(event) else whole)
+                failure = None
             if passage.ended:
                 passage.settle()
                 call.book()
-            shown = [without_key(event) if _ERROR.search(event) else event for event in whole]
-            if not call.answered:
-                await call.start(response, None)
-            await call.emit(b"".join(shown), more=True)
+            if shown:
+                if not call.answered:
+                    await call.start(response, None)
+                await call.emit(b"".join(shown), more=True)
+            if failure is not None:
+                raise failure
         if not passage.ended:
-            raise UpstreamFailure("the stream ended before its answer did")
+            raise AnswerFailure("the stream ended before its answer did", reported_in(without_key(events.rest)))
     except UpstreamFailure:
         if not passage.ended:
             raise
@@ -122,28 +126,60 @@ class _EventReader:
     without_key: WithoutKey
     may_break: bool  # another node may go on
     ended: bool = False
-    failure: EngineFailure | None = None  # the node's own error
+    failure: AnswerFailure | None = None
+    has_choices: bool = False
 
     def read(self, events: Iterable[bytes]) -> bytes:
         out: list[bytes] = []
         begun = self.call.begun
         for event in events:
-            if self.ended or self.failure is not None:
+            if self.ended:
+                break
+            if (failure := self._failure_in(event)) is not None:
+                if failure.event and not self._breaks(failure.event):  # the client reads it, and no more
+                    self.ended, self.call.row.status = True, UpstreamError.status
+                    out.append(failure.event)
+                else:
+                    self.failure = failure
                 break
             begun.is_finished = begun.is_finished or FINISH.search(event) is not None
             read = begun.read(event)
             shown = None if read is None else self.meter.shown(read)
             if shown is None:
                 continue
-            if event.startswith(b'data: {"error"') and _ERROR.search(event):  # the node lives, its answer does not
-                shown = self.without_key(shown)
-                if self.may_break and not begun.is_finished and _ENGINE_FAILED.search(event):
-                    self.failure = EngineFailure(shown)
-                    break
-                self.call.row.status, self.ended = UpstreamError.status, True
             self.ended = self.ended or event.startswith(b"data: [DONE]")
             out.append(shown)
         return b"".join(out)
+
+    def _failure_in(self, event: bytes) -> AnswerFailure | None:
+        """The failure that an event is or reports. The node lives, but its answer is over."""
+        if event.startswith(b"data: {"):
+            try:
+                chunk = chunk_of(event)
+            except AnswerFailure as failure:
+                return failure
+            self.has_choices = self.has_choices or bool(chunk.choices)
+            return self._reported(event) if chunk.is_error else None
+        if event.startswith(b"data: [DONE]"):
+            has_answer = self.has_choices or self.call.begun.is_finished
+            return None if has_answer else AnswerFailure("the stream ended without an answer")
+        if sse.data_of(event) or not is_comment(event):
+            return AnswerFailure("its stream holds something that is no event")
+        return None
+
+    def _reported(self, event: bytes) -> AnswerFailure:
+        event = self.without_key(event)
+        said = error_in(event[6:], UpstreamError.status, "The node reported an error.")
+        if not event.startswith(b'data: {"error"'):
+            event = sse.event({"error": said})
+        error = UpstreamError(said["message"], param=said["param"], code=said["code"])
+        return AnswerFailure("its engine failed", error, event)
+
+    def _breaks(self, error: bytes) -> bool:
+        """Whether another node is asked, or the client gets the status of an error."""
+        if self.call.begun.is_finished:
+            return False
+        return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
 
 
 def _usage(call: Call) -> Usage:

@@ -16,14 +16,16 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
-from ..access.principal import Priority
 from ..balancing.node import Node
+from ..balancing.waiting import QueuePlace
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
+from .answer_checks import CHAT, COMPLETIONS
 from .continuation import BegunAnswer
 from .dialects import COUNTS, PATHS, UPLOADS, Passage
+from .field_names import check_names
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -45,6 +47,8 @@ class _Peek(SizeFields, kw_only=True):
 
 
 prepare_types(_Peek)
+_READ = frozenset(_Peek.__struct_fields__)
+_STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
 
 
 @dataclass(slots=True)
@@ -71,8 +75,8 @@ class Call:
     started: float
     # Sends to the client.
     send: Send
-    # Whose cached prefixes it may share.
-    tenant: str = ""
+    # Its place where requests wait. Its tenant's cached prefixes are the ones that it may share.
+    place: QueuePlace = field(default_factory=QueuePlace)
     # How much it may take of its limits.
     size: RequestSize = field(default_factory=RequestSize)
     # Where its cost is booked.
@@ -85,8 +89,6 @@ class Call:
     tried: list[Node] = field(default_factory=list[Node])
     # The conversation, as the client names it (`prompt_cache_key`).
     session: str = ""
-    # Who goes first where requests wait.
-    priority: Priority = "interactive"
     # Of its trace.
     span: Span = field(default_factory=Span)
     # The relayed headers of the answer.
@@ -171,7 +173,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(route).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    about = row.request_id, path, headers, body, peek.model, bool(peek.stream), usage_options, row, started, send
+    is_stream = bool(peek.stream) and route in _STREAMED  # other answers are whole, whatever is asked for
+    about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     passage = Passage(route, row) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passage=passage)
 
@@ -180,8 +183,10 @@ def _peek(body: bytes) -> _Peek:
     check_entries(body)
     try:
         _ = body.isascii() or body.decode()  # what is passed over below is not looked at
-        return msgspec.json.decode(body, type=_Peek)
+        peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    check_names(body, _READ)
+    return peek

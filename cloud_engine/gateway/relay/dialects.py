@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.decoding import prepare_types
-from ....protocol.errors import UpdraftError
+from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.errors import UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
+from ..upstream.failures import AnswerFailure
+from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
 from .usage import Count, PromptDetails, estimated_tokens
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # which cost nothing
 SPEECH = "/v1/audio/speech"
 UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -26,8 +26,8 @@ _ENDS = frozenset(
     ("response.completed", "response.incomplete", "response.failed", "message_stop", "error", "transcript.text.done",
      "speech.audio.done")
 )  # fmt: skip
-_END = re.compile(rb'"type":\s?"(?:%b)"' % "|".join(map(re.escape, _ENDS)).encode())
-_TEXT = re.compile(rb'"type":\s?"(?:content_block_delta|response\.[a-z_.]+\.delta|transcript\.text\.delta)"')
+_FAILED = ("error", "response.failed")
+_TEXT = re.compile(r"content_block_delta|response\.[a-z_.]+\.delta|transcript\.text\.delta")
 _SEQUENCE = re.compile(rb'"sequence_number":\s?(\d+)')
 _ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
@@ -47,7 +47,6 @@ class _Holder(msgspec.Struct):
 class _Peek(msgspec.Struct):
     """An event, or a whole answer."""
 
-    type: Any = None
     usage: _Usage | None = None
     response: _Holder | None = None
     message: _Holder | None = None
@@ -66,16 +65,31 @@ class Passage:
         self._last = b""
         self.ended = False
 
-    def read(self, event: bytes) -> None:
+    def read(self, event: bytes) -> AnswerFailure | None:
+        """Note what an event says. A failure, if the event is unreadable, or the answer ends in an error."""
+        try:
+            kind = type_of(event)
+        except AnswerFailure as failure:
+            return failure
         self._last = event
-        self._texts += _TEXT.search(event) is not None
-        if _END.search(event) is not None or b'_tokens"' in event:
-            self.ended = self.ended or self._note(sse.data_of(event)) in _ENDS
+        self._texts += _TEXT.fullmatch(kind) is not None
+        if kind in _ENDS or b'_tokens"' in event:
+            self._note(sse.data_of(event))
+        self.ended = self.ended or kind in _ENDS
+        if kind not in _FAILED:
+            return None
+        self._row.status = UpstreamError.status
+        return AnswerFailure("it reports an error", reported_in(sse.data_of(event)))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the API streams text as events, and nothing else."""
+        return self._path in (RESPONSES, MESSAGES)
 
     def whole(self, body: bytes) -> None:
         if self._path not in COUNTS:
             self._note(body)
-            if self._path in (RESPONSES, MESSAGES) and not self._row.prompt_tokens:
+            if self.is_text and not self._row.prompt_tokens:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
@@ -97,16 +111,15 @@ class Passage:
         """A node's error as clients of this API read it."""
         return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
 
-    def _note(self, payload: bytes) -> str:
-        """Write the usage that `payload` tells into the row; the payload's type."""
+    def _note(self, payload: bytes) -> None:
+        """Write the usage that `payload` tells into the row."""
         try:
             peek = msgspec.json.decode(payload, type=_Peek)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not ours to judge
-            return ""
+        except UNREADABLE:  # counts that cannot be
+            return
         for holder in (peek, peek.response, peek.message):
             if holder is not None and holder.usage is not None:
                 self._count(holder.usage)
-        return peek.type if isinstance(peek.type, str) else ""
 
     def _count(self, usage: _Usage) -> None:
         row = self._row

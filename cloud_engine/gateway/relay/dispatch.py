@@ -18,9 +18,9 @@ from ..balancing.registry import NodeRegistry
 from ..balancing.suspects import Death
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
 from ..upstream.connection import Patience, UnreadRequestError
-from ..upstream.failures import AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
+from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
-from .answer import EngineFailure, relay_passage, relay_stream, relay_whole
+from .answer import relay_passage, relay_stream, relay_whole
 from .call import Call
 from .continuation import BegunAnswer
 from .counters import Counters
@@ -56,7 +56,7 @@ class Dispatch:
                 elif self._may_be_hedged(call):
                     await self._hedged(call, placement, course)
                     continue
-                async with registry.place(placement, call.tried, call.priority) as node:
+                async with registry.place(placement, call.tried, call.place) as node:
                     call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
                     await self._try(call, node, course)
@@ -67,7 +67,7 @@ class Dispatch:
 
     def _may_be_hedged(self, call: Call) -> bool:
         """Of a first attempt: what failed a node is not sent to two at once."""
-        return self.timeouts.hedge_after_s is not None and call.priority != "batch" and call.content_type == JSON
+        return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
         """The first attempt, with a second beside it once the node was silent for long. The first answer is relayed."""
@@ -78,7 +78,7 @@ class Dispatch:
             # Not in the attempt itself, which may be aborted before it runs.
             attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
 
-        first = await self.registry.take(placement, (), call.priority)
+        first = await self.registry.take(placement, (), call.place)
         call.row.node, call.tried = first.url, [first]
         start(first, self._try(call, first, course))
         try:
@@ -116,7 +116,7 @@ class Dispatch:
         if course.engine_failures > 1 and course.failure is not None:
             raise course.failure
         if not self.registry.has_another(call.model, call.tried):
-            if isinstance(course.failure, UpstreamTimeout):
+            if isinstance(course.failure, (UpstreamTimeout, AnswerFailure)):
                 raise course.failure
             refusal = self.registry.refusal(call.model)
             if isinstance(refusal, ModelNotFoundError):
@@ -130,7 +130,7 @@ class Dispatch:
         began, size = time.monotonic(), call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
-        except EngineFailure as failure:
+        except AnswerFailure as failure:
             course.failure, course.engine_failures = failure, course.engine_failures + 1
             course.erred.append(node)
         except AnswerTooLargeError:
@@ -251,7 +251,7 @@ def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
 
 def _headers(call: Call, span: Span) -> Headers:
     # Nodes keep the caches of different tenants apart, without being told whose they are.
-    tenant = blake2b(call.tenant.encode(), digest_size=16).hexdigest().encode()
+    tenant = blake2b(call.place.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
     traced = [(name.encode(), value.encode()) for name, value in span.headers({}).items()]
     replaced = {name for name, _ in traced}

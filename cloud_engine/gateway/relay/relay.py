@@ -15,14 +15,15 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RequestCancelledError, RequestTimeoutError, UpdraftError, UpstreamError
 from ....protocol.http import sse
+from ....protocol.http.body_memory import BODY_OWNER
 from ....protocol.http.shell import read_body, request_id, while_connected
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
+from ..balancing.waiting import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
-from ..upstream.failures import AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
-from .answer import EngineFailure
+from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
@@ -68,17 +69,21 @@ class Relay:
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
-        self.dispatch.registry.check_line(principal.priority)  # under overload most end here, unread and without a row
+        place = QueuePlace(principal.priority, principal.tenant)
+        self.dispatch.registry.check_line(place)  # under overload most end here, unread and without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
-        call = read_call(request, await _body_in_time(request, deadline), row, started, send)
-        principal.check_model(call.model)
-        call.tenant, call.priority, call.span = principal.tenant, principal.priority, span
-        async with self.accounting.admitted(principal, row, call.size) as account:
-            call.account, call.limit_headers = account, account.reservation.headers()
-            await self._answer(call, request, deadline)
+        request.scope["state"][BODY_OWNER] = principal.tenant
+        async with self.accounting.entered(principal):  # who may have no more requests in flight sends no body
+            body = await read_body(request, self.dispatch.timeouts.whole_s)
+            call = read_call(request, body, row, started, send)
+            principal.check_model(call.model)
+            call.place, call.span = place, span
+            async with self.accounting.admitted(principal, row, call.size) as account:
+                call.account, call.limit_headers = account, account.reservation.headers()
+                await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)
 
@@ -101,7 +106,7 @@ class Relay:
             call.row.status = failure.status
             if not call.answered:
                 raise failure from error
-            event = error.event if isinstance(error, EngineFailure) else sse.event(failure.to_body())
+            event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
             if call.passage is not None:
                 event = call.passage.error_event(failure)
             await call.emit(event, more=False)
@@ -128,14 +133,6 @@ def _authorization(request: Request) -> str:
     return f"Bearer {key}" if key else ""
 
 
-async def _body_in_time(request: Request, deadline: float) -> bytes:
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await read_body(request)
-    except TimeoutError as error:
-        raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
-
-
 def _end(span: Span, row: UsageRow) -> None:
     """Name the span's request by what it came to."""
     about = {"gen_ai.request.model": row.model, "http.response.status_code": row.status, "updraft.tier": row.tier}
@@ -149,6 +146,8 @@ def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftErro
         return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
     if isinstance(error, UpstreamTimeout):
         return RequestTimeoutError(f"The answer stopped ({error}): send the request again.")
+    if isinstance(error, AnswerFailure):
+        return error.error or UpstreamError(f"The node's answer is unusable ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway does not relay it: {error}. Ask for less.")
     return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")

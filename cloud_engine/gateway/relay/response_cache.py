@@ -91,5 +91,5 @@ class ResponseCache:
         if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")):
             return None
         headers = [part for name, value in call.forwarded if name not in _OF_ONE_REQUEST for part in (name, value)]
-        parts = call.tenant.encode(), call.path, msgspec.json.encode(fields, order="sorted"), *headers
+        parts = call.place.tenant.encode(), call.path, msgspec.json.encode(fields, order="sorted"), *headers
         return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=32).digest()

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import apart
+from ....protocol.http.foreign import apart, error_in
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError
 
@@ -30,6 +31,11 @@ class NodeEvents:
     def __init__(self, response: Response) -> None:
         self._response = response
         self._parser = sse.EventParser()
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes of an event that has not ended: all of an answer that is no stream."""
+        return self._parser.rest
 
     async def read(self) -> list[bytes] | None:
         """Events that came together, without the empty line behind each; None at the end. Raises UpstreamFailure."""
@@ -51,9 +57,15 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
     data = sse.data_of(event)
     if not data:
         return [event + b"\n\n"]  # a sign of life
+    if _names_error(event) and not data.startswith(b'{"error"'):
+        return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error")})]
     if b"\n" in data:
         data = data.replace(b"\n", b" ")
     return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data)]
+
+
+def _names_error(event: bytes) -> bool:
+    return any(line.replace(b" ", b"") == b"event:error" for line in event.split(b"\n"))
 
 
 def _finish_apart(data: bytes) -> list[bytes]:

@@ -6,13 +6,11 @@ Nothing within a stream is decoded: quotes inside of texts are escaped, so that 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
-from ....protocol.errors import UpstreamError
-from ....protocol.http.foreign import error_in, json_bytes, json_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 from ..limits.request_size import reckoned_tokens
@@ -56,12 +54,7 @@ class _UsagePeek(msgspec.Struct):
     usage: _Usage | None = None
 
 
-class _ErrorPeek(msgspec.Struct):
-    error: Any = None
-    choices: Any = None
-
-
-prepare_types(_UsagePeek, _ErrorPeek)
+prepare_types(_UsagePeek)
 
 
 class StreamMeter:
@@ -121,37 +114,15 @@ def asking_for_usage(body: bytes, *, running: bool, tokens: bool = False) -> byt
     return msgspec.json.encode({**fields, "stream_options": options})
 
 
-def whole_answer(body: bytes, row: UsageRow) -> bytes:
-    """An answer that came with status 200, as JSON that every client reads. Its usage is noted in `row`.
-
-    Raises UpstreamError where it is none, and says what an error with that status says.
-    """
-    try:
-        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
-        peek = msgspec.json.decode(body, type=_ErrorPeek)
-        if peek.error and not peek.choices:
-            raise _reported(body)
-        if not read_usage(body, row) and peek.choices:
-            row.completion_tokens = estimated_tokens(body)
-    except msgspec.ValidationError:  # JSON of another kind: the client gets it as it is
-        return body
-    except UNREADABLE:
-        try:
-            body = json_bytes(json_of(body, exact=True))
-        except ValueError as error:
-            raise UpstreamError("The node answered something that is not JSON.") from error
-        read_usage(body, row)
-    return body
+def meter_whole(body: bytes, row: UsageRow) -> None:
+    """Note the usage of a whole answer in `row`: what the node says, else what the texts of its choices suggest."""
+    if not read_usage(body, row) and b'"choices"' in body:
+        row.completion_tokens = estimated_tokens(body)
 
 
 def estimated_tokens(answer: bytes) -> int:
     """Of an answer that comes without usage, from the bytes of its texts."""
     return sum(map(reckoned_tokens, _TEXT.findall(answer)))
-
-
-def _reported(body: bytes) -> UpstreamError:
-    said = error_in(body, 502, "The node reported an error.")
-    return UpstreamError(said["message"], param=said["param"], code=said["code"])
 
 
 def read_usage(payload: bytes, row: UsageRow) -> bool:

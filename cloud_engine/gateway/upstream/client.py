@@ -5,6 +5,7 @@ Proxies of the environment are not used: a node is reached as its URL says.
 
 from __future__ import annotations
 
+import hmac
 import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ....protocol.errors import ConfigurationError, InvalidRequestError
+from ....protocol.http.access import key_proof
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable
 from .connection import ClosedUnansweredError, NodeConnection, Patience
 from .failures import AnswerTooLargeError, UnreachableError
@@ -34,6 +36,8 @@ class UpstreamAddress:
     prefix: bytes
     # What the address holds as user and password, for the header; it goes before the key of all nodes.
     authorization: bytes = field(default=b"", repr=False)
+    # Whether it may get the key of all nodes.
+    gets_shared_key: bool = True
 
     @property
     def authority(self) -> bytes:
@@ -93,9 +97,13 @@ class Upstream:
             raise ConfigurationError("UPDRAFT_NODE_API_KEY holds characters that no header can: set it anew.")
         if api_key and len(api_key) < SHORTEST_KEY:
             raise ConfigurationError(f"UPDRAFT_NODE_API_KEY needs {SHORTEST_KEY} characters at least.")
-        self._authorization = b"Bearer " + api_key.encode() if api_key else b""
+        self._api_key = api_key or ""
         self._limits = limits or PoolLimits()
         self._pools: dict[UpstreamAddress, Pool] = {}
+
+    def is_proven(self, url: str, proof: str) -> bool:
+        """Whether the sender of `proof` knows the key of all nodes, and names this URL."""
+        return bool(self._api_key) and hmac.compare_digest(key_proof(self._api_key, url).encode(), proof.encode())
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -157,7 +165,8 @@ class Upstream:
         return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (request.method, target_path, lines, body)
 
     def _authorization_for(self, target: UpstreamAddress) -> bytes:
-        return target.authorization or self._authorization
+        shared = b"Bearer " + self._api_key.encode() if self._api_key and target.gets_shared_key else b""
+        return target.authorization or shared
 
     def _pool(self, target: UpstreamAddress) -> Pool:
         if (pool := self._pools.get(target)) is None:

@@ -15,7 +15,7 @@ from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixInd
 from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
-from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, WaitingLine
+from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, QueuePlace, WaitingLine
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
 TRACE = Path(__file__).parents[4] / "shared/data/traces/mooncake/conversation_trace.jsonl"
@@ -181,7 +181,7 @@ class Crowd:
         self.line.move()
 
     async def ask(self, priority: Priority, done: list[Priority]) -> None:
-        await self.line.wait(priority, "m", self.take, self.give_back)
+        await self.line.wait(QueuePlace(priority), "m", self.take, self.give_back)
         done.append(priority)
 
 
@@ -236,6 +236,45 @@ def test_the_lowest_class_is_shed_first_and_the_latest_of_it() -> None:
         return refused
 
     assert asyncio.run(run()) == ["batch 0", "batch 1", "escalation 3", "escalation 4"]
+
+
+@given(st.lists(st.sampled_from("aaaabbc"), min_size=1, max_size=40), st.integers(1, 9))
+def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) -> None:
+    """Who has fewer places than the largest tenant always gets one, and waits for one turn of each other tenant."""
+
+    async def run() -> None:
+        line, rooms, served = WaitingLine(most), [0], list[str]()
+
+        def take() -> Node | None:
+            rooms[0] -= 1
+            return NODE if rooms[0] >= 0 else None
+
+        async def ask(tenant: str) -> None:
+            await line.wait(QueuePlace(tenant=tenant), "m", take, lambda _: None)
+            served.append(tenant)
+
+        waiting, tasks = Counter[str](), list[tuple[str, asyncio.Task[None]]]()
+        for tenant in asked:
+            tasks.append((tenant, asyncio.create_task(ask(tenant))))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one that makes room is told
+            largest = max(waiting.values(), default=0)
+            waiting = Counter(name for name, task in tasks if not task.done())
+            assert waiting.total() <= most
+            assert waiting[tenant] or largest <= 1 + waiting[tenant]
+        await asyncio.sleep(0)
+        waiting = Counter(name for name, task in tasks if not task.done())
+        for _ in range(waiting.total()):
+            rooms[0] = 1
+            line.move()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert Counter(served) == waiting
+        rounds = [served[at : at + len(waiting)] for at in range(0, len(waiting) * min(waiting.values()), len(waiting))]
+        assert all(len(set(each)) == len(waiting) for each in rounds)
+        await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_one_who_leaves_as_another_is_shed_makes_room() -> None:

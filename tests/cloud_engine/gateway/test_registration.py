@@ -19,9 +19,11 @@ import gateway_keys
 import httpx
 import psutil
 import pytest
+from updraft.cloud_engine.gateway.balancing import directory
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
 from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ConfigurationError, OverloadedError
+from updraft.protocol.safety.system import boot_id, boot_time
 from waiting import wait_for
 
 BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -195,18 +197,40 @@ def test_a_static_node_is_not_taken_twice(gateway: Gateway, fake_node: Any, keys
 
 
 def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path: Path) -> None:
-    directory = NodeDirectory(tmp_path / "nodes", concurrency=9, workers=4)
-    directory.create()
+    kept = NodeDirectory(tmp_path / "nodes", concurrency=9, workers=4)
+    kept.create()
     assert (tmp_path / "nodes").stat().st_mode & 0o077 == 0
-    directory.register("http://a", 16)
-    directory.register("http://a", 8)
-    directory.register("http://b", None)
-    assert sorted((node.url, node.concurrency) for node in directory.addresses()) == [("http://a", 2), ("http://b", 3)]
+    kept.register("http://a", 16, is_proven=True)
+    kept.register("http://a", 8, is_proven=False)
+    kept.register("http://b", None, is_proven=True)
+    found = sorted((node.url, node.concurrency, node.gets_shared_key) for node in kept.addresses())
+    assert found == [("http://a", 2, False), ("http://b", 3, True)]
     with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
-        file.executemany("INSERT INTO nodes VALUES (?, 1, 1e12)", [(f"http://{number}",) for number in range(1022)])
+        rows = [(f"http://{number}", boot_id()) for number in range(1022)]
+        file.executemany("INSERT INTO leases VALUES (?, 1, 0, ?, 1e12)", rows)
     with pytest.raises(OverloadedError):
-        directory.register("http://one-more", 1)
-    directory.register("http://7", 1)
+        kept.register("http://one-more", 1, is_proven=False)
+    kept.register("http://7", 1, is_proven=False)
+
+
+def test_leases_follow_the_clock_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = NodeDirectory(tmp_path / "nodes")
+    found.create()
+    found.register("http://a", 1, is_proven=False)
+    wall = time.time
+    for step_s in (-86_400.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda step_s=step_s: wall() + step_s)
+        assert len(found.addresses()) == 1
+    later = boot_time() + LEASE_S + 1
+    monkeypatch.setattr(directory, "boot_time", lambda: later)
+    assert found.addresses() == []
+    monkeypatch.setattr(directory, "boot_time", lambda: 0.0)
+    assert len(found.addresses()) == 1
+    monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
+    assert found.addresses() == []
+    found.register("http://b", 1, is_proven=False)
+    with closing(sqlite3.connect(tmp_path / "nodes")) as file:
+        assert file.execute("SELECT url FROM leases").fetchall() == [("http://b",)]
 
 
 @pytest.mark.parametrize(

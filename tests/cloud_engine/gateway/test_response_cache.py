@@ -20,6 +20,7 @@ from gateway_keys import make_key
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
+from updraft.cloud_engine.gateway.balancing.waiting import QueuePlace
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.response_cache import ResponseCache
@@ -138,7 +139,8 @@ def call_of(fields: dict[str, Any], tenant: str) -> tuple[Call, bytearray]:
 
     body = json.dumps(fields).encode()
     row = UsageRow("x", status=200)
-    return Call("x", b"/v1/chat/completions", [], body, "m", False, UsageOptions(), row, 0.0, send, tenant), received
+    place = QueuePlace(tenant=tenant)
+    return Call("x", b"/v1/chat/completions", [], body, "m", False, UsageOptions(), row, 0.0, send, place), received
 
 
 class Ours:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
-from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, whole_answer
+from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, meter_whole
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
 
@@ -81,7 +81,7 @@ def test_a_whole_answer_without_usage_is_reckoned() -> None:
         ({"results": [{"document": {"text": "x" * 300}}]}, 0),
     ):
         row = UsageRow("r")
-        whole_answer(json.dumps(body).encode(), row)
+        meter_whole(json.dumps(body).encode(), row)
         assert row.completion_tokens == reckoned, body
 
 

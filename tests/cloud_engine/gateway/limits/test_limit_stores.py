@@ -20,6 +20,7 @@ from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
+from updraft.protocol.safety.system import boot_time
 
 WithStore = Callable[[Callable[[LimitStore], Coroutine[Any, Any, None]]], None]
 LIMIT = 10_000.0
@@ -159,6 +160,45 @@ def test_requests_in_flight(with_store: WithStore) -> None:
         assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
 
     with_store(work)
+
+
+@pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
+def test_a_step_of_the_wall_clock_neither_frees_nor_freezes_a_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    """A budget goes on too: its period is named by the calendar, and its account does not expire by the step."""
+
+    async def work() -> None:
+        store = limit_worker.open_store(str(tmp_path / "limits"))
+        rate, begins = Claim("key", "a", "requests", 2, 1), time.time() // 86_400 * 86_400
+        budget = Claim("key", "a", "usd_per_day", 10.0, 0.0, begins, begins + 86_400)
+        await store.seed(budget, 5.0)
+        assert [(await store.admit([rate])).refused for _ in range(3)] == [None, None, rate]
+        wall = time.time
+        monkeypatch.setattr(time, "time", lambda: wall() + step_s)
+        refused = await store.admit([rate])
+        assert refused.refused == rate
+        assert 0 < refused.standings[-1].wait_s(rate, refused.now) <= 60
+        assert (await store.admit([budget])).standings[0].used == 5.0
+        ahead = boot_time() + 61
+        monkeypatch.setattr(shared_memory, "boot_time", lambda: ahead)
+        assert [(await store.admit([rate])).refused for _ in range(3)] == [None, None, rate]
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_nothing_outlives_a_boot(tmp_path: Path) -> None:
+    """A later boot's clock begins anew: what the file holds would be far ahead of it."""
+
+    async def work() -> None:
+        claim = Claim("key", "a", "requests", 1, 1)
+        for _ in range(2):
+            store = limit_worker.open_store(str(tmp_path / "limits"))
+            assert (await store.admit([claim])).refused is None
+            await store.close()
+
+    asyncio.run(work())
 
 
 def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,178 @@
+"""Checks of a node's answer before its bytes go out: JSON of the expected shape, and events that a client can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.errors import UpstreamError
+from ....protocol.http import sse
+from ....protocol.http.foreign import error_in, json_bytes, json_of
+from ..upstream.client import Response
+from ..upstream.failures import AnswerFailure
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, RERANK, MODERATIONS = "/v1/embeddings", "/v1/rerank", "/v1/moderations"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
+EVENTS = b"text/event-stream"
+_FIELD_LINES = (b":", b"data", b"event", b"id", b"retry")
+_ANSWER_FIELDS = ("id", "object", "type", "output", "content", "usage")
+WithoutKey = Callable[[bytes], bytes]
+"""Removes the node's key from what the node says."""
+
+_T = TypeVar("_T")
+_Objects = list[dict[str, msgspec.Raw]]
+
+
+class _Message(msgspec.Struct):
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Ranking(msgspec.Struct):
+    results: _Objects | None = None
+    data: _Objects | None = None
+
+
+class _Item(msgspec.Struct):
+    """An answer of Responses or Messages, of which nodes leave out various fields."""
+
+    output: _Objects | None = None
+    content: _Objects | None = None
+
+
+class _ChunkChoice(msgspec.Struct):
+    delta: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class NodeChunk(msgspec.Struct):
+    """An event of a chat or a completion."""
+
+    choices: list[_ChunkChoice] | None = None
+    error: Any = None
+    object: Any = None
+
+    @property
+    def is_error(self) -> bool:
+        return (self.error is not None and not self.choices) or self.object == "error"
+
+
+class _Event(msgspec.Struct):
+    """An event of Responses, Messages or audio."""
+
+    type: str
+
+
+class _Fault(msgspec.Struct):
+    error: Any = None
+
+
+prepare_types(NodeChunk, _Event, _Fault)
+_CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
+
+
+def _list_of(**fields: Any) -> Any:
+    """At least one object with these fields."""
+    return Annotated[list[msgspec.defstruct("_Object", fields.items())], msgspec.Meta(min_length=1)]
+
+
+def _decoder(**fields: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(msgspec.defstruct("_Answer", fields.items()))
+
+
+_WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
+    CHAT: _decoder(choices=_list_of(message=_Message)),
+    COMPLETIONS: _decoder(choices=_list_of(text=str)),
+    EMBEDDINGS: _decoder(data=_list_of(embedding=msgspec.Raw)),
+    RERANK: msgspec.json.Decoder(_Ranking),
+    MODERATIONS: _decoder(results=_list_of()),
+    **dict.fromkeys((RESPONSES, MESSAGES), msgspec.json.Decoder(_Item)),
+    **dict.fromkeys((COUNT_TOKENS, INPUT_TOKENS), _decoder(input_tokens=int)),
+}
+
+
+def content_type(response: Response) -> bytes:
+    """The media type in lower case, without parameters; empty if the node names none."""
+    return dict(response.headers).get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey) -> bytes:
+    """A whole answer with status 200; JSON that only lenient readers take is written anew. Raises AnswerFailure."""
+    decoder = _WHOLE.get(route)
+    if decoder is None:  # sound, or its text in several formats
+        if not body or kind == b"text/html":
+            raise AnswerFailure(f"it sent {len(body)} bytes of {kind.decode('latin-1') or 'no type'}")
+        return body
+    try:
+        _ = body.isascii() or body.decode()  # msgspec skips unknown fields without a look at their text
+        _check_shape(decoder, body, route)
+    except msgspec.ValidationError as error:
+        raise AnswerFailure(f"it has another shape: {error}", reported_in(without_key(body))) from error
+    except UNREADABLE:
+        try:
+            _check_shape(decoder, json_bytes(json_of(body)), route)
+            body = json_bytes(json_of(body, exact=True))
+        except ValueError as error:
+            raise AnswerFailure("it is not JSON of an answer's shape", reported_in(without_key(body))) from error
+    return body
+
+
+def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> None:
+    """Raises msgspec's errors, which are ValueErrors."""
+    answer = decoder.decode(body)
+    if isinstance(answer, _Item):
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        is_error = reported_in(body) is not None and answer.output is None
+        if is_error or not any(name in fields for name in _ANSWER_FIELDS):
+            raise msgspec.ValidationError("none of the fields of an answer")
+    elif isinstance(answer, _Ranking) and answer.results is None and answer.data is None:
+        raise msgspec.ValidationError(f"no results of {route}")
+
+
+def reported_in(body: bytes) -> UpstreamError | None:
+    """The error that an answer reports instead of an answer; None if it reports none."""
+    try:
+        if not msgspec.json.decode(body, type=_Fault).error:
+            return None
+    except UNREADABLE:
+        return None
+    said = error_in(body, UpstreamError.status, "The node reported an error.")
+    return UpstreamError(said["message"], param=said["param"], code=said["code"])
+
+
+def chunk_of(event: bytes) -> NodeChunk:
+    """A `data:` event of a chat or completion. Raises AnswerFailure."""
+    return _decoded(_CHUNK, event[6:])
+
+
+def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+    """Decode the data of an event. Halves of surrogate pairs are valid: streams cut an emoji in two."""
+    try:
+        _ = data.isascii() or data.decode()
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError:
+            raise
+        except UNREADABLE:
+            return decoder.decode(json_bytes(json_of(data)))
+    except (*UNREADABLE, ValueError) as error:
+        raise AnswerFailure(f"an event of its stream is unreadable: {error}") from error
+
+
+def type_of(event: bytes) -> str:
+    """The type of an event of Responses, Messages or audio; empty for comments and `[DONE]`. Raises AnswerFailure."""
+    data = sse.data_of(event)
+    if data == b"[DONE]" or (not data and is_comment(event)):
+        return ""
+    return _decoded(_EVENT, data).type
+
+
+def is_comment(event: bytes) -> bool:
+    """Whether an event without data is one at all, which clients skip."""
+    return all(line.startswith(_FIELD_LINES) for line in event.split(b"\n") if line)

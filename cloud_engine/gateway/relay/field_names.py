@@ -1,0 +1,71 @@
+"""The names of a request's fields: each is given once, and in one spelling, so that gateway and node read the same.
+
+Go's decoder reads `Model` as `model`. Of a field that is given twice, servers take the first value or the last.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ....protocol.errors import InvalidRequestError
+from ....protocol.requests import ChatRequest, CompletionRequest
+from .usage import UsageOptions
+
+_NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
+_END = re.compile(rb"\s*([,}])")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MAX_SHOWN = 100  # characters of a name that an error repeats
+#: Objects within a request whose fields change what an answer costs or contains.
+_NESTED = {
+    "stream_options": frozenset(UsageOptions.__struct_fields__),
+    "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's
+}
+_OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
+
+
+def check_names(body: bytes, read: frozenset[str]) -> None:
+    """Check a JSON object, which msgspec has read. `read`: the fields that the gateway reads.
+
+    Raises InvalidRequestError, which names the field.
+    """
+    fields = _checked(body, read | _OFFICIAL, "")
+    for name, known in _NESTED.items():
+        if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
+            _checked(value, known, f"{name}.")
+
+
+def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:
+    fields = _FIELDS.decode(value)
+    for name in fields:
+        if name not in known and (usual := name.casefold()) in known:
+            raise _refused(prefix + name, f"is written {prefix + usual!r}")
+    if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
+        _check_once(value, fields, known, prefix)  # neither spelling of most clients, which has every name once
+    return fields
+
+
+def _spaced(fields: dict[str, msgspec.Raw]) -> bytes:
+    """The object as Python's `json.dumps` writes it."""
+    return b"{%b}" % b", ".join([msgspec.json.encode(name) + b": " + bytes(raw) for name, raw in fields.items()])
+
+
+def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[str], prefix: str) -> None:
+    """Walk through the names. Of a name that is given twice, `fields` has the last value."""
+    at, seen = value.index(b"{") + 1, set[str]()
+    while (written := _NAME.match(value, at)) is not None:
+        name: str = msgspec.json.decode(written[1])
+        if name in known and b"\\" in written[1]:
+            raise _refused(prefix + name, "is written without escapes")
+        given = bytes(fields[name])
+        end = _END.match(value, written.end() + len(given))
+        if name in seen or not value.startswith(given, written.end()) or end is None:
+            raise _refused(prefix + name, "is given twice: once is enough")
+        seen.add(name)
+        at = end.end()
+
+
+def _refused(name: str, fault: str) -> InvalidRequestError:
+    shown = name[:_MAX_SHOWN]
+    return InvalidRequestError(f"The field {shown!r} {fault}.", param=shown, code="invalid_value")

@@ -1,0 +1,225 @@
+"""Nodes whose answers are broken: another node is asked before the first byte, and else the client gets an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import gateway_keys
+import httpx
+import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from updraft.cloud_engine.gateway.ledger.opening import open_reader
+
+CHAT, COMPLETIONS, EMBEDDINGS, RERANK = "chat/completions", "completions", "embeddings", "rerank"
+RESPONSES, MESSAGES, COUNT = "responses", "messages", "messages/count_tokens"
+EVENTS, JSON, HTML = "text/event-stream", "application/json", "text/html"
+GOOD: dict[str, Any] = {
+    CHAT: {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]},
+    COMPLETIONS: {"choices": [{"index": 0, "text": "Hi", "finish_reason": "stop"}]},
+    EMBEDDINGS: {"data": [{"index": 0, "embedding": [0.5]}]},
+    RERANK: {"results": [{"index": 0, "relevance_score": 0.5}]},
+    RESPONSES: {"id": "r", "output": [], "error": None},
+    MESSAGES: {"type": "message", "content": []},
+    COUNT: {"input_tokens": 5},
+}
+BEGIN = b'data: {"choices":[{"index":0,"delta":{"content":"He"},"finish_reason":null}]}\n\n'
+END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"He"}\n\n'
+COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n'
+STARTED = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
+STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+STREAMS = {CHAT: BEGIN + END, RESPONSES: CREATED + DELTA + COMPLETED, MESSAGES: STARTED + STOPPED}
+FIRST = {CHAT: BEGIN, RESPONSES: CREATED, MESSAGES: STARTED}
+CUT = b"<cut>"
+
+
+@dataclass
+class Stub:
+    """Answers with what the test sets: status 200, a type, and a body. `CUT` breaks the connection off."""
+
+    models: tuple[str, ...]
+    kind: str = JSON
+    body: bytes = b""
+    asked: int = 0
+
+    def app(self) -> Starlette:
+        post = Route("/{rest:path}", self.answer, methods=["POST"])
+        return Starlette(routes=[Route("/v1/models", self.list), post])
+
+    async def list(self, _request: Request) -> Response:
+        return JSONResponse({"data": [{"id": name, "owned_by": "somebody"} for name in self.models]})
+
+    async def answer(self, request: Request) -> Response:
+        path = request.url.path.removeprefix("/v1/")
+        self.asked += 1
+        if (await request.json())["model"] == "both" and not self.body:
+            stream = (await request.json()).get("stream")
+            return Response(STREAMS[path], media_type=EVENTS) if stream else JSONResponse(GOOD[path])
+
+        async def pieces() -> AsyncGenerator[bytes]:
+            yield self.body.removesuffix(CUT)
+            if self.body.endswith(CUT):
+                raise ConnectionError("the node dies")
+
+        return StreamingResponse(pieces(), media_type=self.kind)
+
+
+@dataclass
+class Setting:
+    client: httpx.Client
+    key: str
+    database: Any
+    lone: Stub = field(default_factory=lambda: Stub(("alone",)))
+    bad: Stub = field(default_factory=lambda: Stub(("both",)))
+    good: Stub = field(default_factory=lambda: Stub(("both",)))
+
+    def post(self, path: str, model: str, **more: Any) -> httpx.Response:
+        body = {"model": model, "messages": [], "prompt": "a", "input": "a", "query": "a", "documents": ["a"], **more}
+        return self.client.post(f"/v1/{path}", json=body, headers={"x-api-key": self.key})
+
+    def last_row(self) -> dict[str, Any]:
+        self.client.get("/admin/usage", headers={"authorization": f"Bearer {self.key}"}).raise_for_status()
+        with open_reader(self.database).rows() as rows:
+            return list(rows)[-1]
+
+    def post_until_asked(self, path: str, **more: Any) -> list[httpx.Response]:
+        """Requests that both nodes may answer, until the bad one was asked, and was then asked for a good answer."""
+        answers = list[httpx.Response]()
+        for body in (self.bad.body, b""):  # errors in a row would put the node out
+            self.bad.asked, self.bad.body = 0, body
+            while not self.bad.asked:
+                answers.append(self.post(path, "both", **more))
+        return answers
+
+    def answer_with(self, kind: str, body: bytes) -> None:
+        for stub in (self.lone, self.bad):
+            stub.kind, stub.body = kind, body
+
+
+@pytest.fixture(scope="module")
+def setting(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    folder = tmp_path_factory.mktemp("broken")
+    key = gateway_keys.make_key(folder / "keys", "app", "inference", "usage")
+    made = Setting(httpx.Client(), key, folder / "usage")
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(stub.app())) for stub in (made.lone, made.bad, made.good)]
+        nodes = [part for url in urls for part in ("--node", url)]
+        command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(folder / "keys")]
+        gateway = stack.enter_context(spawned(*command, *nodes, "--db", str(made.database)))
+        made.client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60))
+        yield made
+
+
+SHAPES = (b"[]", b"null", b"5", b'"text"', b"{}", b'{"detail":"no"}')
+WHOLE = [
+    *((path, kind, body) for path in GOOD for kind, body in ((HTML, b"<html>login</html>"), (JSON, b'{"cho'))),
+    *((path, JSON, body) for path in GOOD for body in SHAPES),
+    *((path, JSON, b'{"error":{"message":"out of cheese","type":"server_error"}}') for path in GOOD),
+    (CHAT, JSON, b'{"choices":[]}'),
+    (CHAT, JSON, b'{"choices":{}}'),
+    (CHAT, JSON, b'{"choices":[null]}'),
+    (CHAT, JSON, b'{"choices":[{"message":"Hi"}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":5}}]}'),
+    (CHAT, JSON, b'{"choices":[{"text":"Hi"}]}'),
+    (COMPLETIONS, JSON, b'{"choices":[{"text":null}]}'),
+    (COMPLETIONS, JSON, b'{"choices":[{"message":{"content":"Hi"}}]}'),
+    (EMBEDDINGS, JSON, b'{"data":[]}'),
+    (EMBEDDINGS, JSON, b'{"data":[5]}'),
+    (RERANK, JSON, b'{"results":[5]}'),
+    (RERANK, JSON, b'{"results":null}'),
+    (RESPONSES, JSON, b'{"id":"r","output":"Hi"}'),
+    (MESSAGES, JSON, b'{"type":"message","content":"Hi"}'),
+    (MESSAGES, JSON, b'{"type":"error","error":{"type":"api_error","message":"out of cheese"}}'),
+    (COUNT, JSON, b'{"input_tokens":"five"}'),
+    *((path, JSON, json.dumps(GOOD[path]).encode() + CUT) for path in (CHAT, RESPONSES)),
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "body"), WHOLE)
+def test_a_whole_answer_that_is_none_is_no_success(setting: Setting, path: str, kind: str, body: bytes) -> None:
+    setting.answer_with(kind, body)
+    for answer in setting.post_until_asked(path):
+        assert (answer.status_code, answer.json()) == (200, GOOD[path])
+    if body.endswith(CUT):
+        return  # which puts the node out
+    answer = setting.post(path, "alone")
+    assert answer.status_code == 502, answer.text
+    error = answer.json()["error"]
+    assert error["message"] and ("cheese" in error["message"]) == (b"cheese" in body)
+    row = setting.last_row()
+    assert (row["status"], row["completion_tokens"], row["cost_usd"]) == (502, 0, None)
+
+
+EMPTY = {CHAT: b": nothing\n\n", RESPONSES: b": nothing\n\n", MESSAGES: b": nothing\n\n"}
+BROKEN = (
+    b"data: {\n\n",
+    b"data: hello\n\n",
+    b"data: []\n\n",
+    b"data: 5\n\n",
+    b"<html>\n\n<p>login</p></html>\n\n",
+    b'data: {"type":"\xff","choices":[]}\n\n',
+    b'event: error\ndata: {"type":"error","error":{"message":"out of cheese","type":"api_error"}}\n\n',
+)
+WRONG = {
+    CHAT: (
+        b'data: {"choices":{}}\n\n',
+        b'data: {"choices":[{"delta":"Hi"}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":5}}]}\n\n',
+        b'data: {"choices":[{"delta":{},"finish_reason":5}]}\n\n',
+        b'data: {"error":{"message":"out of cheese","type":"server_error"}}\n\n',
+        b'data: { "error": "out of cheese" }\n\n',
+        b'data: {"object":"error","message":"out of cheese"}\n\n',
+        b"data: [DONE]\n\n",
+    ),
+    RESPONSES: (b'event: x\ndata: {"type":5}\n\n', b'event: x\ndata: {"no":"type"}\n\n'),
+    MESSAGES: (b'event: x\ndata: {"type":[]}\n\n', b"data: {}\n\n"),
+}
+OPENINGS = [(path, EVENTS, body) for path in FIRST for body in (*BROKEN, *WRONG[path])]
+OPENINGS += [(path, HTML, b"<html>login</html>") for path in FIRST]
+OPENINGS += [(path, JSON, json.dumps(GOOD[path]).encode()) for path in FIRST]
+OPENINGS += [(path, JSON, b'{"error":{"message":"out of cheese","type":"server_error"}}') for path in FIRST]
+
+
+@pytest.mark.parametrize(("path", "kind", "body"), OPENINGS)
+def test_a_stream_that_begins_broken_goes_elsewhere(setting: Setting, path: str, kind: str, body: bytes) -> None:
+    setting.answer_with(kind, body)
+    for answer in setting.post_until_asked(path, stream=True):
+        assert (answer.status_code, answer.content) == (200, STREAMS[path])
+    answer = setting.post(path, "alone", stream=True)
+    assert answer.status_code == 502, answer.text
+    assert ("cheese" in answer.json()["error"]["message"]) == (b"cheese" in body)
+    assert setting.last_row()["status"] == 502
+
+
+@pytest.mark.parametrize(("path", "body"), [(path, body) for path in FIRST for body in (*BROKEN, *WRONG[path], b"")])
+def test_a_stream_that_breaks_later_ends_in_an_error_event(setting: Setting, path: str, body: bytes) -> None:
+    """An event without an end is nothing, and a stream without one is broken."""
+    if body == b"data: [DONE]\n\n":
+        pytest.skip("an answer without a reason for its end")
+    for ending in (body, body.removesuffix(b"\n\n")) if body else (b"",):
+        setting.answer_with(EVENTS, FIRST[path] + ending)
+        answer = setting.post(path, "alone", stream=True)
+        assert answer.status_code == 200
+        events = answer.content.decode().split("\n\n")
+        assert events.pop() == ""
+        last = json.loads(events[-1].rpartition("data: ")[2])
+        assert "error" in (last, last.get("type")) or "error" in last, answer.text
+        assert len(events) == 2
+        assert setting.last_row()["status"] == 502
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, RERANK])
+def test_what_has_no_stream_is_whole_whatever_is_asked_for(setting: Setting, path: str) -> None:
+    setting.answer_with(JSON, json.dumps(GOOD[path]).encode())
+    for _ in range(3):
+        answer = setting.post(path, "alone", stream=True)
+        assert (answer.status_code, answer.json()) == (200, GOOD[path])

@@ -1,0 +1,82 @@
+"""A field that gateway and node may read differently is refused: in another case, given twice, or escaped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+HI = '"messages": [{"role": "user", "content": "hi"}]'
+
+
+def post(gateway: Any, body: str, path: str = "chat/completions") -> httpx.Response:
+    headers = {**gateway.headers, "content-type": "application/json"}
+    return httpx.post(f"{gateway.url}/v1/{path}", content=body.encode(), headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"Model": "other"', "Model"),
+        ('"MODEL": "echo"', "MODEL"),
+        ('"Stream": true', "Stream"),
+        ('"MAX_TOKENS": 1000000', "MAX_TOKENS"),
+        ('"Max_Completion_Tokens": 5', "Max_Completion_Tokens"),
+        ('"N": 100', "N"),
+        ('"Messages": []', "Messages"),
+        ('"\u017ftream": true', "\u017ftream"),  # the long s, which Go takes for an s
+        ('"max_to\u212aens": 5', "max_to\u212aens"),  # the Kelvin sign
+        ('"model": "echo"', "model"),
+        ('"max_tokens": 1, "max_tokens": 12', "max_tokens"),
+        ('"max_tokens": 12, "max_tokens": 1', "max_tokens"),
+        ('"seed": 1,"top_p": 1 ,"seed": 1', "seed"),
+        ('"unheard_of": 1, "unheard_of": 2', "unheard_of"),
+        ('"\\u006dodel": "other"', "model"),
+        ('"max\\u005ftokens": 5', "max_tokens"),
+        ('"stream": true, "stream_options": {"Include_Usage": false}', "stream_options.Include_Usage"),
+        ('"stream": true, "stream_options": {"include_usage": true, "include_usage": false}', "stream_options."),
+        ('"Options": {"num_predict": 9}', "Options"),
+        ('"options": {"num_predict": 9, "num_predict": 90000}', "options.num_predict"),
+        ('"options": {"Num_Predict": 90000}', "options.Num_Predict"),
+    ],
+)
+@pytest.mark.parametrize("compact", [True, False])
+def test_what_others_may_read_otherwise_is_refused_by_name(
+    gateway: Any, fields: str, param: str, compact: bool
+) -> None:
+    for body in (f'{{"model": "echo", {HI}, {fields}}}', f'{{{fields}, "model": "echo", {HI}}}'):
+        sent = body.replace(": ", ":").replace(", ", ",") if compact else body
+        refused = post(gateway, sent)
+        assert refused.status_code == 400, (sent, refused.text)
+        error = refused.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"].startswith(param)
+        assert param.rstrip(".") in error["message"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_names_within_texts_and_tools_are_nobodys_business(gateway: Any, indent: int | None) -> None:
+    text = 'Say {"model": 1, "model": 2, "Stream": true} and \\ "'
+    body = {
+        "model": "echo",
+        "messages": [{"role": "user", "content": text}],
+        "Own-Field": {"Model": 1},
+        "metadata": {"Model": "x", "model": "y"},
+    }
+    for sent in (json.dumps(body, indent=indent), f" \n{json.dumps(body, indent=indent)}\t"):
+        answer = post(gateway, sent)
+        assert answer.status_code != 400 or answer.json()["error"]["param"] not in ("model", "Model", "Stream")
+        plain = {name: body[name] for name in ("model", "messages")}
+        assert post(gateway, json.dumps(plain, indent=indent)).json()["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize("names", [("Model",), ("model", "model"), ("model", "MODEL"), ("model", "Stream")])
+def test_a_form_has_its_fields_once_and_in_one_spelling(gateway: Any, names: tuple[str, ...]) -> None:
+    parts = "".join(f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\necho\r\n' for name in names)
+    headers = {**gateway.headers, "content-type": "multipart/form-data; boundary=b"}
+    url = f"{gateway.url}/v1/audio/transcriptions"
+    refused = httpx.post(url, content=f"{parts}--b--\r\n".encode(), headers=headers, timeout=60)
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] in ("model", "stream")

@@ -1,0 +1,131 @@
+"""The key of all nodes goes only where an operator sent it, or where it is known already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from gateway_keys import make_key
+from server_processes import Process, running
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from updraft.cloud_engine.gateway import node_routes
+from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
+from updraft.protocol.http.access import key_proof
+from waiting import wait_for
+
+SECRET = "canary-key-of-all-nodes"
+
+
+@dataclass
+class Listener:
+    """A node that keeps the credentials that it is sent. `wants_key`: it answers no other request."""
+
+    wants_key: bool = False
+    sent: list[str] = field(default_factory=list[str])
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/{rest:path}", self.answer, methods=["GET", "POST"])])
+
+    async def answer(self, request: Request) -> Response:
+        self.sent.append(" ".join([*request.headers.values(), str(request.url), (await request.body()).decode()]))
+        if self.wants_key and request.headers.get("authorization") != f"Bearer {SECRET}":
+            return JSONResponse({"error": {"message": "no key"}}, 401)
+        if request.url.path == "/v1/models":
+            return JSONResponse({"object": "list", "data": [{"id": "big", "owned_by": "somebody"}]})
+        return JSONResponse({"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}}]})
+
+
+@dataclass
+class Keys:
+    node: str
+    app: str
+
+
+@contextmanager
+def gateway(folder: Path, *more: str) -> Iterator[tuple[Process, Keys]]:
+    path = folder / "keys"
+    keys = Keys(make_key(path, "node", "node"), make_key(path, "app"))
+    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(path), "--db", str(folder / "db"))
+    with running(*command, *more, "--exit-with-parent", UPDRAFT_NODE_API_KEY=SECRET) as process:
+        yield process, keys
+
+
+def register(process: Process, keys: Keys, url: str, **more: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {keys.node}"}
+    return httpx.post(f"{process.url}/admin/nodes", json={"url": url, **more}, headers=headers, timeout=60)
+
+
+def chat(process: Process, keys: Keys) -> int:
+    body = {"model": "big", "messages": [{"role": "user", "content": "hello"}]}
+    headers = {"authorization": f"Bearer {keys.app}"}
+    return httpx.post(f"{process.url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+
+
+@pytest.mark.parametrize("proof", [None, "", "0" * 64, "é" * 64, key_proof(SECRET, "http://elsewhere:1")])
+def test_a_node_key_alone_sends_the_key_of_all_nodes_nowhere(tmp_path: Path, proof: str | None) -> None:
+    listener = Listener()
+    with serving(listener.app()) as url, gateway(tmp_path) as (process, keys):
+        assert register(process, keys, url, proof=proof).status_code == 200
+        assert chat(process, keys) == 200
+        wait_for(lambda: sum("/health" in sent for sent in listener.sent) > 2)
+    assert not any(SECRET in sent for sent in listener.sent)
+    assert any("hello" in sent for sent in listener.sent)
+
+
+def test_a_node_that_proves_it_knows_the_key_gets_it_and_loses_it_with_the_proof(tmp_path: Path) -> None:
+    node = Listener(wants_key=True)
+    with serving(node.app()) as url, gateway(tmp_path) as (process, keys):
+        refused = register(process, keys, url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "node_unusable")
+        refused = register(process, keys, url, proof=key_proof("another", url))
+        assert refused.status_code == 400 and "UPDRAFT_NODE_API_KEY" in refused.json()["error"]["message"]
+        assert not any(SECRET in sent for sent in node.sent)
+        assert register(process, keys, url, proof=key_proof(SECRET, url)).status_code == 200
+        assert chat(process, keys) == 200
+        assert register(process, keys, url).status_code == 200  # a heartbeat without it
+        node.sent.clear()
+        wait_for(lambda: len(node.sent) > 2)
+        assert not any(SECRET in sent for sent in node.sent)
+
+
+def test_a_redirect_of_a_proven_node_takes_the_key_nowhere(tmp_path: Path) -> None:
+    other = Listener()
+
+    async def answer(request: Request) -> Response:
+        if request.url.path == "/v1/models":
+            return JSONResponse({"object": "list", "data": [{"id": "big", "owned_by": "somebody"}]})
+        return Response(status_code=307, headers={"location": f"{elsewhere}/v1/chat/completions"})
+
+    app = Starlette(routes=[Route("/{rest:path}", answer, methods=["GET", "POST"])])
+    with serving(other.app()) as elsewhere, serving(app) as url, gateway(tmp_path, "--node", url) as (process, keys):
+        assert chat(process, keys) in (502, 503)
+    assert other.sent == []
+
+
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "[fe80::1]", "0.0.0.0", "[::]", "224.0.0.1", "[::ffff:169.254.169.254]", "2852039166"]
+)
+def test_addresses_of_no_node_are_not_asked(tmp_path: Path, host: str) -> None:
+    with gateway(tmp_path) as (process, keys):
+        refused = register(process, keys, f"http://{host}:80")
+        assert refused.status_code == 400
+        assert "may not register with the address" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("peer", "may"), [("127.0.0.1", True), ("10.0.0.9", False)])
+def test_only_this_machine_registers_its_loopback(peer: str, may: bool) -> None:
+    request: Any = SimpleNamespace(client=SimpleNamespace(host=peer))
+    for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "http://127.1:1"):
+        why = asyncio.run(node_routes._why_out_of_reach(Node(NodeAddress(url)), request))
+        assert (why == "") is may, (url, why)
