@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ....accounting.prices import Price
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
-from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 from .breaker import NodeBreaker
@@ -36,7 +36,7 @@ class NodeAddress:
     first_token_s: float | None = None
     idle_s: float | None = None
     # What its tokens cost, whatever the model's price is. None: that.
-    price: DatedPrice | None = None
+    price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
         """Workers do not know of one another's requests: each has its part of a limit, and at least 1."""

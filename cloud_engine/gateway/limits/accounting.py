@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....accounting.prices import Price, PriceTable, load_prices
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
-from ..ledger.prices import DatedPrice, PriceTable, load_prices
 from ..ledger.reading import UsageReader
 from .limiter import Limiter, LimitReservation
 from .policy import LimitPolicy, load_policy
@@ -51,7 +51,7 @@ class Accounting:
     limiter: Limiter
     prices: PriceTable
     # Of nodes with prices of their own, by URL.
-    node_prices: Mapping[str, DatedPrice] = field(default_factory=dict[str, DatedPrice])
+    node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     # What prompts really had.
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
@@ -132,7 +132,7 @@ def check_accounting(options: AccountingOptions) -> None:
         RedisStore(options.limits_url)  # connects with its first request
 
 
-def open_accounting(options: AccountingOptions, node_prices: Mapping[str, DatedPrice] | None = None) -> Accounting:
+def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price] | None = None) -> Accounting:
     """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
     prices, policy = _rules(options)
     reader = open_reader(options.database)

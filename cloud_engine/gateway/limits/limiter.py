@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from ....accounting.prices import Price, PriceTable
 from ....protocol.errors import (
     BudgetExceededError,
     OverloadedError,
@@ -21,7 +22,6 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from ..ledger.prices import DatedPrice, PriceTable
 from ..ledger.reading import UsageReader
 from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
 from .policy import LimitPolicy
@@ -153,7 +153,7 @@ class Limiter:
                 usd = self._price(model).of(prompt_tokens, expected)
                 yield Claim(owner, name, kind, limit, usd, first.timestamp(), last.timestamp())
 
-    def _price(self, model: str) -> DatedPrice:
+    def _price(self, model: str) -> Price:
         price = self.prices.at(model, time.time())
         if price is None:
             raise PermissionDeniedError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable, load_prices
+from updraft.accounting.prices import DatedPrice, PriceTable, load_prices
 from updraft.protocol.errors import ConfigurationError
 
 DAYS = st.dates(date(2020, 1, 1), date(2030, 1, 1))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.accounting.prices import DatedPrice, PriceTable
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
-from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
 from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
