@@ -19,7 +19,7 @@ SHARE = 4
 #: Tokens of a stream between two top-ups.
 TOP_UP_TOKENS = 4096
 _MARGIN_TOKENS = 256  # a top-up begins before the reservation is used up
-_BYTES_PER_TOKEN = 3
+_BYTES_PER_TOKEN = 4
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
@@ -69,7 +69,7 @@ class GrowingAnswer:
     most: int
     # Events that held text.
     texts: int = 0
-    # Bytes of text.
+    # Bytes of text; those of texts beyond ASCII count twice.
     bytes: int = 0
 
     @property

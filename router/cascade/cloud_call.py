@@ -180,7 +180,7 @@ class MeteredStream:
             if isinstance(index := choice.get("index"), int):
                 self._indices[index] = None
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
-            self._answer.bytes += size
+            self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # usage of the answer so far
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
