@@ -135,13 +135,14 @@ def _entries(table: Any) -> Sequence[DatedPrice]:
         if not public:
             raise msgspec.ValidationError("no entry has input_cost_per_token and output_cost_per_token")
         return public
-    found = msgspec.convert(table, dict[str, Any])["prices"]
+    fields = msgspec.convert(table, dict[str, Any])
+    found: Any = fields["prices"]
     if isinstance(found, dict):
         models = msgspec.convert(found, dict[str, dict[str, dict[str, Any]]])
         if set(models) != {"models"}:
             raise msgspec.ValidationError("prices must be a list of entries, or hold the table models")
-        table = {**table, "prices": [{"model": name, **entry} for name, entry in models["models"].items()]}
-    return msgspec.convert(table, _Table).prices
+        found = [{"model": name, **entry} for name, entry in models["models"].items()]
+    return msgspec.convert({**fields, "prices": found}, _Table).prices
 
 
 def _public(found: Mapping[str, _PublicPrice]) -> list[DatedPrice]:

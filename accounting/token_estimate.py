@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,16 +19,31 @@ LONGEST_ANSWER = 2**17
 ATTACHED_TOKENS = 1500
 #: The tokens of one request end here, whatever it asks for: integers of ledgers and accounts end somewhere.
 MAX_REQUEST_TOKENS = 2**40
-#: The limits of an answer in the APIs of OpenAI and Anthropic.
-LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-#: Fields of other servers that lengthen an answer beyond those limits.
-LENGTHENING = ("min_tokens", "n_predict", "num_predict", "max_new_tokens", "max_length", "min_length", "min_new_tokens")
+#: The limits of an answer by path. Other paths write no text, or bill it by other units.
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "chat/completions": ("max_tokens", "max_completion_tokens"),
+    "completions": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+    "messages": ("max_tokens",),
+}
+#: Fields that lengthen an answer, or limit the answers of some servers only.
+LENGTHENING = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
+    *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
+)
+#: Paths whose answers are no text.
+WRITES_NOTHING = (
+    *("embeddings", "rerank", "score", "classify", "pooling", "moderations"),
+    *("messages/count_tokens", "responses/input_tokens"),
+)
 #: Fields that multiply answers.
 MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
 #: Tables of other servers that hold any of these fields.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
 #: Tables with a budget for thinking, and the budget's name in each.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+#: All fields that `answer_size` reads, but for the prompts.
+LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
@@ -98,15 +113,14 @@ class AnswerSize:
         return max(1, (tokens - self.beside) // self.answers)
 
 
-def answer_size(fields: Mapping[str, Any], *, prompts: int | None = None) -> AnswerSize:
-    """Read the size from a decoded request. `prompts`: their number, where the caller has counted them."""
+def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
+    """Read the size from a decoded request to `path`. `prompts`: their number, where the caller has counted them."""
+    if path not in LIMITS:
+        return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     tables = [fields, *(found for name in NESTED if (found := _table(fields.get(name))) is not None)]
-    limits = [fields[name] for name in LIMITS if fields.get(name) is not None]
-    counts = [_count(each) for each in limits]
-    longer = [value for table in tables for name in LENGTHENING if (value := table.get(name)) is not None]
-    is_open = not limits or None in counts or any(integral(each) in (-1, -2) for each in longer)
-    more = [count for each in longer if (count := _count(each)) is not None]
-    limit = None if is_open else max(*filter(None, counts), *more, 1)
+    is_limited = any(fields.get(name) is not None for name in LIMITS[path])
+    counts = [_count(value) for table in tables for name in LENGTHENING if (value := table.get(name)) is not None]
+    limit = max(filter(None, counts), default=None) if is_limited and None not in counts else None
     for name, budget in THINKING.items():
         thinking = _count((_table(fields.get(name)) or {}).get(budget))
         limit = None if limit is None else limit + (thinking or 0)
@@ -119,10 +133,10 @@ def answer_size(fields: Mapping[str, Any], *, prompts: int | None = None) -> Ans
     return AnswerSize(limit, min(answers * prompts, MAX_REQUEST_TOKENS), beside)
 
 
-def capped(body: Mapping[str, Any], cap: int, field: str) -> dict[str, Any]:
-    """Return `body` with answers of at most `cap` tokens: in the caller's own fields, or else in `field`."""
-    named = [name for name in LIMITS if body.get(name) is not None] or [field]
-    changed: dict[str, Any] = {**body, **{name: _lower(body.get(name), cap) for name in named}}
+def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
+    """Return `body` with answers of at most `cap` tokens: in those of `limits` that it has, or else in the first."""
+    named = any(body.get(name) is not None for name in limits)
+    changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
     nested = {name: dict(found) for name in NESTED if (found := _table(body.get(name))) is not None}
     changed |= nested
     for table in (changed, *nested.values()):

@@ -48,7 +48,7 @@ class Spending:
     def likely(self, model: str, body: dict[str, Any]) -> float:
         price = self._prices[model]
         read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)
-        return 0.0 if price is None else price.of(read, answer_size(body).least)
+        return 0.0 if price is None else price.of(read, answer_size(body, "chat/completions").least)
 
     def hold(self, usd: float) -> float:
         """Raises BudgetExceededError."""

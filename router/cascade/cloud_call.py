@@ -14,7 +14,7 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
 from ...accounting.prices import Price
-from ...accounting.token_estimate import LIMITS, STEP_TOKENS, answer_size, capped, prompt_tokens, text_bytes
+from ...accounting.token_estimate import LIMITS, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.telemetry.tracing import Span
@@ -25,7 +25,6 @@ from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import CloudStream, CloudUsage
 
-_CAP_FIELDS = {"chat/completions": ("max_tokens", "max_completion_tokens"), "completions": ("max_tokens",)}
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 
@@ -33,13 +32,9 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
     """Return the charge of `body` as a function of its answer, at the price of the model that is asked."""
     price = record.prices.of_cloud(model) or Price()
     read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # a bound
-    if path in _CAP_FIELDS:
-        size = answer_size(body)
-        is_known = size.limit is not None or price.max_output is not None
-        wanted = Wanted(size.least, size.most(price.max_output), is_known)
-    else:  # embeddings write nothing; images, speech and texts of speech are billed by other units
-        tokens = 0 if path == "embeddings" else STEP_TOKENS
-        wanted = Wanted(tokens, tokens, is_known=True)
+    size = answer_size(body, path)
+    is_known = size.limit is not None or price.max_output is not None
+    wanted = Wanted(size.least, size.most(price.max_output), is_known)
     usd = read * price.dearest_input / 1e6
     return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
 
@@ -75,11 +70,10 @@ class CloudAttempt:
 
     def limit(self, tokens: int) -> None:
         """Cap the answers at `tokens` together."""
-        self.uncapped, cap = self.body, answer_size(self.drafted).cap(tokens)
-        self.cap = cap
-        named = any(self.body.get(name) is not None for name in LIMITS)
-        self.fields = () if named else _CAP_FIELDS[self.path]
-        self.body = capped(self.body, cap, _CAP_FIELDS[self.path][0])
+        self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
+        self.cap, fields = cap, LIMITS[self.path]
+        self.fields = () if any(self.body.get(name) is not None for name in fields) else fields
+        self.body = capped(self.body, cap, fields)
         self.record.budget_note = f"max_tokens: the budget leaves {cap} tokens for this answer"
         self.record.time_dependent = True
 
@@ -93,7 +87,7 @@ class CloudAttempt:
         self.fields = self.fields[1:]
         if not self.fields:
             return False
-        self.body = capped(self.uncapped, self.cap, self.fields[0])
+        self.body = capped(self.uncapped, self.cap, self.fields)
         return True
 
 
@@ -146,7 +140,7 @@ async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -
         raise CloudForbidden(error) from error
     call.reserved_tokens = record.reserved.tokens
     limit = record.reserved.room if streams else call.reserved_tokens
-    if limit < most and attempt.path in _CAP_FIELDS:
+    if limit < most and attempt.path in LIMITS:
         attempt.limit(int(limit))
 
 

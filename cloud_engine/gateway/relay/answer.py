@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from ....protocol.errors import UpstreamError
+from ....accounting.budget import GrowingAnswer
+from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http.foreign import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
+from ..limits.accounting import Account
 from ..upstream.client import Response
 from ..upstream.failures import UpstreamFailure
 from .call import Call
@@ -20,6 +22,7 @@ from .stream import FINISH, NodeEvents, in_one_spelling
 from .usage import StreamMeter, whole_answer
 
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_CUT = "the budget ends here: the answer is cut"
 WithoutKey = Callable[[bytes], bytes]
 
 
@@ -55,6 +58,7 @@ async def relay_stream(
     `may_break`: whether an engine that reports its failure raises EngineFailure, since another node could go on.
     """
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
+    growth = Growth.of(call)
     try:
         while (batch := await events.read()) is not None:
             if shown := reader.read(in_one_spelling(batch)):
@@ -66,6 +70,9 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
+            if growth is not None and not reader.ended and not await growth.covers(batch, *meter.written):
+                await _cut(call, growth, meter)
+                return
     except UpstreamFailure:
         if not call.begun.is_finished:
             raise
@@ -89,7 +96,7 @@ async def relay_passage(call: Call, passage: Passage, response: Response, withou
 
 
 async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
-    events = NodeEvents(response)
+    events, growth = NodeEvents(response), Growth.of(call)
     try:
         while (batch := await events.read()) is not None:
             whole = [event + b"\n\n" for event in batch]
@@ -102,6 +109,10 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             if not call.answered:
                 await call.start(response, None)
             await call.emit(b"".join(shown), more=True)
+            if growth is not None and not passage.ended and not await growth.covers(batch, passage.texts, False):
+                call.row.completion_tokens = max(call.row.completion_tokens, growth.answer.written)
+                await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
+                return
         if not passage.ended:
             raise UpstreamFailure("the stream ended before its answer did")
     except UpstreamFailure:
@@ -110,6 +121,41 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
     finally:
         passage.settle()
     await call.emit(b"", more=False)
+
+
+@dataclass(slots=True)
+class Growth:
+    """The reservation of a stream, topped up every few thousand tokens."""
+
+    answer: GrowingAnswer
+    account: Account
+    # Bytes of the shortest event: nearly all of them frame its text.
+    frame: int = 2**20
+
+    @classmethod
+    def of(cls, call: Call) -> Growth | None:
+        """None where no budget applies."""
+        account = call.account
+        return None if account is None or account.growing is None else cls(account.growing, account)
+
+    async def covers(self, batch: Sequence[bytes], texts: int, is_counted: bool) -> bool:
+        """Whether the budget covers the answer after `batch`. `texts`: its tokens if counted, else events with text."""
+        answer = self.answer
+        for event in batch:
+            self.frame = min(self.frame, size := len(event))
+            answer.bytes += size - self.frame
+        answer.texts = texts
+        if is_counted:
+            answer.bytes = 0
+        return not answer.is_short or await self.account.tops_up(answer)
+
+
+async def _cut(call: Call, growth: Growth, meter: StreamMeter) -> None:
+    """End a stream where the budget ends."""
+    meter.settle()
+    call.row.completion_tokens = max(call.row.completion_tokens, growth.answer.written)
+    call.copied = None  # the whole answer is another
+    await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
 
 
 @dataclass(slots=True)

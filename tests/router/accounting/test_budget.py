@@ -265,8 +265,9 @@ def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: Bud
 def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n}
     assert read_bound(body) >= len(text.encode("utf-8", "replace"))
-    assert answer_size(body).most(None) == limit * n
-    assert answer_size({"max_tokens": float(limit), "n": float(n)}) == answer_size(body)
+    size = answer_size(body, "chat/completions")
+    assert size.most(None) == limit * n
+    assert answer_size({"max_tokens": float(limit), "n": float(n)}, "chat/completions") == size
 
 
 LARGE = "data:image/png;base64," + "A" * 10**6
@@ -285,7 +286,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": LARGE, "detail": "low"}}
 def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True}
     assert 1500 < read_bound(body) < 2000
-    assert answer_size(body).least == 1024
+    assert answer_size(body, "chat/completions").least == 1024
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_short_answers_are_not_refused_for_the_long_ones_that_they_might_have_be
     async def test(cloud: LongCloud) -> None:
         async with spending(cloud) as b:
             answers = await asyncio.gather(*(b.answer("cloud", max_tokens=8_000) for _ in range(40)))
-        assert all("choices" in each for each in answers), [each for each in answers if "error" in each][0]
+        assert all("choices" in each for each in answers), next(each for each in answers if "error" in each)
         assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
 
     with long_cloud(tokens=100) as cloud:
@@ -213,8 +213,8 @@ from updraft import AsyncOpenAI
 from pathlib import Path
 
 async def main(url, ledger):
-    config = RouterConfig(local=None, cloud_url=url, cloud_model="big", ledger=Path(ledger), budget=BudgetLimits(usd=0.1),
-                          prices=Prices(models={"big": Price(1.0, 5.0)}))
+    limits = {"budget": BudgetLimits(usd=0.1), "prices": Prices(models={"big": Price(1.0, 5.0)})}
+    config = RouterConfig(local=None, cloud_url=url, cloud_model="big", ledger=Path(ledger), **limits)
     async with AsyncOpenAI(config=config, max_retries=0) as client:
         said = [{"role": "user", "content": "hi"}]
         await asyncio.gather(*(client.chat.completions.create(model="cloud", messages=said) for _ in range(30)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.accounting.prices import DatedPrice, PriceTable, load_prices
+from updraft.accounting.prices import DatedPrice, Price, PriceTable, load_prices
 from updraft.protocol.errors import ConfigurationError
 
 DAYS = st.dates(date(2020, 1, 1), date(2030, 1, 1))
@@ -34,8 +34,8 @@ def test_a_price_begins_at_midnight_of_utc() -> None:
 
 
 def test_cached_tokens_have_a_price_of_their_own() -> None:
-    assert DatedPrice("m", input=10, output=20, cached_input=1).of(1000, 100, 400) == pytest.approx(8.4e-3)
-    assert DatedPrice("m", input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
+    assert Price(input=10, output=20, cached_input=1).of(1000, 100, 400) == pytest.approx(8.4e-3)
+    assert Price(input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
 
 
 def test_files(tmp_path: Path) -> None:
