@@ -67,7 +67,7 @@ def test_streams_top_up_and_end_where_the_budget_ends(spending: Callable[..., An
         assert max(len(text_of(events).split()) for _, events, _ in streams) > 4096, "one has topped up"
         assert spent(b.ledger)[2] <= 0.10
 
-    with long_cloud(chunk=64) as cloud:
+    with long_cloud(chunk=64, tokens=30_000) as cloud:
         run(test(cloud))
     assert 0.05 < cloud.usd(INPUT, OUTPUT) <= 0.12, "what is on its way when a stream is cut"
 

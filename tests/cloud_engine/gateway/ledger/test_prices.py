@@ -47,6 +47,8 @@ def test_files(tmp_path: Path) -> None:
     entry = {"model": "m", "from": "2026-01-01", "input": 1, "output": 2.5, "cached_input": 0.1}
     ours.write_text(json.dumps({"prices": [entry]}))
     assert load_prices(str(ours)) == expected
+    ours.write_text('[prices.models."m"]\ninput = 1\noutput = 2.5\ncached_input = 0.1\nmax_output = 9\n')
+    assert load_prices(str(ours)).at("m", 0) == Price(1, 2.5, 0.1, 9), "the router's settings"
     public = {
         "sample_spec": {"mode": "chat", "max_tokens": "a text"},
         "m": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6, "litellm_provider": "x"},
@@ -58,7 +60,20 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"],
+    ["[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"]
+    + [
+        "",
+        "[]",
+        "3",
+        '"x"',
+        "{}",
+        "prices = 3",
+        "[prices]\ninput = 1",
+        "[prices.models]\nm = 3",
+        '{"m": {"mode": "chat"}}',
+    ]
+    + ["[prices.models.m]\ninput = 1", "[[prices]]\nmodel = 'm'\ninput = 1\noutput = 1\ncached = 1"]
+    + ["[[prices]]\nmodel = 'm'\ninput = nan\noutput = 1"],
 )
 def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "prices"
