@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -49,7 +48,7 @@ _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
 _ESCAPED_BYTES = 3  # of UTF-8, at most
 _BYTES_PER_TOKEN = 3
-_ATTACHED = re.compile(rb'"(?:file_id|file_data|data)"|;base64,')
+_ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
 # The parts of a message that are attached: their type, and the path to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
@@ -68,7 +67,7 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
     A character beyond ASCII counts by its bytes in any case. An attachment counts `ATTACHED_TOKENS`.
     """
-    attached, count = _attached_bytes(body) if _ATTACHED.search(body) else (0, 0)
+    attached, count = _attached_bytes(body) if any(mark in body for mark in _ATTACHED) else (0, 0)
     beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
     escaped = body.count(b"\\u")
     plain = max(0, len(body) - beyond - escaped * _ESCAPE - attached)
@@ -120,7 +119,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
     tables = [fields, *(found for name in NESTED if (found := _table(fields.get(name))) is not None)]
     is_limited = any(fields.get(name) is not None for name in LIMITS[path])
     counts = [_count(value) for table in tables for name in LENGTHENING if (value := table.get(name)) is not None]
-    limit = max(filter(None, counts), default=None) if is_limited and None not in counts else None
+    limit = max(1, *filter(None, counts)) if is_limited and None not in counts else None
     for name, budget in THINKING.items():
         thinking = _count((_table(fields.get(name)) or {}).get(budget))
         limit = None if limit is None else limit + (thinking or 0)
@@ -149,14 +148,14 @@ def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str
 
 
 def _lower(value: Any, cap: int) -> int:
-    count = integral(value)
-    return min(count, cap) if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else cap
+    count = _count(value)
+    return cap if count is None else min(count, cap)
 
 
 def _count(value: Any) -> int | None:
-    """`value` if it is a count above 0."""
+    """`value` if it is a count; None also for -1, with which some servers mean no limit."""
     count = integral(value)
-    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
 def _attached_bytes(body: bytes) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from ..upstream.failures import UpstreamFailure
 from .call import Call
 from .dialects import Passage
 from .stream import FINISH, NodeEvents, in_one_spelling
-from .usage import StreamMeter, whole_answer
+from .usage import StreamMeter, num_text_bytes, whole_answer
 
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _CUT = "the budget ends here: the answer is cut"
@@ -129,8 +129,6 @@ class Growth:
 
     answer: GrowingAnswer
     account: Account
-    # Bytes of the shortest event: nearly all of them frame its text.
-    frame: int = 2**20
 
     @classmethod
     def of(cls, call: Call) -> Growth | None:
@@ -141,12 +139,7 @@ class Growth:
     async def covers(self, batch: Sequence[bytes], texts: int, is_counted: bool) -> bool:
         """Whether the budget covers the answer after `batch`. `texts`: its tokens if counted, else events with text."""
         answer = self.answer
-        for event in batch:
-            self.frame = min(self.frame, size := len(event))
-            answer.bytes += size - self.frame
-        answer.texts = texts
-        if is_counted:
-            answer.bytes = 0
+        answer.texts, answer.bytes = texts, 0 if is_counted else answer.bytes + sum(map(num_text_bytes, batch))
         return not answer.is_short or await self.account.tops_up(answer)
 
 

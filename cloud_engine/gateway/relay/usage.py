@@ -22,7 +22,10 @@ _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was ask
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _WRITTEN = re.compile(rb'"completion_tokens":\s?(\d{1,12})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
-_TEXT = re.compile(rb'"(?:content|text|thinking|arguments|reasoning_content)":\s*"((?:[^"\\]|\\.)*+)"')
+_TEXT = re.compile(
+    rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content|refusal|delta|partial_json)":'
+    rb'\s*"((?:[^"\\]|\\.)*+)"'
+)
 _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 
@@ -154,6 +157,11 @@ def whole_answer(body: bytes, row: UsageRow) -> bytes:
 def estimated_tokens(answer: bytes) -> int:
     """Of an answer that comes without usage, from the bytes of its texts."""
     return sum(map(prompt_tokens, _TEXT.findall(answer)))
+
+
+def num_text_bytes(event: bytes) -> int:
+    """The bytes of all texts in an event of a stream."""
+    return sum(map(len, _TEXT.findall(event)))
 
 
 def _reported(body: bytes) -> UpstreamError:

@@ -60,20 +60,12 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"]
-    + [
-        "",
-        "[]",
-        "3",
-        '"x"',
-        "{}",
-        "prices = 3",
-        "[prices]\ninput = 1",
-        "[prices.models]\nm = 3",
-        '{"m": {"mode": "chat"}}',
-    ]
-    + ["[prices.models.m]\ninput = 1", "[[prices]]\nmodel = 'm'\ninput = 1\noutput = 1\ncached = 1"]
-    + ["[[prices]]\nmodel = 'm'\ninput = nan\noutput = 1"],
+    [
+        *("[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"),
+        *("", "[]", "3", '"x"', "{}", "prices = 3", "[prices]\ninput = 1", "[prices.models]\nm = 3"),
+        *('{"m": {"mode": "chat"}}', "[prices.models.m]\ninput = 1"),
+        *(f"[[prices]]\nmodel = 'm'\n{rest}" for rest in ("input = 1\noutput = 1\nout = 1", "input = nan\noutput = 1")),
+    ],
 )
 def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "prices"
