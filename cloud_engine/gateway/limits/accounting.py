@@ -121,8 +121,7 @@ class Account:
         if stream:
             self.growing = GrowingAnswer(reservation.tokens, most)
         else:
-            is_known = answer.limit is not None or longest is not None
-            await reservation.extend(Wanted(answer.least, most, is_known))
+            await reservation.extend(Wanted(answer.least, most))
         tokens = reservation.room if stream else reservation.tokens
         if tokens < most:
             self.cap = answer.cap(int(tokens))

@@ -69,7 +69,7 @@ class Standing(msgspec.Struct, frozen=True):
 
     def wait_s(self, claim: Claim, now: float) -> float:
         """Until the claim fits, if requests in flight use all that they have reserved."""
-        if claim.is_budget:
+        if claim.is_budget and self.used + claim.amount > claim.limit:
             return max(0.0, claim.ends - now)
         if not claim.is_rate:
             return 1.0

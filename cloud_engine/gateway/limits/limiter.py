@@ -248,11 +248,11 @@ def _refusal(
         f"The limit of this {refused.owner} is {refused.limit:g} {_UNITS[refused.kind]}: "
         f"{used:.6g} are used or reserved, "
     )
-    if refused.is_budget:
+    if refused.is_budget and standing.used + refused.amount > refused.limit:
         renews = datetime.fromtimestamp(refused.ends, UTC)
         message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
         return BudgetExceededError(message, renews_s=wait_s)
-    message += f"and this takes {refused.amount:g}. Try again in {duration(wait_s)}."
+    message += f"and this takes {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
 
 

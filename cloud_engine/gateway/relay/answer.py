@@ -13,6 +13,7 @@ from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http.foreign import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
+from ..ledger.metering import UsageRow
 from ..limits.accounting import Account
 from ..upstream.client import Response
 from ..upstream.failures import UpstreamFailure
@@ -71,13 +72,16 @@ async def relay_stream(
             if reader.failure is not None:
                 raise reader.failure
             if growth is not None and not reader.ended and not await growth.covers(batch, *meter.written):
-                await _cut(call, growth, meter)
+                call.copied = None  # another request may get more
+                await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return
     except UpstreamFailure:
         if not call.begun.is_finished:
             raise
     finally:
         meter.settle()
+        if growth is not None:
+            growth.settle(call.row, is_reported=meter.is_reported)
     if reader.ended:
         return
     if not call.begun.is_finished:
@@ -110,7 +114,6 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.start(response, None)
             await call.emit(b"".join(shown), more=True)
             if growth is not None and not passage.ended and not await growth.covers(batch, passage.texts, False):
-                call.row.completion_tokens = max(call.row.completion_tokens, growth.answer.written)
                 await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not passage.ended:
@@ -120,6 +123,8 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             raise
     finally:
         passage.settle()
+        if growth is not None:
+            growth.settle(call.row, is_reported=passage.ended)
     await call.emit(b"", more=False)
 
 
@@ -142,13 +147,10 @@ class Growth:
         answer.texts, answer.bytes = texts, 0 if is_counted else answer.bytes + sum(map(num_text_bytes, batch))
         return not answer.is_short or await self.account.tops_up(answer)
 
-
-async def _cut(call: Call, growth: Growth, meter: StreamMeter) -> None:
-    """End a stream where the budget ends."""
-    meter.settle()
-    call.row.completion_tokens = max(call.row.completion_tokens, growth.answer.written)
-    call.copied = None  # the whole answer is another
-    await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
+    def settle(self, row: UsageRow, *, is_reported: bool) -> None:
+        """Book the estimate of a stream that ended without its usage: events hold several tokens."""
+        if not is_reported:
+            row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
 
 @dataclass(slots=True)
