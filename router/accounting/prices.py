@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from ...accounting.prices import MAX_USD, Price
 from ...protocol.errors import ConfigurationError
-from ..tiers.interfaces import CloudUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,10 @@ class Prices:
     def local(self, prompt_tokens: int, completion_tokens: int) -> float:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)
 
-    def cloud(self, model: str, counted: CloudUsage) -> float | None:
+    def cloud(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
         """None where the model has no price."""
         price = self.of_cloud(model)
-        return (
-            None if price is None else price.of(counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
-        )
+        return None if price is None else price.of(prompt_tokens, completion_tokens, cached_tokens)
 
     def of_cloud(self, model: str) -> Price | None:
         if model in self.models or self.cloud_input is None or self.cloud_output is None:

@@ -60,7 +60,8 @@ class CloudCall:
         """None where the model has no price."""
         if self.unbilled:
             return 0.0
-        return prices.cloud(self.model, self.counted)
+        counted = self.counted
+        return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
         """Of tokens and money. Where it did not say what it counted, but may have charged, `most` stands."""
@@ -180,7 +181,7 @@ class RequestRecord:
             alone = self.cloud
         else:
             alone = CloudUsage(self.local_prompt_tokens, self.local_tokens)
-        cost, cost_alone = self.cost_usd, self.prices.cloud(self.top_model, alone)
+        cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
         return None if cost_alone is None or cost is None else cost_alone - cost
 
     @property
