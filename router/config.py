@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import httpx
 
+from ..accounting.prices import Price
 from ..classifier.target import Promise, Target
 from ..protocol.decoding import prepare_types
 from ..protocol.errors import ConfigurationError
@@ -21,7 +22,7 @@ from ..protocol.requests import ConfidenceSignal
 from ..protocol.safety.redaction import shown_url
 from ..protocol.unicode_forms import read_text
 from .accounting.budget import BudgetLimits
-from .accounting.prices import Price, Prices
+from .accounting.prices import Prices
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
 from .tiers.local_server.address import check_private, server_address

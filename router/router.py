@@ -430,6 +430,8 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             self._ledger_writer.enter(record.row(status), self._settlement(record))
+            if self._budget is not None:
+                self._budget.settled(record.reserved)
 
     def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
         budget = self._budget

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import msgspec
 
+from ..accounting.prices import Price
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import is_own, private_file
 from .accounting.budget import BudgetLimits
-from .accounting.prices import Price, Prices
+from .accounting.prices import Prices
 from .config import OF_CLOUD_URL, TARGETS, CacheSettings, LocalModelOptions, Middle, RouterConfig
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
+from ...accounting.prices import Price
+from ...accounting.token_estimate import answer_size, prompt_tokens
 from ...protocol.errors import BudgetExceededError, ConfigurationError
-from ...router.accounting.budget import expected_tokens
-from ...router.accounting.prices import Price, Prices
+from ...router.accounting.prices import Prices
 
 
 class Spending:
@@ -44,7 +47,8 @@ class Spending:
 
     def likely(self, model: str, body: dict[str, Any]) -> float:
         price = self._prices[model]
-        return 0.0 if price is None else price.of(*expected_tokens(body))
+        read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)
+        return 0.0 if price is None else price.of(read, answer_size(body, "chat/completions").least)
 
     def hold(self, usd: float) -> float:
         """Raises BudgetExceededError."""

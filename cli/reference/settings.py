@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...accounting.prices import Price
 from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
 from ...router.accounting.budget import BudgetLimits
-from ...router.accounting.prices import Price, Prices
+from ...router.accounting.prices import Prices
 from ...router.config import CacheSettings, LocalModelOptions, Middle, RouterConfig
 from ...router.privacy.rules import Privacy
 from .fields import entries

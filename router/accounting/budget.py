@@ -1,38 +1,33 @@
-"""Budgets: what a day or a month may cost, kept in the ledger so that neither a race nor a restart goes past a limit.
+"""Budgets of a router for a day or a month, kept in the ledger: no race and no restart passes a limit.
 
-Before a request goes to the cloud, the most it is likely to cost is reserved, in one transaction with the look at what
-is left. When it has ended, the reservation becomes what it really cost. A process that dies in between leaves its
-reservation as spent: the cloud may have charged it.
+Before a request goes to the cloud, its maximum cost is reserved in the transaction that reads the rest of the budget.
+The true cost replaces the reservation at the end. A process that dies in between leaves its reservation as spent: the
+cloud may have charged it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import operator
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from datetime import UTC, date, datetime
-from typing import Any, Literal, get_args
+from datetime import UTC, datetime
+from typing import get_args
 
-from ...protocol.decoding import integral
+from ...accounting.budget import DAY_S, Period, Wanted, first_day, next_first_day
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
-from ..request.json_narrowing import rows, table, tables
 from .ledger import Ledger
 
 log = logging.getLogger("updraft.router")
 
-DAY_S = 86_400
-Period = Literal["day", "month"]
-ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
-_EPOCH = date(1970, 1, 1).toordinal()
-MAX_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
-ATTACHED_TOKENS = 1500  # what an image, a sound or a file is reckoned with
-# Where they are in a message's part: of which type it is, and the field of what it has under that name.
-_ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"), ("file", "file_id"))
+_WOKEN = 8  # waiting requests that one settlement lets try again
+_RETRY_S = 1.0  # other processes settle, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +77,37 @@ NOTHING = Charge()
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """The charge of one request as a function of the tokens of its answer."""
+
+    # Taken whatever is written.
+    fixed: Charge
+    # US dollars of a written token.
+    usd_per_token: float
+    wanted: Wanted
+
+    def charge(self, tokens: int) -> Charge:
+        return self.fixed + Charge(cloud_tokens=tokens, usd=tokens * self.usd_per_token)
+
+    def room(self, limits: BudgetLimits, spent: Charge) -> float:
+        """Return the tokens that fit into what `limits` leave."""
+        room = math.inf
+        if limits.cloud_tokens is not None:
+            room = limits.cloud_tokens - spent.cloud_tokens - self.fixed.cloud_tokens
+        if limits.usd is not None and self.usd_per_token > 0:
+            room = min(room, (limits.usd - spent.usd - self.fixed.usd) / self.usd_per_token)
+        return room
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     # When it was made, in days since 1970: what it takes is settled with the periods of that day.
     day: int
     charge: Charge
+    # Tokens of the answer that the last demand was granted.
+    tokens: int = 0
+    # Tokens that the budgets had left for that answer.
+    room: float = math.inf
 
 
 class Budget:
@@ -94,36 +116,67 @@ class Budget:
     def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger) -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
+        self._in_flight = 0  # requests of this process that hold a reservation
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     def counts_from(self) -> float:
         """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
-        return min(_first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
+        return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
-    async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
-        """The reason why `charge` does not fit into what is left; None if it does. Reserves nothing."""
-        day = _today()
+    async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
+        """The reason why the least of `demand` does not fit into what is left; None if it does. Reserves nothing."""
+        charge, day = demand.charge(demand.wanted.least), _today()
         try:
             return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
         except sqlite3.Error:
             return _unreadable()
 
-    async def reserve(self, caller: Caller, more: Charge, held: Reservation | None = None) -> Reservation:
-        """Take `more` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
+    async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
+        """Take `demand` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
 
         `held` is what the request has reserved before: the result is both, of the day of the first.
         """
         before = Reservation(_today(), NOTHING) if held is None else held
 
-        def take(connection: sqlite3.Connection) -> None:
-            if (error := self._exceeded(connection, before.day, caller, more)) is not None:
+        def take(connection: sqlite3.Connection) -> Reservation:
+            room = min(
+                demand.room(limits, self._spent(connection, before.day, scope, caller))
+                for scope, limits in self._limits.items()
+            )
+            granted = demand.wanted.granted(room, alone=self._in_flight == (held is not None))
+            tokens = demand.wanted.least if granted is None else granted
+            error = self._exceeded(connection, before.day, caller, demand.charge(tokens))
+            if error is not None:
                 raise error
-            self._add(connection, before.day, caller, more)
+            self._add(connection, before.day, caller, demand.charge(tokens))
+            return Reservation(before.day, before.charge + demand.charge(tokens), tokens, room)
 
         try:
-            await self._ledger.alone(take)
+            reservation = await self._ledger.alone(take)
         except sqlite3.Error as error:
             raise _unreadable() from error
-        return Reservation(before.day, before.charge + more)
+        self._in_flight += held is None
+        return reservation
+
+    async def settlement(self, until: float) -> bool:
+        """Wait for the settlement of another request; False at once if there is none, or after `until` (monotonic)."""
+        left = until - time.monotonic()
+        if not self._in_flight or left <= 0:
+            return False
+        settled = asyncio.get_running_loop().create_future()
+        self._waiting.append(settled)
+        await asyncio.wait([settled], timeout=min(left, _RETRY_S))
+        settled.cancel()
+        return True
+
+    def settled(self, reserved: Reservation | None) -> None:
+        """Let waiting requests try again, after a request that may have held a reservation has ended."""
+        if reserved is None:
+            return
+        self._in_flight = max(0, self._in_flight - 1)
+        for _ in range(min(_WOKEN, len(self._waiting))):
+            if not (waiting := self._waiting.popleft()).done():
+                waiting.set_result(None)
 
     def settle(
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
@@ -140,7 +193,7 @@ class Budget:
         for scope, limits in self._limits.items():
             why = _excess(limits, self._spent(connection, day, scope, caller), charge)
             if why is not None:
-                renews = _next_first_day(limits.period, day) * DAY_S
+                renews = next_first_day(limits.period, day) * DAY_S
                 until = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
                 when = "today" if limits.period == "day" else "this month"
@@ -151,7 +204,7 @@ class Budget:
     def _spent(self, connection: sqlite3.Connection, day: int, scope: str, caller: Caller) -> Charge:
         """Of one scope. A scope that this period has not seen begins with what the ledger's rows say."""
         name, period = _name(scope, caller), self._limits[scope].period
-        first = _first_day(period, day)
+        first = first_day(period, day)
         found = connection.execute(
             "SELECT requests, cloud_requests, cloud_tokens, usd FROM spending"
             " WHERE period = ? AND day = ? AND scope = ?",
@@ -167,14 +220,14 @@ class Budget:
                 f" FROM requests WHERE ts >= :from AND ts < :to{whose}",
                 {
                     "from": first * DAY_S,
-                    "to": _next_first_day(period, day) * DAY_S,
+                    "to": next_first_day(period, day) * DAY_S,
                     "key": caller.key,
                     "user": caller.user,
                 },
             ).fetchone()
         )
         connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))
-        before = _first_day(period, first - 1)  # requests that began in the period before may still be settled
+        before = first_day(period, first - 1)  # requests that began in the period before may still be settled
         connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
 
@@ -183,52 +236,15 @@ class Budget:
             connection.execute(
                 "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
                 " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?",
-                (*astuple(more), limits.period, _first_day(limits.period, day), _name(scope, caller)),
+                (*astuple(more), limits.period, first_day(limits.period, day), _name(scope, caller)),
             )
-
-
-def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
-    """The most that a request is likely to make the cloud read and write, in tokens.
-
-    Read: a token has at least one byte of UTF-8, so the bytes are a bound; what is attached has a rate of its own.
-    Written: the caller's limit on each answer, or 1,024; never more than any cloud writes.
-    """
-    limits = [integral(body.get(name)) for name in ("max_completion_tokens", "max_tokens")]
-    limit = next(filter(_counts, limits), None)
-    answers = max(filter(_counts, (integral(body.get(name)) for name in ("n", "best_of"))), default=1)
-    read = _read_tokens(body) + sum(ATTACHED_TOKENS - _read_tokens(each) for each in _attached(body))
-    return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MAX_TOKENS)
-
-
-def _read_tokens(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "replace"))
-    if (items := rows(value)) is not None:
-        return len(items) + sum(map(_read_tokens, items))
-    if (entries := table(value)) is not None:
-        return 8 + sum(_read_tokens(name) + _read_tokens(item) for name, item in entries.items())
-    return 0
-
-
-def _attached(body: dict[str, Any]) -> Iterator[str]:
-    """Images, sounds and files, where the wire has them: anywhere else what looks like one is read as text."""
-    for message in tables(body.get("messages")) or ():
-        for part in tables(message.get("content")) or ():
-            for kind, field in _ATTACHED:
-                found = (table(part.get(kind)) or {}).get(field) if part.get("type") == kind else None
-                if isinstance(found, str):
-                    yield found
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _excess(limits: BudgetLimits, spent: Charge, more: Charge) -> str | None:
     usd, tokens, share = limits.usd, limits.cloud_tokens, limits.cloud_share
-    if usd is not None and spent.usd + more.usd > usd + 1e-12:
+    if usd is not None and more.usd > 0 and spent.usd + more.usd > usd + 1e-12:
         return f"${spent.usd:.4f} of ${usd:g} are used or reserved, and this request may cost ${more.usd:.4f}"
-    if tokens is not None and spent.cloud_tokens + more.cloud_tokens > tokens:
+    if tokens is not None and more.cloud_tokens > 0 and spent.cloud_tokens + more.cloud_tokens > tokens:
         return (
             f"{spent.cloud_tokens} of {tokens} cloud tokens are used or reserved, and this may take {more.cloud_tokens}"
         )
@@ -245,15 +261,6 @@ def _name(scope: str, caller: Caller) -> str:
 
 def _today() -> int:
     return int(time.time() // DAY_S)
-
-
-def _first_day(period: Period, day: int) -> int:
-    """Of the period that `day` is in; both in days since 1970."""
-    return day if period == "day" else day - (date.fromordinal(_EPOCH + day).day - 1)
-
-
-def _next_first_day(period: Period, day: int) -> int:
-    return day + 1 if period == "day" else _first_day(period, _first_day(period, day) + 31)
 
 
 def _unreadable() -> BudgetExceededError:

@@ -18,7 +18,7 @@ from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudUsage, LocalAnswer
-from .budget import NOTHING, Charge, Reservation
+from .budget import NOTHING, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
@@ -42,18 +42,26 @@ class CloudCall:
     """One call to a cloud."""
 
     model: str
-    # The amount reserved from the budgets, where there are any.
-    most: Charge = NOTHING
+    # Its charge as a function of the answer's tokens, where there are budgets.
+    demand: Demand | None = None
+    # Tokens of the answer that are reserved.
+    reserved_tokens: int = 0
     # The tokens that the cloud counted, as far as they are known.
     counted: CloudUsage = field(default_factory=CloudUsage)
     # The cloud refused, or was never reached.
     unbilled: bool = False
 
+    @property
+    def most(self) -> Charge:
+        """The amount reserved from the budgets."""
+        return NOTHING if self.demand is None else self.demand.charge(self.reserved_tokens)
+
     def usd(self, prices: Prices) -> float | None:
         """None where the model has no price."""
         if self.unbilled:
             return 0.0
-        return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
+        counted = self.counted
+        return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
         """Of tokens and money. Where it did not say what it counted, but may have charged, `most` stands."""
@@ -88,6 +96,8 @@ class RequestRecord:
     note: str = ""
     # The parts of the request's schema that the answer was not held to.
     notes: tuple[str, ...] = ()
+    # Where the budget capped the answer.
+    budget_note: str = ""
     # Why a cloud gave no answer.
     failure: str = ""
     # Over all local runs of the request.
@@ -166,13 +176,13 @@ class RequestRecord:
         if self.route is None:
             return 0.0
         if self.repeated is not None:
-            alone = self.prices.cloud(self.top_model, self.repeated.prompt_tokens, self.repeated.completion_tokens)
+            alone = CloudUsage(self.repeated.prompt_tokens, self.repeated.completion_tokens)
         elif self.tier == "cloud":
-            alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
+            alone = self.cloud
         else:
-            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
-        cost = self.cost_usd
-        return None if alone is None or cost is None else alone - cost
+            alone = CloudUsage(self.local_prompt_tokens, self.local_tokens)
+        cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
+        return None if cost_alone is None or cost is None else cost_alone - cost
 
     @property
     def charge(self) -> Charge:
@@ -258,7 +268,7 @@ class RequestRecord:
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             latency_ms=self.latency_ms,
-            notes=list(self.notes) or UNSET,
+            notes=[*self.notes, *filter(None, [self.budget_note])] or UNSET,
         )
 
     def traced(self, status: int) -> Attributes:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError
-from .budget import DAY_S, Budget
+from .budget import Budget
 from .ledger import Ledger
 
 log = logging.getLogger("updraft.router")

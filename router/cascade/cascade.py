@@ -29,7 +29,8 @@ from ..request.chat_request import RoutingRequest
 from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
-from .escalation import CloudReply, CloudStreamReply, Escalation, work_of
+from .cloud_call import work_of
+from .escalation import CloudReply, CloudStreamReply, Escalation
 from .several import all_of
 
 _LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond

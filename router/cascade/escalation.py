@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ...protocol.errors import (
-    BudgetExceededError,
-    EngineError,
-    InvalidRequestError,
-    RequestTimeoutError,
-    UpstreamError,
-)
+from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
 from ...protocol.http.forwarding import Forwarded
-from ...protocol.telemetry.tracing import Span
-from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
-from ..accounting.request_record import CloudCall, RequestRecord
+from ..accounting.request_record import RequestRecord
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
+from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of, traced
 
 T = TypeVar("T")
 
@@ -42,68 +34,6 @@ class CloudStreamReply:
     stream: CloudStream
 
 
-def most_of(record: RequestRecord, body: dict[str, Any], model: str) -> Charge:
-    """The most that a cloud is likely to charge for `body`, at the price of its model."""
-    read, written = expected_tokens(body)
-    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(model, read, written) or 0.0)
-
-
-def expected_charge(record: RequestRecord, most: Charge) -> Charge:
-    """The request's charge once one more cloud has taken `most`."""
-    return replace(record.charge + most, cloud_requests=1)
-
-
-@asynccontextmanager
-async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, Any]) -> AsyncGenerator[Span]:
-    """The block waits for the answer to `body`: what it may cost is reserved first. Yields its span.
-
-    Raises CloudForbidden.
-    """
-    call = CloudCall(body["model"])
-    if state.budget is not None:
-        call.most = most_of(record, body, call.model)
-        await _reserve(state.budget, record, call.most)
-    record.cloud_calls.append(call)
-    began = time.monotonic()
-    try:
-        with record.in_cloud(), record.span.child("chat", "CLIENT", {"gen_ai.request.model": call.model}) as span:
-            yield span
-    except CloudFailure as failure:
-        call.unbilled = failure.unbilled
-        if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
-            state.latency.observe(work_of(body), time.monotonic() - began)
-        raise
-    except asyncio.CancelledError as left:
-        failure = left.__context__  # it was waiting for another try
-        call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
-        raise
-    state.latency.observe(work_of(body), time.monotonic() - began)
-
-
-async def _reserve(budget: Budget, record: RequestRecord, most: Charge) -> None:
-    """Reuse the reservation of a cloud that took nothing for the next one. Raises CloudForbidden."""
-    held = record.reserved
-    more = expected_charge(record, most) - (NOTHING if held is None else held.charge)
-    if more.cloud_tokens <= 0:
-        return
-    try:
-        record.reserved = await budget.reserve(record.caller, more, held)
-    except BudgetExceededError as error:
-        raise CloudForbidden(error) from error
-
-
-def work_of(body: dict[str, Any]) -> str:
-    """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
-    if "messages" not in body and "prompt" not in body:
-        return "embeddings"
-    return "cloud stream" if body.get("stream") is True else "cloud"
-
-
-def traced(forwarded: Forwarded, span: Span) -> Forwarded:
-    """With `span` as the parent of what the cloud does."""
-    return replace(forwarded, headers=span.headers(forwarded.headers))
-
-
 @dataclass(frozen=True, slots=True)
 class _Drafted(Generic[T]):
     """A request as `send` puts it to a cloud, with the device's `draft` where the cloud takes one."""
@@ -113,7 +43,16 @@ class _Drafted(Generic[T]):
     time_left_s: Callable[[], float]
     send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
-    async def send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
+    async def sent(self, tier: CloudTier, attempt: CloudAttempt) -> tuple[T, bool]:
+        """The answer, and whether the draft went along. A cloud that refuses the cap of `attempt` is asked again."""
+        while True:
+            try:
+                return await self._send_to(tier, attempt.body)
+            except CloudFailure as failure:
+                if not attempt.adapt(failure):
+                    raise
+
+    async def _send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
         """The answer, and whether the draft went along. A cloud that seems to refuse it is asked again without."""
         given = not self.draft or "prediction" in body  # what the caller predicts is the caller's to pay
         if given:
@@ -158,13 +97,17 @@ class Escalation:
         if budget is None or not ruling.cloud:
             return ruling
         record, body = self.record, self.body()
-        most = [most_of(record, body, candidate.model) for candidate in self.candidates()]
-        charge = expected_charge(record, min(most, key=lambda each: each.usd))  # the cheapest that may be asked
-        over_budget = await budget.exceeded(record.caller, charge)
-        if over_budget is None:
-            return ruling
-        record.time_dependent = True
-        return rule(self.job, replace(availability, over_budget=over_budget))
+        demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
+        least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # of the clouds that may be asked
+        until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
+        while (over_budget := await budget.exceeded(record.caller, after(record, least))) is not None:
+            record.time_dependent = True
+            try:
+                return rule(self.job, replace(availability, over_budget=over_budget))
+            except BudgetExceededError:  # others may give back some of what they have reserved
+                if not await budget.settlement(until):
+                    raise
+        return ruling
 
     def candidates(self) -> list[CloudCandidate]:
         """The clouds to ask in order, the next where one fails. A request that names a cloud asks that one only.
@@ -274,7 +217,9 @@ class Escalation:
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
 
         completion = await self._try_clouds(body, _Drafted(draft, self.job.forwarded, time_left_s, complete))
-        self.record.counted(CloudUsage.of(completion))
+        if (usage := CloudUsage.of(completion)) is None:
+            bound_unreported(self.record, completion)
+        self.record.counted(usage)
         return CloudReply(completion)
 
     @property
@@ -297,6 +242,8 @@ class Escalation:
             _Drafted(draft, self.job.forwarded, time_left_s, begin),
             continuing=begun is not None,
         )
+        if self.state.budget is not None:
+            stream = MeteredStream(stream, self.state, self.record)
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
@@ -309,9 +256,9 @@ class Escalation:
         for candidate in candidates:
             sent = {**body, "model": candidate.model}
             try:
-                async with cloud_call(self.state, self.record, sent) as span:
-                    self._forwarded = traced(self.job.forwarded, span)
-                    answer, self.took_draft = await request.send_to(candidate.tier, sent)
+                async with cloud_call(self.state, self.record, sent, self._path, draft=request.draft) as attempt:
+                    self._forwarded = traced(self.job.forwarded, attempt.span)
+                    answer, self.took_draft = await request.sent(candidate.tier, attempt)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise

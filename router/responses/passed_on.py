@@ -11,7 +11,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.http.foreign import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
-from ..cascade.escalation import cloud_call, traced
+from ..cascade.cloud_call import cloud_call, traced
 from ..request.json_narrowing import table
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
@@ -44,9 +44,9 @@ def passed_on(path: str, what: str) -> DirectHandler:
         _, escalation = await call.route(path, none_here, f"{what} come from the cloud")
         [cloud] = escalation.candidates()[-1:]
         content = _content(call, cloud.model)
-        async with cloud_call(call.state, call.record, {**call.job.body, "model": cloud.model}) as span:
+        async with cloud_call(call.state, call.record, {**call.job.body, "model": cloud.model}, path) as attempt:
             answer = await cloud.tier.pass_on(
-                path, content, timeout_s=call.cloud_time_left_s(), forwarded=traced(call.job.forwarded, span)
+                path, content, timeout_s=call.cloud_time_left_s(), forwarded=traced(call.job.forwarded, attempt.span)
             )
         call.record.route = "cloud"
         if not isinstance(answer.body, bytes):

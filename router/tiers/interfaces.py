@@ -163,6 +163,8 @@ class CloudUsage:
     completion_tokens: int = 0
     accepted: int = 0
     rejected: int = 0
+    # Of the prompt, from the server's cache.
+    cached_tokens: int = 0
 
     @staticmethod
     def of(body: dict[str, Any]) -> CloudUsage | None:
@@ -177,7 +179,8 @@ class CloudUsage:
             return None
         details = table(usage.get("completion_tokens_details")) or {}
         accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
-        return CloudUsage(read, written, accepted, rejected)
+        cached = _count(table(usage.get("prompt_tokens_details")) or {}, "cached_tokens") or 0
+        return CloudUsage(read, written, accepted, rejected, min(cached, read))
 
 
 def _count(counts: dict[str, Any], name: str) -> int | None:

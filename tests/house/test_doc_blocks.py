@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import typer
+from updraft.accounting.prices import load_prices
 from updraft.cli.main import app
 from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
-from updraft.cloud_engine.gateway.ledger.prices import load_prices
 from updraft.cloud_engine.gateway.limits.policy import load_policy
 from updraft.router.settings_sources import load_config
 

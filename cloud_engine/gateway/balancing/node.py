@@ -12,9 +12,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from ....accounting.breaker import Breaker, BreakerRules
+from ....accounting.prices import Price
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
-from ..ledger.prices import DatedPrice
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 
@@ -40,7 +40,7 @@ class NodeAddress:
     # Whether it may get the key of all nodes: an operator named it, or it has proved that it knows that key.
     gets_shared_key: bool = True
     # What its tokens cost, whatever the model's price is. None: that.
-    price: DatedPrice | None = None
+    price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
         """Workers do not know of one another's requests: each has its part of a limit, and at least 1."""

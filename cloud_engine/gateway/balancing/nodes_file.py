@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from ....accounting.prices import Dollars, Price
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
-from ..ledger.prices import DatedPrice, Dollars
 from .node import NodeAddress
 
 
@@ -55,9 +55,9 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
     return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, price=_price(path, entry))
 
 
-def _price(path: Path, entry: _Entry) -> DatedPrice | None:
+def _price(path: Path, entry: _Entry) -> Price | None:
     if entry.input is None or entry.output is None:
         if (entry.input, entry.output, entry.cached_input) != (None, None, None):
             raise ConfigurationError(f"--nodes-file {path}: input and output go together.", param="nodes_file")
         return None
-    return DatedPrice("", entry.input, entry.output, entry.cached_input)
+    return Price(entry.input, entry.output, entry.cached_input)

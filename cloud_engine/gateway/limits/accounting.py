@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ....accounting.prices import Price, PriceTable, load_prices
+from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
-from ..ledger.prices import DatedPrice, PriceTable, load_prices
 from ..ledger.reading import UsageReader
 from .limiter import Limiter, LimitReservation
 from .policy import LimitPolicy, load_policy
@@ -51,7 +53,7 @@ class Accounting:
     limiter: Limiter
     prices: PriceTable
     # Of nodes with prices of their own, by URL.
-    node_prices: Mapping[str, DatedPrice] = field(default_factory=dict[str, DatedPrice])
+    node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     # What prompts really had.
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
@@ -65,15 +67,19 @@ class Accounting:
             await reservation.settle(0, 0, None)
 
     @asynccontextmanager
-    async def admitted(self, principal: Principal, row: UsageRow, size: RequestSize) -> AsyncGenerator[Account]:
+    async def admitted(
+        self, principal: Principal, row: UsageRow, size: RequestSize, *, stream: bool = False
+    ) -> AsyncGenerator[Account]:
         """Around a request to nodes. The row itself is settled by the caller, who knows its end.
 
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
         prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
-        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.max_tokens, size.answers)
+        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.answer)
         account, is_left = Account(self, row, prompt_tokens, reservation), False
         try:
+            if reservation.budgets:
+                await account.plan(size.answer, self.limiter.price(row.model).max_output, stream=stream)
             await self.ledger.open(row)
             yield account
         except RequestCancelledError:
@@ -103,6 +109,10 @@ class Account:
     _estimate: int
     # Of its limits.
     reservation: LimitReservation
+    # The limit of each answer, where budgets force one.
+    cap: int | None = None
+    # The tokens of a stream whose reservation grows with it.
+    growing: GrowingAnswer | None = None
     # Whether a node was sent the request.
     is_sent: bool = False
     _is_estimated: bool = False
@@ -113,6 +123,24 @@ class Account:
     def counted_tokens(self) -> int:
         """Of the prompt, by the node; 0 where it did not say."""
         return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
+
+    async def plan(self, answer: AnswerSize, longest: int | None, *, stream: bool) -> None:
+        """Reserve a whole answer's maximum. Cap the answer where budgets end before it."""
+        reservation, most = self.reservation, answer.most(longest)
+        if stream:
+            self.growing = GrowingAnswer(reservation.tokens, most)
+        else:
+            await reservation.extend(Wanted(answer.least, most))
+        tokens = reservation.room if stream else reservation.tokens
+        if tokens < most:
+            self.cap = answer.cap(int(tokens))
+
+    async def tops_up(self, growing: GrowingAnswer) -> bool:
+        """Reserve the next step of a stream; False where budgets end."""
+        if not await self.reservation.top_up(TOP_UP.most):
+            return growing.written < growing.reserved  # a margin is left
+        growing.reserved = self.reservation.tokens
+        return True
 
     def book(self, *, is_left: bool = False) -> None:
         """Put what it cost so far where the death of this process leaves it: before the client has the end of an
@@ -141,7 +169,7 @@ def check_accounting(options: AccountingOptions) -> None:
         RedisStore(options.limits_url)  # connects with its first request
 
 
-def open_accounting(options: AccountingOptions, node_prices: Mapping[str, DatedPrice] | None = None) -> Accounting:
+def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price] | None = None) -> Accounting:
     """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
     prices, policy = _rules(options)
     reader = open_reader(options.database)

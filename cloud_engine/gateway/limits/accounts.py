@@ -64,11 +64,12 @@ class Standing(msgspec.Struct, frozen=True):
     reserved: float
 
     def fits(self, claim: Claim) -> bool:
-        return self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
+        """Whether the claim fits. What costs nothing always does, also where a budget is spent."""
+        return claim.amount <= 0 or self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
 
     def wait_s(self, claim: Claim, now: float) -> float:
         """Until the claim fits, if requests in flight use all that they have reserved."""
-        if claim.is_budget:
+        if claim.is_budget and self.used + claim.amount > claim.limit:
             return max(0.0, claim.ends - now)
         if not claim.is_rate:
             return 1.0

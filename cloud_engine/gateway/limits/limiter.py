@@ -10,9 +10,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Literal
 
+import msgspec
+
+from ....accounting.budget import DAY_S, SHARE, TOP_UP, Period, Wanted, first_day, next_first_day
+from ....accounting.prices import Price, PriceTable
+from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import (
     BudgetExceededError,
     OverloadedError,
@@ -21,17 +26,15 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from ..ledger.prices import DatedPrice, PriceTable
 from ..ledger.reading import UsageReader
 from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
 from .policy import LimitPolicy
 from .store import LimitStore
 
-ANSWER_TOKENS = 1024
-"""The assumed tokens of an answer to a request that names no limit."""
-
 _LEDGER_S = 5.0
 _NO_LIMITS = Limits()
+_PERIODS: dict[Kind, Period] = {"usd_per_day": "day", "usd_per_month": "month"}
+_TRIES = 4  # others reserve meanwhile
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
 _UNITS = {
     "requests": "requests per minute",
@@ -77,8 +80,50 @@ class LimitReservation:
     standings: Sequence[Standing] = ()
     # The store's.
     receipt: str = ""
+    # US dollars of a written token, where a budget applies.
+    usd_per_token: float = 0.0
+    # Tokens of the answer that are reserved of budgets.
+    tokens: int = 0
+    # More of the same, with the store's receipts.
+    added: list[tuple[Sequence[Claim], str]] = field(default_factory=list[tuple[Sequence[Claim], str]])
     # Whether it is settled.
     is_settled: bool = False
+
+    @property
+    def budgets(self) -> list[Claim]:
+        """The claims on budgets that a longer answer raises."""
+        return [claim for claim in self.claims if claim.is_budget and self.usd_per_token > 0]
+
+    @property
+    def room(self) -> float:
+        """The tokens that budgets had left for the answer."""
+        pairs = zip(self.claims, self.standings, strict=False)
+        rooms = [_room(claim, standing, self.usd_per_token) for claim, standing in pairs if claim in self.budgets]
+        return min(rooms, default=math.inf) + self.tokens
+
+    async def extend(self, wanted: Wanted) -> None:
+        """Reserve a whole answer as far as budgets allow."""
+        pairs = [pair for pair in zip(self.claims, self.standings, strict=True) if pair[0].is_budget]
+        alone = not any(standing.reserved for _, standing in pairs)
+        granted = wanted.granted(self.room, alone=alone) or self.tokens
+        if granted > self.tokens:
+            await self.top_up(granted - self.tokens)
+
+    async def top_up(self, tokens: int) -> bool:
+        """Reserve `tokens` more, or a share of what is left; False if too little is left."""
+        for _ in range(_TRIES):
+            claims = [msgspec.structs.replace(claim, amount=tokens * self.usd_per_token) for claim in self.budgets]
+            admission = await self.store.admit(claims)
+            if admission.refused is None and admission.unknown is None:
+                self.added.append((claims, admission.receipt))
+                self.tokens += tokens
+                return True
+            pairs = zip(self.budgets, admission.standings, strict=False)
+            left = min((_left(*pair) / self.usd_per_token for pair in pairs), default=0.0)
+            tokens = min(tokens - 1, int(left / SHARE))
+            if tokens < TOP_UP.least:
+                return False
+        return False
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*`, as OpenAI spells them, of the tightest account of each kind."""
@@ -92,6 +137,8 @@ class LimitReservation:
         amounts: dict[Kind, float] = {"tokens": prompt_tokens + completion_tokens}
         amounts["usd_per_day"] = amounts["usd_per_month"] = usd or 0.0
         await self.store.settle(self.claims, amounts, self.receipt)
+        for claims, receipt in self.added:
+            await self.store.settle(claims, {}, receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +165,19 @@ class Limiter:
         ]
         return await self._taken(claims)
 
-    async def admit(
-        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int = 1
-    ) -> LimitReservation:
-        """Admit a request that has entered.
-
-        `prompt_tokens`: an estimate. `max_tokens`: of all answers together, None if the request names no limit.
+    async def admit(self, principal: Principal, model: str, prompt_tokens: int, answer: AnswerSize) -> LimitReservation:
+        """Reserve the first step of the answer to a request that has entered. `prompt_tokens`: an estimate.
 
         Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
-        claims = list(self._claims(principal, model, prompt_tokens, max_tokens, answers))
+        claims = list(self._claims(principal, model, prompt_tokens, answer))
         for claim in claims:
             if claim.amount > claim.limit and claim.kind == "tokens":
                 raise LimitError(_too_large(claim), claim.kind, None, ())
-        return await self._taken(claims)
+        reservation = await self._taken(claims)
+        if any(claim.is_budget for claim in claims):
+            reservation.usd_per_token, reservation.tokens = self.price(model).output / 1e6, answer.least
+        return reservation
 
     async def _taken(self, claims: Sequence[Claim]) -> LimitReservation:
         if not claims:
@@ -150,9 +196,7 @@ class Limiter:
             ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, _NO_LIMITS)),
         )
 
-    def _claims(
-        self, principal: Principal, model: str, prompt_tokens: int, max_tokens: int | None, answers: int
-    ) -> Iterator[Claim]:
+    def _claims(self, principal: Principal, model: str, prompt_tokens: int, answer: AnswerSize) -> Iterator[Claim]:
         of_model: tuple[Owner, str, Limits] = ("model", model, self.policy.models.get(model, _NO_LIMITS))
         for owner, name, limits in (*self._callers(principal), of_model):
             if limits == _NO_LIMITS:
@@ -160,16 +204,20 @@ class Limiter:
             if limits.requests_per_minute is not None:
                 yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
             if limits.tokens_per_minute is not None:
-                amount = _reserved(limits.tokens_per_minute, prompt_tokens, max_tokens, answers)
+                amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
                 yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
             if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
                 yield Claim(owner, name, "concurrent", limits.concurrent, 1)
-            for kind, limit, first, last in _budgets(limits, datetime.now(UTC)):
-                expected = ANSWER_TOKENS * answers if max_tokens is None else max_tokens
-                usd = self._price(model).of(prompt_tokens, expected)
-                yield Claim(owner, name, kind, limit, usd, first.timestamp(), last.timestamp())
+            budgets = {"usd_per_day": limits.usd_per_day, "usd_per_month": limits.usd_per_month}
+            for kind, period in _PERIODS.items():
+                if (usd := budgets[kind]) is not None:
+                    price, day = self.price(model), int(time.time() // DAY_S)
+                    begins, ends = first_day(period, day) * DAY_S, next_first_day(period, day) * DAY_S
+                    cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
+                    yield Claim(owner, name, kind, usd, cost, begins, ends)
 
-    def _price(self, model: str) -> DatedPrice:
+    def price(self, model: str) -> Price:
+        """Raises PermissionDeniedError where the model has none."""
         price = self.prices.at(model, time.time())
         if price is None:
             raise PermissionDeniedError(
@@ -190,20 +238,18 @@ class Limiter:
             await self.store.seed(claim, spent)
 
 
-def _reserved(limit: int, prompt_tokens: int, max_tokens: int | None, answers: int) -> int:
+def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
     """An estimate alone never makes a request too large: it waits at most until the account is empty."""
-    answer = min(ANSWER_TOKENS * answers, limit) if max_tokens is None else max_tokens
-    return answer + min(prompt_tokens, max(0, limit - answer))
+    written = min(answer.least, limit) if answer.limit is None else answer.most(None)
+    return written + min(prompt_tokens, max(0, limit - written))
 
 
-def _budgets(limits: Limits, now: datetime) -> Iterator[tuple[Kind, float, datetime, datetime]]:
-    """Their kinds and limits, and where the running periods begin and end."""
-    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    if limits.usd_per_day is not None:
-        yield "usd_per_day", limits.usd_per_day, today, today + timedelta(days=1)
-    if limits.usd_per_month is not None:
-        first = today.replace(day=1)
-        yield "usd_per_month", limits.usd_per_month, first, (first + timedelta(days=32)).replace(day=1)
+def _left(claim: Claim, standing: Standing) -> float:
+    return claim.limit - standing.used - standing.reserved
+
+
+def _room(claim: Claim, standing: Standing, usd_per_token: float) -> float:
+    return (_left(claim, standing) - claim.amount) / usd_per_token
 
 
 def _refusal(
@@ -216,11 +262,11 @@ def _refusal(
         f"The limit of this {refused.owner} is {refused.limit:g} {_UNITS[refused.kind]}: "
         f"{used:.6g} are used or reserved, "
     )
-    if refused.is_budget:
+    if refused.is_budget and standing.used + refused.amount > refused.limit:
         renews = datetime.fromtimestamp(refused.ends, UTC)
         message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
         return BudgetExceededError(message, renews_s=wait_s)
-    message += f"and this takes {refused.amount:g}. Try again in {duration(wait_s)}."
+    message += f"and this takes {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
 
 

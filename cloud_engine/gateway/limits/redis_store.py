@@ -100,7 +100,7 @@ for i, key in ipairs(KEYS) do
     local before, held = used(kind, limit, tonumber(value or '0')), reserved(key)
     table.insert(result, string.format('%.17g', before))
     table.insert(result, string.format('%.17g', held))
-    if before + held + amount > limit * (1 + 1e-9) then
+    if amount > 0 and before + held + amount > limit * (1 + 1e-9) then
       result[2], result[3] = 'refused', i - 1
       return result
     end

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
+from ....accounting.token_estimate import LENGTH_FIELDS, AnswerSize, answer_size, prompt_tokens
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.embeddings import MAX_INPUTS
 from ....protocol.errors import InvalidRequestError
@@ -17,12 +19,6 @@ MAX_BIASES = 1024
 MAX_DOCUMENTS = 10_000  # of one rerank request, as Cohere has it
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
-_BYTES_PER_TOKEN = 3
-_ASCII = bytes(range(128))
-_ESCAPE = 6  # characters of `\u20ac`
-_ESCAPED_BYTES = 3  # of UTF-8, at most
-ATTACHED_TOKENS = 1500
-_ATTACHED = re.compile(rb";base64,[A-Za-z0-9+/=_-]*")
 _TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -60,13 +56,31 @@ class _Message(msgspec.Struct):
 
 
 class SizeFields(_Schemas):
-    """The fields of a request that say how large its answer may become."""
+    """The fields of a request that say how large its answer may become: `LENGTH_FIELDS`, and its lists."""
 
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
+    num_return_sequences: Any = None
+    num_beams: Any = None
+    candidate_count: Any = None
+    min_tokens: Any = None
+    n_predict: Any = None
+    num_predict: Any = None
+    max_new_tokens: Any = None
+    max_length: Any = None
+    min_length: Any = None
+    min_new_tokens: Any = None
+    options: Any = None
+    parameters: Any = None
+    extra_body: Any = None
+    generation_config: Any = None
+    generationConfig: Any = None
+    thinking: Any = None
+    reasoning: Any = None
+    prediction: Any = None
     logprobs: bool | int | float | None = None
     top_logprobs: int | float | None = None
     prompt_logprobs: int | float | None = None
@@ -86,18 +100,17 @@ prepare_types(SizeFields)
 class RequestSize:
     # An estimate of the prompt's tokens: a third of the ASCII, every byte beyond it, and 1,500 for each attachment.
     prompt_tokens: int = 0
-    # The limit on the tokens of all answers. None: the request names none.
-    max_tokens: int | None = None
-    # How many there may be: to each prompt of a list its own.
-    answers: int = 1
+    # The most that may be written.
+    answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
 
 
-def size_of(body: bytes, fields: SizeFields) -> RequestSize:
-    """Raises InvalidRequestError where a number passes the gateway's bounds."""
+def size_of(body: bytes, fields: SizeFields, path: str = "chat/completions") -> RequestSize:
+    """Return the size of a request to `path`. Raises InvalidRequestError where a number passes the gateway's bounds."""
     _check("n", fields.n or 1, MAX_ANSWERS)
     _check("best_of", fields.best_of or 1, MAX_ANSWERS)
-    answers = max(1, fields.n or 1, fields.best_of or 1) * _num_items(bytes(fields.prompt))
-    _check("prompt", answers, MAX_ANSWERS, " answers to all of its prompts")
+    given = {name: value for name in LENGTH_FIELDS if (value := getattr(fields, name)) is not None}
+    answer = answer_size(given, path, prompts=_num_items(bytes(fields.prompt)))
+    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
         _check(name, getattr(fields, name) or 0, MAX_LOGPROBS)
     check_message_count(len(fields.messages or ()))
@@ -108,9 +121,7 @@ def size_of(body: bytes, fields: SizeFields) -> RequestSize:
         if given := getattr(fields, name):  # nearly none has one
             _check_depth(name, schema := bytes(given))
             _check_text(name, schema)
-    named = fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens
-    limit = max((each for each in named if each is not None), default=0)  # servers differ in which they read
-    return RequestSize(reckoned_tokens(body), limit * answers if limit > 0 else None, answers)
+    return RequestSize(prompt_tokens(body), answer)
 
 
 def _num_items(value: bytes) -> int:
@@ -118,18 +129,6 @@ def _num_items(value: bytes) -> int:
     if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
     return len(_LIST.decode(value))
-
-
-def reckoned_tokens(body: bytes) -> int:
-    """A token holds a byte at least, and rarely more of what is not ASCII: there the number of bytes is a bound."""
-    beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
-    escaped = body.count(b"\\u")
-    size = len(body) - beyond - escaped * _ESCAPE
-    attached: list[int] = []
-    if b";base64," in body:
-        attached = [len(found[0]) for found in _ATTACHED.finditer(body)]
-    plain = max(0, size - sum(attached))
-    return -(-plain // _BYTES_PER_TOKEN) + beyond + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * len(attached)
 
 
 def _check(name: str, count: float, most: int, of: str = "") -> None:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from ....protocol.errors import UpstreamError
+from ....accounting.budget import GrowingAnswer
+from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.foreign import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
+from ..ledger.metering import UsageRow
+from ..limits.accounting import Account
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .dialects import Passage
 from .stream import FINISH, NodeEvents, in_one_spelling
-from .usage import StreamMeter, meter_whole
+from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error":\s?(?!null|\s)')  # answers have none, or null
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_CUT = "the budget ends here: the answer is cut"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
@@ -52,6 +56,7 @@ async def relay_stream(
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
+    growth = Growth.of(call)
     try:
         while (batch := await events.read()) is not None:
             if shown := reader.read(in_one_spelling(batch)):
@@ -63,11 +68,17 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
+            if growth is not None and not reader.ended and not await growth.covers(batch, *meter.written):
+                call.copied = None  # another request may get more
+                await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
+                return
     except UpstreamFailure:
         if not call.begun.is_finished:
             raise
     finally:
         meter.settle()
+        if growth is not None:
+            growth.settle(call.row, is_reported=meter.is_reported)
     if reader.ended:
         return
     if not call.begun.is_finished:
@@ -86,7 +97,7 @@ async def relay_passage(call: Call, passage: Passage, response: Response, withou
 
 
 async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
-    events = NodeEvents(response)
+    events, growth = NodeEvents(response), Growth.of(call)
     try:
         while (batch := await events.read()) is not None:
             failure, shown = None, list[bytes]()
@@ -107,6 +118,9 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(b"".join(shown), more=True)
             if failure is not None:
                 raise failure
+            if growth is not None and not passage.ended and not await growth.covers(batch, passage.texts, False):
+                await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
+                return
         if not passage.ended:
             raise AnswerFailure("the stream ended before its answer did", reported_in(without_key(events.rest)))
     except UpstreamFailure:
@@ -114,7 +128,34 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             raise
     finally:
         passage.settle()
+        if growth is not None:
+            growth.settle(call.row, is_reported=passage.ended)
     await call.emit(b"", more=False)
+
+
+@dataclass(slots=True)
+class Growth:
+    """The reservation of a stream, topped up every few thousand tokens."""
+
+    answer: GrowingAnswer
+    account: Account
+
+    @classmethod
+    def of(cls, call: Call) -> Growth | None:
+        """None where no budget applies."""
+        account = call.account
+        return None if account is None or account.growing is None else cls(account.growing, account)
+
+    async def covers(self, batch: Sequence[bytes], texts: int, is_counted: bool) -> bool:
+        """Whether the budget covers the answer after `batch`. `texts`: its tokens if counted, else events with text."""
+        answer = self.answer
+        answer.texts, answer.bytes = texts, 0 if is_counted else answer.bytes + sum(map(num_text_bytes, batch))
+        return not answer.is_short or await self.account.tops_up(answer)
+
+    def settle(self, row: UsageRow, *, is_reported: bool) -> None:
+        """Book the estimate of a stream that ended without its usage: events hold several tokens."""
+        if not is_reported:
+            row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
 
 @dataclass(slots=True)

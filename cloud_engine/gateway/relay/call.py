@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
+from ....accounting.token_estimate import ATTACHED_TOKENS, LIMITS, STEP_TOKENS, AnswerSize, capped
 from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
 from ....protocol.dialects.forms import read_upload
 from ....protocol.errors import InvalidRequestError
@@ -20,7 +21,7 @@ from ..balancing.node import Node
 from ..balancing.waiting import QueuePlace
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
-from ..limits.request_size import ATTACHED_TOKENS, RequestSize, SizeFields, size_of
+from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS
 from .continuation import BegunAnswer
@@ -110,6 +111,16 @@ class Call:
         """The id under which nodes keep the cost of one answer."""
         return b"try-" + self.row.id.encode()
 
+    def limit(self, cap: int) -> None:
+        """Cap each answer at `cap` tokens, and tell the client."""
+        limits = LIMITS.get(self.path.partition(b"?")[0].removeprefix(b"/v1/").decode())
+        if limits is not None:
+            fields = msgspec.json.decode(self.body, type=dict[str, Any])
+            self.body = msgspec.json.encode(capped(fields, cap, limits))
+            self.begun = BegunAnswer(self.path, self.body)
+            note = f"{limits[0]}: the budget leaves {cap} tokens for this answer"
+            self.limit_headers.append((b"x-updraft-notes", note.encode()))
+
     def sent(self) -> None:
         """A node has it, and may read its prompt."""
         if self.account is not None:
@@ -158,10 +169,11 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
         content_type = form.encode("latin-1")
-        peek, size = _Peek(model=upload.model, stream=upload.stream), RequestSize(ATTACHED_TOKENS)
+        peek = _Peek(model=upload.model, stream=upload.stream)
+        size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
-        size = size_of(body, peek)
+        size = size_of(body, peek, route.removeprefix("/v1/"))
         if route in COUNTS:
             size = RequestSize()
     row.model = peek.model

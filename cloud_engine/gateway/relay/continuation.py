@@ -121,6 +121,13 @@ class BegunAnswer:
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
 
+    def cut(self, answers: int, note: str) -> bytes:
+        """The last events of a stream that the gateway cuts."""
+        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
+        piece: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
+        choices = [{"index": index, **piece, "finish_reason": "length"} for index in range(answers)]
+        return sse.event({**head, "choices": choices, "updraft": {"notes": [note]}}) + sse.DONE
+
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
         """Put the text so far behind the prompt. False: it cannot be."""
         try:

@@ -92,6 +92,11 @@ class Passage:
             if self.is_text and not self._row.prompt_tokens:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
+    @property
+    def texts(self) -> int:
+        """Events with text so far."""
+        return self._texts
+
     def settle(self) -> None:
         """A stream is over. Without its usage it has cost as many tokens as deltas had come, or more."""
         if not (self.ended and self._row.prompt_tokens):

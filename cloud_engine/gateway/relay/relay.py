@@ -81,8 +81,10 @@ class Relay:
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span = place, span
-            async with self.accounting.admitted(principal, row, call.size) as account:
+            async with self.accounting.admitted(principal, row, call.size, stream=call.stream) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
+                if account.cap is not None:
+                    call.limit(account.cap)
                 await self._answer(call, request, deadline)
         if call.stream and row.status == 200:
             self.counters.streamed(row, time.perf_counter() - started)

@@ -10,16 +10,20 @@ from typing import Annotated
 
 import msgspec
 
+from ....accounting.token_estimate import prompt_tokens
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
-from ..limits.request_size import reckoned_tokens
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_WRITTEN = re.compile(rb'"completion_tokens":\s?(\d{1,12})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
-_TEXT = re.compile(rb'"(?:content|text|thinking|arguments|reasoning_content)":\s*"((?:[^"\\]|\\.)*+)"')
+_TEXT = re.compile(
+    rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content|refusal|delta|partial_json)":'
+    rb'\s*"((?:[^"\\]|\\.)*+)"'
+)
 _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 
@@ -86,6 +90,12 @@ class StreamMeter:
         return event if self._asked.include_usage else event.replace(_NO_USAGE, b"")
 
     @property
+    def written(self) -> tuple[int, bool]:
+        """Tokens of the answer so far, and whether the node counted them."""
+        counted = _WRITTEN.search(self._running)
+        return (self._texts, False) if counted is None else (int(counted[1]), True)
+
+    @property
     def is_reported(self) -> bool:
         """Whether the usage of the whole answer has come."""
         return self._is_reported
@@ -122,7 +132,12 @@ def meter_whole(body: bytes, row: UsageRow) -> None:
 
 def estimated_tokens(answer: bytes) -> int:
     """Of an answer that comes without usage, from the bytes of its texts."""
-    return sum(map(reckoned_tokens, _TEXT.findall(answer)))
+    return sum(map(prompt_tokens, _TEXT.findall(answer)))
+
+
+def num_text_bytes(event: bytes) -> int:
+    """The bytes of all texts in an event of a stream."""
+    return sum(map(len, _TEXT.findall(event)))
 
 
 def read_usage(payload: bytes, row: UsageRow) -> bool:

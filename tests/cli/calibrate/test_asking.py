@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud
+from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.classifier.grading.grader import PairGrader
 from updraft.classifier.grading.questions import Prompt
 from updraft.cli.calibrate.asking import BothTiers, LiveRows, RefusedError, cloud_model
 from updraft.cli.calibrate.kept_answers import KeptAnswers
 from updraft.cli.calibrate.spending import Spending
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.accounting.budget import BudgetLimits, expected_tokens
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
@@ -52,7 +54,8 @@ def prompts(*texts: str) -> list[Prompt]:
 
 def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud, tmp_path: Path) -> None:
     """An answer takes 15 tokens: there is room for what the second may take, and not for what the third may."""
-    most = sum(expected_tokens({"model": "pocket-large", "messages": [{"role": "user", "content": SAID[0]}]}))
+    body = {"model": "pocket-large", "messages": [{"role": "user", "content": SAID[0]}]}
+    most = prompt_tokens(json.dumps(body).encode(), bytes_per_token=1) + answer_size(body, "chat/completions").least
     limits = BudgetLimits(cloud_tokens=most + 20)
     config = configured(cloud, tmp_path, budget=limits, privacy=Privacy(builtin=("email",)))
     live = ask(config, KeptAnswers(tmp_path / "kept.jsonl"), prompts(*SAID))

@@ -18,11 +18,14 @@ from cascade_bench import run
 from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates, unused_url
+from updraft.accounting.budget import Wanted
+from updraft.accounting.prices import Price
+from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, expected_tokens
+from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, Demand
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.prices import Price, Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.request.caller import Caller
@@ -30,7 +33,12 @@ from updraft.router.request.caller import Caller
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
+DEMAND = Demand(ONE, 0.0, Wanted(0, 0))
 ESCALATE = ScriptedGates(before=True)
+
+
+def read_bound(body: dict[str, Any]) -> int:
+    return prompt_tokens(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"), bytes_per_token=1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -161,7 +169,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
         budget = Budget({"all": BudgetLimits(usd=0.205)}, ledger)
         for _ in range(20):
             with contextlib.suppress(BudgetExceededError):
-                taken.append(asyncio.run(budget.reserve(Caller(), ONE)))
+                taken.append(asyncio.run(budget.reserve(Caller(), DEMAND)))
         ledger.close()
 
     threads = [threading.Thread(target=spend) for _ in range(4)]
@@ -174,7 +182,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
     budget = Budget({"all": BudgetLimits(usd=0.205)}, ledger)
     with ledger.transaction() as connection:
         budget.settle(connection, Caller(), taken[0], replace(ONE, usd=0.001))
-    assert asyncio.run(budget.exceeded(Caller(), ONE)) is None, "what was not used is free again"
+    assert asyncio.run(budget.exceeded(Caller(), DEMAND)) is None, "what was not used is free again"
     ledger.close()
 
 
@@ -183,17 +191,17 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
     ledger = Ledger(tmp_path / "ledger.sqlite3")
     budget = Budget({"key": BudgetLimits(cloud_tokens=100)}, ledger)
-    reserved = asyncio.run(budget.reserve(Caller("k"), ONE))
-    error = asyncio.run(budget.exceeded(Caller("k"), ONE))
+    reserved = asyncio.run(budget.reserve(Caller("k"), DEMAND))
+    error = asyncio.run(budget.exceeded(Caller("k"), DEMAND))
     assert error is not None
     assert error.renews_s == 6400
     assert "1972-09-28 00:00 UTC" in error.message
-    assert asyncio.run(budget.exceeded(Caller("other"), ONE)) is None
+    assert asyncio.run(budget.exceeded(Caller("other"), DEMAND)) is None
     now += 10_000
-    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None
+    assert asyncio.run(budget.exceeded(Caller("k"), DEMAND)) is None
     with ledger.transaction() as connection:
         budget.settle(connection, Caller("k"), reserved, replace(ONE, cloud_tokens=99))
-    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None, "yesterday's request is settled with yesterday"
+    assert asyncio.run(budget.exceeded(Caller("k"), DEMAND)) is None, "yesterday's request is settled with yesterday"
     ledger.close()
 
 
@@ -208,14 +216,14 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     month = Budget({"all": BudgetLimits(cloud_tokens=200, period="month")}, ledger)
     day = Budget({"all": BudgetLimits(cloud_tokens=100)}, ledger)
     assert month.counts_from() == first
-    reserved = asyncio.run(month.reserve(Caller(), ONE))
-    error = asyncio.run(month.exceeded(Caller(), ONE))
+    reserved = asyncio.run(month.reserve(Caller(), DEMAND))
+    error = asyncio.run(month.exceeded(Caller(), DEMAND))
     assert error is not None and error.renews_s == 3600
     assert "160 of 200 cloud tokens" in error.message
     assert "this month; it renews at 2027-02-01 00:00 UTC" in error.message
-    assert asyncio.run(day.exceeded(Caller(), ONE)) is None, "a day of the same scope counts for itself"
+    assert asyncio.run(day.exceeded(Caller(), DEMAND)) is None, "a day of the same scope counts for itself"
     now = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
-    assert asyncio.run(month.exceeded(Caller(), ONE)) is None
+    assert asyncio.run(month.exceeded(Caller(), DEMAND)) is None
     with ledger.transaction() as connection:
         month.settle(connection, Caller(), reserved, ONE)
         totals = connection.execute("SELECT cloud_tokens FROM spending WHERE period = 'month' ORDER BY day").fetchall()
@@ -255,10 +263,11 @@ def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: Bud
 
 @given(text=st.text(max_size=200), limit=st.integers(1, 9999), n=st.integers(1, 8))
 def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
-    read, written = expected_tokens({"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n})
-    assert read >= len(text.encode("utf-8", "replace"))
-    assert written == limit * n
-    assert expected_tokens({"max_tokens": float(limit), "n": float(n)})[1] == written
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n}
+    assert read_bound(body) >= len(text.encode("utf-8", "replace"))
+    size = answer_size(body, "chat/completions")
+    assert size.most(None) == limit * n
+    assert answer_size({"max_tokens": float(limit), "n": float(n)}, "chat/completions") == size
 
 
 LARGE = "data:image/png;base64," + "A" * 10**6
@@ -275,9 +284,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": LARGE, "detail": "low"}}
     ],
 )
 def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
-    read, written = expected_tokens({"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True})
-    assert 1500 < read < 2000
-    assert written == 1024
+    body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True}
+    assert 1500 < read_bound(body) < 2000
+    assert answer_size(body, "chat/completions").least == 1024
 
 
 @pytest.mark.parametrize(
@@ -292,7 +301,7 @@ def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
     ],
 )
 def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]) -> None:
-    assert expected_tokens(fields)[0] >= len(LARGE)
+    assert read_bound(fields) >= len(LARGE)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable, load_prices
+from updraft.accounting.prices import DatedPrice, Price, PriceTable, load_prices
 from updraft.protocol.errors import ConfigurationError
 
 DAYS = st.dates(date(2020, 1, 1), date(2030, 1, 1))
@@ -34,8 +34,8 @@ def test_a_price_begins_at_midnight_of_utc() -> None:
 
 
 def test_cached_tokens_have_a_price_of_their_own() -> None:
-    assert DatedPrice("m", input=10, output=20, cached_input=1).of(1000, 100, 400) == pytest.approx(8.4e-3)
-    assert DatedPrice("m", input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
+    assert Price(input=10, output=20, cached_input=1).of(1000, 100, 400) == pytest.approx(8.4e-3)
+    assert Price(input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
 
 
 def test_files(tmp_path: Path) -> None:
@@ -47,6 +47,8 @@ def test_files(tmp_path: Path) -> None:
     entry = {"model": "m", "from": "2026-01-01", "input": 1, "output": 2.5, "cached_input": 0.1}
     ours.write_text(json.dumps({"prices": [entry]}))
     assert load_prices(str(ours)) == expected
+    ours.write_text('[prices.models."m"]\ninput = 1\noutput = 2.5\ncached_input = 0.1\nmax_output = 9\n')
+    assert load_prices(str(ours)).at("m", 0) == Price(1, 2.5, 0.1, 9), "the router's settings"
     public = {
         "sample_spec": {"mode": "chat", "max_tokens": "a text"},
         "m": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6, "litellm_provider": "x"},
@@ -58,7 +60,12 @@ def test_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"],
+    [
+        *("[", "[[prices]]\nmodel = 'm'\n", "[[prices]]\nmodel = 'm'\ninput = -1\noutput = 1\n", '{"m": 3}', "\x00"),
+        *("", "[]", "3", '"x"', "{}", "prices = 3", "[prices]\ninput = 1", "[prices.models]\nm = 3"),
+        *('{"m": {"mode": "chat"}}', "[prices.models.m]\ninput = 1"),
+        *(f"[[prices]]\nmodel = 'm'\n{rest}" for rest in ("input = 1\noutput = 1\nout = 1", "input = nan\noutput = 1")),
+    ],
 )
 def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "prices"

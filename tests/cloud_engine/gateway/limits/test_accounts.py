@@ -89,5 +89,6 @@ def test_a_budget_is_the_sum_of_what_was_spent(spent: list[float], limit: float)
         value = settled(asked, value, usd, 100_000.0)
     assert used(asked, value, 150_000.0) == value
     assert math.isclose(value, math.fsum(spent), abs_tol=1e-9)
-    assert Standing(value, 0).wait_s(asked, 172_000.0) == 800
+    in_a_second = value + 1 <= limit  # of what requests in flight have reserved, some may come back
+    assert Standing(value, 9).wait_s(asked, 172_000.0) == (1 if in_a_second else 800)
     assert Standing(value, 0).fits(asked) == (value + 1 <= limit * (1 + 1e-9))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.accounting.prices import DatedPrice, PriceTable
+from updraft.accounting.token_estimate import AnswerSize
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
-from updraft.cloud_engine.gateway.ledger.prices import DatedPrice, PriceTable
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
 from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
@@ -55,7 +56,7 @@ def with_limiter(tmp_path: Path) -> Callable[..., None]:
 def test_headers_as_openai_spells_them(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
         caller = principal(requests_per_minute=60, tokens_per_minute=6000)
-        reservation = await limiter.admit(caller, "m", 400, 200)
+        reservation = await limiter.admit(caller, "m", 400, AnswerSize(200))
         assert [(name.decode(), value.decode()) for name, value in reservation.headers()] == [
             ("x-ratelimit-limit-requests", "60"),
             ("x-ratelimit-remaining-requests", "59"),
@@ -66,7 +67,7 @@ def test_headers_as_openai_spells_them(with_limiter: Callable[..., None]) -> Non
         ]
         await reservation.settle(10, 5, None)
         await reservation.settle(10, 5, None)
-        after = dict((await limiter.admit(caller, "m", 0, 1)).headers())
+        after = dict((await limiter.admit(caller, "m", 0, AnswerSize(1))).headers())
         assert int(after[b"x-ratelimit-remaining-tokens"]) >= 6000 - 15 - 1
 
     with_limiter(work)
@@ -75,9 +76,9 @@ def test_headers_as_openai_spells_them(with_limiter: Callable[..., None]) -> Non
 def test_a_refusal_says_which_limit_and_when_to_come_back(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
         caller = principal(tokens_per_minute=1000)
-        await limiter.admit(caller, "m", 100, 800)
+        await limiter.admit(caller, "m", 100, AnswerSize(800))
         with pytest.raises(LimitError, match="1000 tokens per minute: 900 are used or reserved") as refused:
-            await limiter.admit(caller, "m", 100, 100)
+            await limiter.admit(caller, "m", 100, AnswerSize(100))
         assert refused.value.status == 429
         assert refused.value.to_body()["error"]["code"] == "rate_limit_exceeded"
         headers = refused.value.headers()
@@ -85,7 +86,7 @@ def test_a_refusal_says_which_limit_and_when_to_come_back(with_limiter: Callable
         assert headers["x-should-retry"] == "true"
         assert headers["x-ratelimit-remaining-tokens"] == "100"
         with pytest.raises(LimitError, match="lower max_tokens") as refused:
-            await limiter.admit(caller, "m", 10, 1001)
+            await limiter.admit(caller, "m", 10, AnswerSize(1001))
         assert "retry-after" not in refused.value.headers()
         assert refused.value.headers()["x-should-retry"] == "false"
 
@@ -95,7 +96,7 @@ def test_a_refusal_says_which_limit_and_when_to_come_back(with_limiter: Callable
 def test_an_estimate_alone_never_makes_a_request_too_large(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
         for prompt, most in ((10**6, 100), (10, None), (10**6, None)):
-            reservation = await limiter.admit(principal(tokens_per_minute=500), "m", prompt, most)
+            reservation = await limiter.admit(principal(tokens_per_minute=500), "m", prompt, AnswerSize(most))
             await reservation.settle(1, 0, None)
             await asyncio.sleep(0.2)  # 1 token drains in 120 ms
 
@@ -104,23 +105,23 @@ def test_an_estimate_alone_never_makes_a_request_too_large(with_limiter: Callabl
 
 def test_each_answer_counts_that_names_no_limit(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
-        await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, None, 9)
+        await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, AnswerSize(None, 9))
         with pytest.raises(LimitError):
-            await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, None)
+            await limiter.admit(principal(tokens_per_minute=10_000), "m", 100, AnswerSize(None))
 
     with_limiter(work)
 
 
 def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
-        first = await limiter.admit(ANONYMOUS, "m", 1, 1)
+        first = await limiter.admit(ANONYMOUS, "m", 1, AnswerSize(1))
         with pytest.raises(LimitError, match="this model is 1 requests at once") as refused:
-            await limiter.admit(ANONYMOUS, "m", 1, 1)
+            await limiter.admit(ANONYMOUS, "m", 1, AnswerSize(1))
         assert refused.value.headers()["retry-after"] == "1"
         await first.settle(1, 1, None)
-        await limiter.admit(principal(), "m", 1, 1)
+        await limiter.admit(principal(), "m", 1, AnswerSize(1))
         with pytest.raises(LimitError, match="this tenant is 1 requests per minute"):
-            await limiter.admit(principal(), "other", 1, 1)
+            await limiter.admit(principal(), "other", 1, AnswerSize(1))
 
     with_limiter(work, LimitPolicy(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
 
@@ -138,16 +139,19 @@ def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path
     ledger.close()
 
     async def work(limiter: Limiter) -> None:
-        reservation = await limiter.admit(caller, "m", 1000, 1000)  # may cost 3 cents
-        with pytest.raises(BudgetExceededError, match=r"0\.5 US dollars a day: 0\.48 are used") as refused:
-            await limiter.admit(caller, "m", 1000, 1000)
-        assert refused.value.status == 429
-        assert 0 < int(refused.value.headers()["retry-after"]) <= 86_400
+        reservation = await limiter.admit(caller, "m", 1000, AnswerSize(1000))  # may cost 3 cents
+        with pytest.raises(LimitError, match=r"0\.5 US dollars a day: 0\.48 are used.*Try again in 1s") as refused:
+            await limiter.admit(caller, "m", 1000, AnswerSize(1000))
+        assert refused.value.headers()["x-should-retry"] == "true", "the first may give back what it does not use"
+        with pytest.raises(BudgetExceededError, match=r"0\.48 are used") as spent_budget:
+            await limiter.admit(caller, "m", 4000, AnswerSize(1000))
+        assert spent_budget.value.status == 429
+        assert 0 < int(spent_budget.value.headers()["retry-after"]) <= 86_400
         await reservation.settle(10, 10, 0.001)
-        await limiter.admit(caller, "m", 1000, 1000)
+        await limiter.admit(caller, "m", 1000, AnswerSize(1000))
         with pytest.raises(PermissionDeniedError, match="has no price"):
-            await limiter.admit(caller, "unknown", 1, 1)
-        await limiter.admit(principal(), "unknown", 1, 1)
+            await limiter.admit(caller, "unknown", 1, AnswerSize(1))
+        await limiter.admit(principal(), "unknown", 1, AnswerSize(1))
 
     with_limiter(work)
 
@@ -233,7 +237,8 @@ def test_schemas_in_texts_that_are_no_json(body: bytes) -> None:
     ],
 )
 def test_numbers_that_a_request_may_have(fields: dict[str, Any]) -> None:
-    assert decode_size(json.dumps(fields).encode()).answers == len(fields.get("prompt", "x")) * fields.get("n", 1)
+    answers = decode_size(json.dumps(fields).encode()).answer.answers
+    assert answers == len(fields.get("prompt", "x")) * fields.get("n", 1)
 
 
 _SCHEMAS = (
@@ -266,16 +271,16 @@ def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(
 
 def test_sizes() -> None:
     size = decode_size(json.dumps({"model": "m", "n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
-    assert size.max_tokens == 150
+    assert size.answer == AnswerSize(50, 3)
     assert 1000 <= size.prompt_tokens < 1050
     two = decode_size(json.dumps({"prompt": ["a", "b"], "n": 3, "max_completion_tokens": 1, "max_tokens": 50}).encode())
-    assert (two.max_tokens, two.answers) == (300, 6), "whichever limit the node reads"
-    assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answers == 6
-    assert decode_size(b'{"prompt": [1, 2, 3]}').answers == 1
-    assert decode_size(json.dumps({"prompt": ['"[\\', "b"]}).encode()).answers == 2
-    image = {"image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
-    size = decode_size(json.dumps({"messages": [image]}).encode())
-    assert size.max_tokens is None
+    assert two.answer == AnswerSize(50, 6), "whichever limit the node reads"
+    assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answer.answers == 6
+    assert decode_size(b'{"prompt": [1, 2, 3]}').answer.answers == 1
+    assert decode_size(json.dumps({"prompt": ['"[\\', "b"]}).encode()).answer.answers == 2
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
+    size = decode_size(json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode())
+    assert size.answer.limit is None
     assert 1500 <= size.prompt_tokens < 1600
 
 

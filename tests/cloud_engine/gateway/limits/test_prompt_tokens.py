@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.accounting.token_estimate import AnswerSize
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
@@ -46,7 +47,7 @@ def test_a_request_reserves_what_the_last_ones_had(tmp_path: Path) -> None:
         reserved: list[int] = []
         for _ in range(10):
             row = UsageRow("id", model="m", prompt_tokens=400, key_id=caller.key_id)
-            async with accounting.admitted(caller, row, RequestSize(1000, 100)) as account:
+            async with accounting.admitted(caller, row, RequestSize(1000, AnswerSize(100))) as account:
                 reserved.append(int(account.reservation.claims[0].amount))
         accounting.ledger.close()
         await accounting.close()
@@ -86,7 +87,7 @@ def booked(tmp_path: Path, path: str, answer: Callable[[Call], Coroutine[Any, An
 
     async def work() -> None:
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
-        async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as account:
+        async with accounting.admitted(ANONYMOUS, row, RequestSize(100, AnswerSize())) as account:
             about = (path.encode(), [], b"{}", "m", True, UsageOptions(include_usage=True))
             await answer(Call("id", *about, row, 0.0, send, account=account))
         accounting.ledger.close()
@@ -145,7 +146,7 @@ def test_who_pays_for_a_prompt_that_no_node_counted(
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
         try:
             with nullcontext() if error is None else pytest.raises(type(error)):
-                async with accounting.admitted(ANONYMOUS, row, RequestSize(100)) as account:
+                async with accounting.admitted(ANONYMOUS, row, RequestSize(100, AnswerSize())) as account:
                     account.is_sent = is_sent
                     if error is not None:
                         raise error

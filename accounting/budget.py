@@ -1,0 +1,88 @@
+"""Budgets of calendar periods: where periods begin, and how many tokens of an answer a budget grants.
+
+A whole answer is reserved at its maximum. A stream is reserved step by step as it grows. Both are settled at their
+true cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from .token_estimate import STEP_TOKENS
+
+DAY_S = 86_400
+Period = Literal["day", "month"]
+#: The part of a budget's rest that one answer takes while others are in flight, or if its maximum does not fit.
+SHARE = 4
+#: Tokens of a stream between two top-ups.
+TOP_UP_TOKENS = 4096
+_MARGIN_TOKENS = 256  # a top-up begins before the reservation is used up
+_BYTES_PER_TOKEN = 4
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+def first_day(period: Period, day: int) -> int:
+    """Return the first day of the period around `day`; both in days since 1970."""
+    return day if period == "day" else day - (date.fromordinal(_EPOCH + day).day - 1)
+
+
+def next_first_day(period: Period, day: int) -> int:
+    return day + 1 if period == "day" else first_day(period, first_day(period, day) + 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens that an answer asks of a budget."""
+
+    # Without these the request is refused.
+    least: int
+    # With these the answer needs no cap.
+    most: int
+    # The caller or the model's price names the maximum, so it is granted wherever it fits.
+    is_known: bool = False
+
+    def granted(self, room: float, *, alone: bool) -> int | None:
+        """Return the tokens to reserve out of `room`, or None if the request does not fit.
+
+        `alone`: no other request holds a reservation, so nothing has to be left for others.
+        """
+        if room < self.least:
+            return None
+        share = room / SHARE
+        if self.most <= (room if alone or self.is_known else share):
+            return self.most
+        return min(self.most, max(self.least, int(share)))
+
+
+TOP_UP = Wanted(least=STEP_TOKENS // 4, most=TOP_UP_TOKENS)
+
+
+@dataclass(slots=True)
+class GrowingAnswer:
+    """A stream's tokens so far, estimated from its events until its usage comes."""
+
+    # Reserved tokens.
+    reserved: int
+    # The most that the request lets the model write.
+    most: int
+    # Events that held text.
+    texts: int = 0
+    # Bytes of text; those of texts beyond ASCII count twice.
+    bytes: int = 0
+
+    @property
+    def written(self) -> int:
+        return max(self.texts, self.bytes // _BYTES_PER_TOKEN)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the next events may pass the reservation.
+
+        An answer that is reserved to its end is short only if the server ignores its limit: far past it, since
+        `written` is an estimate.
+        """
+        if self.reserved >= self.most:
+            return self.written > 2 * self.reserved + _MARGIN_TOKENS
+        return self.written + _MARGIN_TOKENS > self.reserved

@@ -1,0 +1,189 @@
+"""Prices of tokens by model and first day: from settings, from a file of the operator's, or LiteLLM's public one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from ..protocol.decoding import prepare_types
+from ..protocol.errors import ConfigurationError
+
+_MAX_BYTES = 64_000_000
+_FETCH_S = 30.0
+MAX_USD = 1e9  # for a million tokens: sums of more end in infinity, and no budget comes back from there
+Dollars = Annotated[float, msgspec.Meta(ge=0, le=MAX_USD)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars per million tokens."""
+
+    # Of a prompt.
+    input: float = 0.0
+    # Of an answer.
+    output: float = 0.0
+    # Of the part of a prompt that the model's server had in its cache. None: as any other part.
+    cached_input: float | None = None
+    # The most tokens that the model writes in one answer. A budget reserves them for a whole answer. None: unknown.
+    max_output: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input"):
+            value: float | None = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_USD:  # NaN fails every comparison, so it lands here too
+                raise ConfigurationError(f"prices: {name} must be 0 or more, and at most {MAX_USD:g}.", param="prices")
+        if self.max_output is not None and self.max_output < 1:
+            raise ConfigurationError("prices: max_output must be at least 1.", param="prices")
+
+    def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """Return the US dollars of one request."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        fresh = max(0, prompt_tokens - cached_tokens)
+        cost = fresh * self.input + min(cached_tokens, prompt_tokens) * cached + completion_tokens * self.output
+        return cost / 1e6
+
+    @property
+    def dearest_input(self) -> float:
+        """The price of a prompt token before its server says whether it was cached: a cache may charge more."""
+        return max(self.input, self.cached_input or 0.0)
+
+
+class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"since": "from"}):
+    """An entry of a price file."""
+
+    # The model's name, as clients ask for it.
+    model: str
+    input: Dollars
+    output: Dollars
+    cached_input: Dollars | None = None
+    # The first day (UTC) of this price. None: always.
+    since: date | None = None
+    max_output: _Tokens | None = None
+
+    @property
+    def price(self) -> Price:
+        return Price(self.input, self.output, self.cached_input, self.max_output)
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    prices: list[DatedPrice]
+
+
+class _PublicPrice(msgspec.Struct):
+    """An entry of LiteLLM's file, in US dollars per token."""
+
+    input_cost_per_token: Dollars | None = None
+    output_cost_per_token: Dollars | None = None
+    cache_read_input_token_cost: Dollars | None = None
+    max_output_tokens: Any = None
+
+
+prepare_types(_Table, _PublicPrice)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """The prices of all models; each model's latest first, with its first day."""
+
+    models: Mapping[str, Sequence[tuple[date | None, Price]]]
+
+    @classmethod
+    def of(cls, prices: Sequence[DatedPrice]) -> PriceTable:
+        models: dict[str, list[tuple[date | None, Price]]] = {}
+        for entry in sorted(prices, key=lambda each: each.since or date.min, reverse=True):
+            models.setdefault(entry.model, []).append((entry.since, entry.price))
+        return cls(models)
+
+    def at(self, model: str, when: float) -> Price | None:
+        """Return the price of a model at a time in seconds since the epoch; None if the model has none."""
+        found = self.models.get(model, ())
+        if len(found) == 1 and found[0][0] is None:
+            return found[0][1]
+        day = datetime.fromtimestamp(when, UTC).date()
+        return next((price for since, price in found if since is None or since <= day), None)
+
+
+def load_prices(source: str) -> PriceTable:
+    """Read a path or an https URL: TOML or JSON with `prices`, or LiteLLM's JSON. Raises ConfigurationError.
+
+    `prices` is a list of entries, or the router's table `[prices.models."NAME"]`.
+    """
+    data = _bytes_of(source)
+    try:
+        try:
+            table: Any = tomllib.loads(data.decode())
+        except tomllib.TOMLDecodeError:
+            table = msgspec.json.decode(data)
+        return PriceTable.of(_entries(table))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"The price table {source} is unusable: {error}.", param="prices") from error
+
+
+def _entries(table: Any) -> Sequence[DatedPrice]:
+    """Raises msgspec.ValidationError for a table of another shape."""
+    if not isinstance(table, dict) or not table:
+        raise msgspec.ValidationError("it holds no prices: write [[prices]] with model, input and output")
+    if "prices" not in table:
+        public = _public(msgspec.convert(table, dict[str, _PublicPrice]))
+        if not public:
+            raise msgspec.ValidationError("no entry has input_cost_per_token and output_cost_per_token")
+        return public
+    fields = msgspec.convert(table, dict[str, Any])
+    found: Any = fields["prices"]
+    if isinstance(found, dict):
+        models = msgspec.convert(found, dict[str, dict[str, dict[str, Any]]])
+        if set(models) != {"models"}:
+            raise msgspec.ValidationError("prices must be a list of entries, or hold the table models")
+        found = [{"model": name, **entry} for name, entry in models["models"].items()]
+    return msgspec.convert({**fields, "prices": found}, _Table).prices
+
+
+def _public(found: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
+    prices: list[DatedPrice] = []
+    for name, each in found.items():
+        if each.input_cost_per_token is None or each.output_cost_per_token is None:
+            continue  # priced by the image, second or page
+        cached, longest = each.cache_read_input_token_cost, each.max_output_tokens
+        prices.append(
+            DatedPrice(
+                name,
+                each.input_cost_per_token * 1e6,
+                each.output_cost_per_token * 1e6,
+                None if cached is None else cached * 1e6,
+                max_output=longest if isinstance(longest, int) and longest > 0 else None,
+            )
+        )
+    return prices
+
+
+def _bytes_of(source: str) -> bytes:
+    if source.startswith("https://"):
+        return _fetched(source)
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error
+
+
+def _fetched(source: str) -> bytes:
+    import httpx  # not needed for files
+
+    try:
+        parts, size = list[bytes](), 0
+        with httpx.stream("GET", source, timeout=_FETCH_S, follow_redirects=False) as response:
+            response.raise_for_status()
+            for part in response.iter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > _MAX_BYTES:
+                    raise ConfigurationError(f"The price table {source} is longer than {_MAX_BYTES} bytes.")
+        return b"".join(parts)
+    except (OSError, httpx.HTTPError) as error:
+        raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error

@@ -1,0 +1,189 @@
+"""Token estimates before a request: the tokens that it makes a model read, and the most that it lets a model write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from ..protocol.decoding import UNREADABLE, integral
+
+#: An answer without a limit is reserved in steps of this many tokens, and never capped below them.
+STEP_TOKENS = 1024
+#: The longest answer of a model whose own maximum is unknown.
+LONGEST_ANSWER = 2**17
+#: One image, sound or file.
+ATTACHED_TOKENS = 1500
+#: The tokens of one request end here, whatever it asks for: integers of ledgers and accounts end somewhere.
+MAX_REQUEST_TOKENS = 2**40
+#: The limits of an answer by path. Other paths write no text, or bill it by other units.
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "chat/completions": ("max_tokens", "max_completion_tokens"),
+    "completions": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+    "messages": ("max_tokens",),
+}
+#: Fields that lengthen an answer, or limit the answers of some servers only.
+LENGTHENING = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
+    *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
+)
+#: Paths whose answers are no text.
+WRITES_NOTHING = (
+    *("embeddings", "rerank", "score", "classify", "pooling", "moderations"),
+    *("messages/count_tokens", "responses/input_tokens"),
+)
+#: Fields that multiply answers.
+MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
+#: Tables of other servers that hold any of these fields.
+NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
+#: Tables with a budget for thinking, and the budget's name in each.
+THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+#: All fields that `answer_size` reads, but for the prompts.
+LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
+
+_ASCII = bytes(range(128))
+_ESCAPE = 6  # characters of `\u20ac`
+_ESCAPED_BYTES = 3  # of UTF-8, at most
+_BYTES_PER_TOKEN = 3
+_ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
+# The parts of a message that are attached: their type, and the path to the data.
+_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("image_url", ("image_url", "url")),
+    ("input_audio", ("input_audio", "data")),
+    ("file", ("file", "file_data")),
+    ("file", ("file", "file_id")),
+    ("input_image", ("image_url",)),
+    ("input_file", ("file_data",)),
+    ("image", ("source", "data")),
+    ("document", ("source", "data")),
+)
+
+
+def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> int:
+    """Return the tokens of a JSON request. With one byte per token the result is a bound: no token is shorter.
+
+    A character beyond ASCII counts by its bytes in any case. An attachment counts `ATTACHED_TOKENS`.
+    """
+    attached, count = _attached_bytes(body) if any(mark in body for mark in _ATTACHED) else (0, 0)
+    beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
+    escaped = body.count(b"\\u")
+    plain = max(0, len(body) - beyond - escaped * _ESCAPE - attached)
+    return -(-plain // bytes_per_token) + beyond + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * count
+
+
+def text_bytes(value: Any) -> int:
+    """Return the UTF-8 bytes of all texts in decoded JSON."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+    if isinstance(value, dict):
+        return sum(map(text_bytes, cast("dict[str, Any]", value).values()))
+    return sum(map(text_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSize:
+    """The most that a request lets a model write."""
+
+    # Tokens of one answer. None: no limit.
+    limit: int | None = None
+    # Answers to all prompts together.
+    answers: int = 1
+    # Tokens billed beside the answers: a prediction, which counts where it is rejected.
+    beside: int = 0
+
+    @property
+    def least(self) -> int:
+        """The tokens without which the request is not sent."""
+        limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
+        return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
+
+    def most(self, longest: int | None) -> int:
+        """The tokens of all answers, from a model whose longest answer has `longest`."""
+        most = LONGEST_ANSWER if longest is None else longest
+        if self.limit is not None:
+            most = self.limit if longest is None else min(self.limit, longest)
+        return max(self.least, min(most * self.answers, MAX_REQUEST_TOKENS) + self.beside)
+
+    def cap(self, tokens: int) -> int:
+        """The limit of one answer, so that all of them together have `tokens` at most."""
+        return max(1, (tokens - self.beside) // self.answers)
+
+
+def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
+    """Read the size from a decoded request to `path`. `prompts`: their number, where the caller has counted them."""
+    if path not in LIMITS:
+        return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
+    tables = [fields, *(found for name in NESTED if (found := _table(fields.get(name))) is not None)]
+    is_limited = any(fields.get(name) is not None for name in LIMITS[path])
+    counts = [_count(value) for table in tables for name in LENGTHENING if (value := table.get(name)) is not None]
+    limit = max(1, *filter(None, counts)) if is_limited and None not in counts else None
+    for name, budget in THINKING.items():
+        thinking = _count((_table(fields.get(name)) or {}).get(budget))
+        limit = None if limit is None else limit + (thinking or 0)
+    answers = max((count for table in tables for name in MULTIPLYING if (count := _count(table.get(name)))), default=1)
+    if prompts is None:
+        given = fields.get("prompt")
+        items = cast("list[Any]", given) if isinstance(given, list) else []
+        prompts = len(items) if any(isinstance(each, str | list) for each in items) else 1
+    beside = min(text_bytes(fields.get("prediction")), MAX_REQUEST_TOKENS)
+    return AnswerSize(limit, min(answers * prompts, MAX_REQUEST_TOKENS), beside)
+
+
+def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
+    """Return `body` with answers of at most `cap` tokens: in those of `limits` that it has, or else in the first."""
+    named = any(body.get(name) is not None for name in limits)
+    changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
+    nested = {name: dict(found) for name in NESTED if (found := _table(body.get(name))) is not None}
+    changed |= nested
+    for table in (changed, *nested.values()):
+        table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
+    for name, budget in THINKING.items():  # a part of the answer's limit
+        thinking = _table(body.get(name))
+        if thinking is not None and (_count(thinking.get(budget)) or 0) >= cap:
+            changed[name] = {**thinking, budget: max(1, cap - 1)}
+    return changed
+
+
+def _lower(value: Any, cap: int) -> int:
+    count = _count(value)
+    return cap if count is None else min(count, cap)
+
+
+def _count(value: Any) -> int | None:
+    """`value` if it is a count; None also for -1, with which some servers mean no limit."""
+    count = integral(value)
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
+
+
+def _attached_bytes(body: bytes) -> tuple[int, int]:
+    """The bytes of all attachments in a request, and their number. Elsewhere such data is read as text."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except UNREADABLE:
+        return 0, 0
+    found = [len(each) for each in _attached(fields)]
+    return sum(found), len(found)
+
+
+def _attached(fields: Mapping[str, Any]) -> Iterator[str]:
+    for messages in (fields.get("messages"), fields.get("input")):
+        for message in _tables(messages):
+            for part in _tables(message.get("content")):
+                for kind, path in _PARTS:
+                    data: Any = part if part.get("type") == kind else None
+                    for name in path:
+                        data = (_table(data) or {}).get(name)
+                    if isinstance(data, str):
+                        yield data
+
+
+def _table(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [each for each in items if isinstance(each, dict)]

@@ -1,0 +1,227 @@
+"""One call to a cloud under a budget: the reservation before it, the cap of its answer, and top-ups of its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ...accounting.prices import Price
+from ...accounting.token_estimate import LIMITS, answer_size, capped, prompt_tokens, text_bytes
+from ...protocol.errors import BudgetExceededError, RequestTimeoutError
+from ...protocol.http.forwarding import Forwarded
+from ...protocol.telemetry.tracing import Span
+from ..accounting.budget import NOTHING, Charge, Demand
+from ..accounting.request_record import CloudCall, RequestRecord
+from ..request.json_narrowing import table
+from ..state import RouterState
+from ..tiers.failures import CloudFailure, CloudForbidden
+from ..tiers.interfaces import CloudStream, CloudUsage
+
+_TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
+
+
+def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
+    """Return the charge of `body` as a function of its answer, at the price of the model that is asked."""
+    price = record.prices.of_cloud(model) or Price()
+    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # a bound
+    size = answer_size(body, path)
+    is_known = size.limit is not None or price.max_output is not None
+    wanted = Wanted(size.least, size.most(price.max_output), is_known)
+    usd = read * price.dearest_input / 1e6
+    return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
+
+
+def after(record: RequestRecord, demand: Demand) -> Demand:
+    """Return `demand` on top of all that the request has taken so far, less what it has reserved."""
+    held = NOTHING if record.reserved is None else record.reserved.charge
+    return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
+
+
+@dataclass(slots=True)
+class CloudAttempt:
+    """The request of one call as it is sent."""
+
+    record: RequestRecord
+    # Below the cloud's base URL.
+    path: str
+    body: dict[str, Any]
+    # The text of the device that may go along as a prediction.
+    draft: str
+    span: Span = field(default_factory=Span)
+    # The limit of each answer, where the budget forces one.
+    cap: int | None = None
+    # Names of the limit that are left to try, where the caller has named none.
+    fields: tuple[str, ...] = ()
+    # The body without a cap.
+    uncapped: dict[str, Any] | None = None
+
+    @property
+    def drafted(self) -> dict[str, Any]:
+        """The body with its draft, for estimates."""
+        return {"prediction": self.draft, **self.body} if self.draft else self.body
+
+    def limit(self, tokens: int) -> None:
+        """Cap the answers at `tokens` together."""
+        self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
+        self.cap, fields = cap, LIMITS[self.path]
+        self.fields = () if any(self.body.get(name) is not None for name in fields) else fields
+        self.body = capped(self.body, cap, fields)
+        self.record.budget_note = f"max_tokens: the budget leaves {cap} tokens for this answer"
+        self.record.time_dependent = True
+
+    def adapt(self, failure: CloudFailure) -> bool:
+        """Change the body after a refusal of its cap; False if the failure is not about the cap."""
+        if self.cap is None or self.uncapped is None or not self.fields or not failure.names(self.fields[0]):
+            return False
+        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below what is reserved
+            self.body, self.cap, self.record.budget_note = self.uncapped, None, ""
+            return True
+        self.fields = self.fields[1:]
+        if not self.fields:
+            return False
+        self.body = capped(self.uncapped, self.cap, self.fields)
+        return True
+
+
+@asynccontextmanager
+async def cloud_call(
+    state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
+) -> AsyncGenerator[CloudAttempt]:
+    """Wait for the answer to `body` within the block. Its maximum cost is reserved first, and that of a `draft`.
+
+    Raises CloudForbidden.
+    """
+    call = CloudCall(body["model"])
+    attempt = CloudAttempt(record, path, body, draft)
+    if state.budget is not None:
+        call.demand = demand_of(record, attempt.drafted, call.model, path)
+        await _reserve(state, call, attempt)
+    record.cloud_calls.append(call)
+    began = time.monotonic()
+    try:
+        with record.in_cloud(), record.span.child("chat", "CLIENT", {"gen_ai.request.model": call.model}) as span:
+            attempt.span = span
+            yield attempt
+    except CloudFailure as failure:
+        call.unbilled = failure.unbilled
+        if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
+            state.latency.observe(work_of(body), time.monotonic() - began)
+        raise
+    except asyncio.CancelledError as left:
+        failure = left.__context__  # it was waiting for another try
+        call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
+        raise
+    state.latency.observe(work_of(body), time.monotonic() - began)
+
+
+async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -> None:
+    """Reserve the answer's maximum, or the first step of a stream. Cap the answer where the budget ends before it.
+
+    The reservation of a cloud that took nothing is used again for the next one. Raises CloudForbidden.
+    """
+    budget, demand, record = state.budget, call.demand, attempt.record
+    streams = attempt.body.get("stream") is True
+    if budget is None or demand is None:
+        return
+    most = demand.wanted.most
+    if streams:
+        demand = replace(demand, wanted=replace(demand.wanted, most=demand.wanted.least))
+    try:
+        record.reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
+    except BudgetExceededError as error:
+        raise CloudForbidden(error) from error
+    call.reserved_tokens = record.reserved.tokens
+    limit = record.reserved.room if streams else call.reserved_tokens
+    if limit < most and attempt.path in LIMITS:
+        attempt.limit(int(limit))
+
+
+def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
+    """Lower the charge of an answer that came without usage to its bytes: a token has at least one."""
+    call = record.cloud_calls[-1]
+    call.reserved_tokens = min(call.reserved_tokens, text_bytes(completion.get("choices")))
+
+
+class MeteredStream:
+    """A cloud's stream whose reservation grows with it. It ends with `length` where the budget ends."""
+
+    def __init__(self, stream: CloudStream, state: RouterState, record: RequestRecord) -> None:
+        self._stream = stream
+        self._state = state
+        self._record = record
+        self._call = record.cloud_calls[-1]
+        most = 0 if self._call.demand is None else self._call.demand.wanted.most
+        self._answer = GrowingAnswer(self._call.reserved_tokens, most)
+        self._indices: dict[int, None] = {}
+        self._ended = False
+
+    def __aiter__(self) -> MeteredStream:
+        return self
+
+    async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
+        if self._ended:
+            raise StopAsyncIteration
+        payload, event = await anext(self._stream)
+        for choice in event["choices"]:
+            if isinstance(index := choice.get("index"), int):
+                self._indices[index] = None
+            size = text_bytes(table(choice.get("delta")) or choice.get("text"))
+            self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
+            self._answer.texts += size > 0
+        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # usage of the answer so far
+            self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
+        if self._answer.is_short and not await self._topped_up():
+            event = await self._cut(event)
+            payload = msgspec.json.encode(event)
+        return payload, event
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def _topped_up(self) -> bool:
+        """Reserve the next step."""
+        record, call, budget = self._record, self._call, self._state.budget
+        if budget is None or call.demand is None or record.reserved is None:
+            return True
+        step = Demand(NOTHING, call.demand.usd_per_token, TOP_UP)
+        try:
+            record.reserved = await budget.reserve(record.caller, step, record.reserved)
+        except BudgetExceededError:
+            return self._answer.written < call.reserved_tokens  # a margin is left
+        call.reserved_tokens += record.reserved.tokens
+        self._answer.reserved = call.reserved_tokens
+        return True
+
+    async def _cut(self, event: dict[str, Any]) -> dict[str, Any]:
+        """The last event of the stream: `event` with the end of every choice."""
+        self._ended = True
+        self._record.budget_note = "the budget ends here: the answer is cut"
+        self._record.time_dependent = True
+        await self._stream.aclose()
+        is_text = event.get("object") == "text_completion"
+        pieces = {choice.get("index"): choice for choice in event["choices"]}
+        empty: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
+        choices = [
+            {**empty, **pieces.get(index, {}), "index": index, "finish_reason": "length"} for index in self._indices
+        ]
+        return {**event, "choices": choices}
+
+
+def work_of(body: dict[str, Any]) -> str:
+    """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
+    if "messages" not in body and "prompt" not in body:
+        return "embeddings"
+    return "cloud stream" if body.get("stream") is True else "cloud"
+
+
+def traced(forwarded: Forwarded, span: Span) -> Forwarded:
+    """With `span` as the parent of what the cloud does."""
+    return replace(forwarded, headers=span.headers(forwarded.headers))

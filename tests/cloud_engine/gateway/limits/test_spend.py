@@ -1,0 +1,99 @@
+"""Budgets of the gateway in US dollars hold whatever nodes write: whole answers and streams, by day and by month."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_keys import make_key
+from long_cloud import LongCloud, long_cloud
+from updraft.cloud_engine.gateway.access.principal import Limits
+
+INPUT, OUTPUT, LIMIT = 1.0, 5.0, 0.10
+
+
+@dataclass
+class Spending:
+    url: str
+    keys: Path
+    cloud: LongCloud
+
+    def ask(self, key: str, path: str = "chat/completions", **fields: Any) -> httpx.Response:
+        body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], **fields}
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{self.url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+    def ask_many(self, count: int, key: str, **fields: Any) -> list[httpx.Response]:
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda _: self.ask(key, **fields), range(count)))
+
+
+@pytest.fixture(scope="module")
+def gateway(spawned: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spending]:
+    folder = tmp_path_factory.mktemp("spend")
+    (folder / "prices.toml").write_text(f'[prices.models."big"]\ninput = {INPUT}\noutput = {OUTPUT}\n')
+    make_key(folder / "keys", "first")
+    with long_cloud() as cloud:
+        options = ("--keys", folder / "keys", "--db", folder / "usage.sqlite", "--prices", folder / "prices.toml")
+        node = ("--node", cloud.url.removesuffix("/v1"), "--workers", "2")
+        command = ("-m", "updraft", "gateway", "--port", "0", *node, *map(str, options), "--exit-with-parent")
+        with spawned(*command) as process:
+            yield Spending(process.url, folder / "keys", cloud)
+
+
+@pytest.fixture
+def key(gateway: Spending, request: pytest.FixtureRequest) -> str:
+    cloud, limits = gateway.cloud, getattr(request, "param", Limits(usd_per_day=LIMIT))
+    cloud.tokens, cloud.chunk = 16_000, 64
+    cloud.requests.clear()
+    cloud.costs.clear()
+    return make_key(gateway.keys, uuid.uuid4().hex, limits=limits)
+
+
+@pytest.mark.parametrize(
+    "key", [Limits(usd_per_day=LIMIT), Limits(usd_per_month=LIMIT, usd_per_day=5.0)], indirect=True
+)
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"max_output_tokens": 5}, {"max_tokens": 50_000}])
+def test_long_answers_at_once_stay_within_the_limit(gateway: Spending, key: str, fields: dict[str, int]) -> None:
+    answers = gateway.ask_many(40, key, **fields)
+    assert 0.05 < gateway.cloud.usd(INPUT, OUTPUT) <= LIMIT
+    answered = [each for each in answers if each.status_code == 200]
+    assert len(answered) >= 3
+    assert all("the budget leaves" in each.headers["x-updraft-notes"] for each in answered)
+    assert {each.status_code for each in answers} == {200, 429}
+
+
+def test_a_stream_tops_up_and_ends_where_the_budget_ends(gateway: Spending, key: str) -> None:
+    gateway.cloud.tokens = 30_000
+    streams = gateway.ask_many(3, key, stream=True)
+    for each in streams:
+        events = [json.loads(line[6:]) for line in each.text.splitlines() if line.startswith("data: {")]
+        assert each.text.endswith("data: [DONE]\n\n")
+        assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
+        notes = [*events[-1].get("updraft", {}).get("notes", []), each.headers.get("x-updraft-notes", "")]
+        assert "budget" in "".join(notes), "cut by the gateway, or capped at the node"
+    assert 0.05 < gateway.cloud.usd(INPUT, OUTPUT) <= LIMIT * 1.2, "what is on its way when a stream is cut"
+
+
+@pytest.mark.parametrize("key", [Limits(usd_per_day=2.0)], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_budget_covers_is_sent_and_answered_as_it_is(
+    gateway: Spending, key: str, stream: bool
+) -> None:
+    answer = gateway.ask(key, stream=stream)
+    assert answer.status_code == 200
+    assert "x-updraft-notes" not in answer.headers
+    assert not stream or answer.text.count("word") == 16_000
+    assert "max_tokens" not in gateway.cloud.requests[0]
+
+
+def test_short_answers_give_back_what_they_do_not_use(gateway: Spending, key: str) -> None:
+    gateway.cloud.tokens = 100
+    assert [gateway.ask(key, max_tokens=15_000).status_code for _ in range(20)] == [200] * 20

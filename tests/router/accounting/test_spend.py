@@ -1,0 +1,323 @@
+"""Limits on spend hold whatever clouds write: whole answers, streams, several answers, clouds that say no usage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from budget_probe import spent
+from cascade_bench import run, text_of, updraft_of
+from hypothesis import given
+from hypothesis import strategies as st
+from long_cloud import LongCloud, long_cloud
+from updraft.accounting.budget import TOP_UP, Wanted
+from updraft.accounting.prices import Price
+from updraft.accounting.token_estimate import LIMITS, answer_size, capped
+from updraft.protocol.errors import BudgetExceededError
+from updraft.protocol.http.wire import WireRequest
+from updraft.router.accounting.budget import NOTHING, Budget, BudgetLimits, Charge, Demand, Reservation
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
+from updraft.router.request.caller import Caller
+
+INPUT, OUTPUT = 1.0, 5.0
+PRICES = Prices(models={"big": Price(INPUT, OUTPUT)})
+DIME = BudgetLimits(usd=0.10)  # 20,000 tokens of an answer
+
+
+@pytest.fixture
+def spending(bench: Any) -> Callable[..., Any]:
+    """A router with nothing but a cloud, and a limit."""
+
+    def make(cloud: LongCloud, budget: BudgetLimits = DIME, **settings: Any) -> Any:
+        of_cloud = {"cloud_url": cloud.url, "cloud_model": "big", "cloud_timeout_s": 30.0}
+        return bench(has_local=False, **{"prices": PRICES, "budget": budget, **of_cloud, **settings})
+
+    return make
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"n_predict": -1}, {"max_tokens": 50_000}, {"best_of": 3}])
+def test_a_hundred_long_answers_at_once_stay_within_the_limit(
+    spending: Callable[..., Any], fields: dict[str, int]
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            answers = await asyncio.gather(*(b.answer("cloud", **fields) for _ in range(100)))
+        assert 0.05 < cloud.usd(INPUT, OUTPUT) <= 0.10
+        answered = [each["updraft"] for each in answers if "choices" in each]
+        assert len(answered) == len(cloud.requests) >= 3
+        assert all("the budget leaves" in each["notes"][-1] for each in answered)
+        assert {each["error"]["code"] for each in answers if "error" in each} == {"budget_exceeded"}
+        assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+def test_streams_top_up_and_end_where_the_budget_ends(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            streams = await asyncio.gather(*(b.stream("cloud") for _ in range(3)))
+        for _, events, done in streams:
+            assert done
+            assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
+            assert any("budget" in note for note in updraft_of(events)["notes"])
+        cloud.stopped.set()
+        assert max(len(text_of(events).split()) for _, events, _ in streams) > 4096, "one has topped up"
+        assert spent(b.ledger)[2] <= 0.10
+
+    with long_cloud(chunk=64, tokens=30_000) as cloud:
+        run(test(cloud))
+    assert 0.05 < cloud.usd(INPUT, OUTPUT) <= 0.12, "what is on its way when a stream is cut"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_budget_covers_is_sent_and_answered_as_it_is(
+    spending: Callable[..., Any], stream: bool
+) -> None:
+    """16,000 tokens are 8 cents. In dollars there is room for the longest answer of any model."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=2.0)) as b:
+            for _ in range(2):
+                if stream:
+                    _, events, done = await b.stream("cloud")
+                    assert done and len(text_of(events).split()) == 16_000
+                    info = updraft_of(events)
+                else:
+                    info = (await b.answer("cloud"))["updraft"]
+                assert "notes" not in info
+        assert all("max_tokens" not in body for body in cloud.requests)
+        assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
+
+    with long_cloud(chunk=160) as cloud:
+        run(test(cloud))
+
+
+def test_a_known_maximum_is_reserved_and_not_capped_where_it_fits(spending: Callable[..., Any]) -> None:
+    """Two of three fit. The third gets what is left."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, prices=Prices(models={"big": Price(INPUT, OUTPUT, max_output=9_000)})) as b:
+            answers = await asyncio.gather(*(b.answer("cloud") for _ in range(3)))
+        assert sorted("notes" in each["updraft"] for each in answers) == [False, False, True]
+        assert sorted(body.get("max_tokens", 0) for body in cloud.requests)[:2] == [0, 0]
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))
+
+
+def test_short_answers_are_not_refused_for_the_long_ones_that_they_might_have_been(
+    spending: Callable[..., Any],
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            answers = await asyncio.gather(*(b.answer("cloud", max_tokens=8_000) for _ in range(40)))
+        assert all("choices" in each for each in answers), next(each for each in answers if "error" in each)
+        assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize(
+    ("refuses", "sent"),
+    [
+        ({"max_tokens": "Unsupported parameter: 'max_tokens'"}, "max_completion_tokens"),
+        ({"max_tokens": "max_tokens is too large: 5000. This model supports at most 4096."}, None),
+    ],
+)
+def test_a_cap_is_put_as_the_cloud_takes_it(
+    spending: Callable[..., Any], refuses: dict[str, str], sent: str | None
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            info = (await b.answer("cloud"))["updraft"]
+        last = cloud.requests[-1]
+        assert [name for name in ("max_tokens", "max_completion_tokens") if name in last] == ([sent] if sent else [])
+        assert ("notes" in info) == (sent is not None)
+        assert cloud.usd(INPUT, OUTPUT) <= 0.10
+
+    with long_cloud(tokens=4096, refuses=refuses) as cloud:
+        run(test(cloud))
+
+
+def test_a_cap_that_a_cloud_takes_in_no_way_is_an_error(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        cloud.refuses = {name: f"unknown field {name}" for name in ("max_tokens", "max_completion_tokens")}
+        async with spending(cloud) as b:
+            assert (await b.ask("cloud")).status == 400
+        assert not cloud.costs
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+def test_an_answer_without_usage_costs_its_bytes_at_most(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await b.answer("cloud")
+            assert 0 < spent(b.ledger)[2] < 0.002, "not the thousands of tokens that were reserved"
+            await b.stream("cloud", max_tokens=500)
+            assert 0.0025 < spent(b.ledger)[2] < 0.02
+
+    with long_cloud(reports=False) as cloud:
+        run(test(cloud))
+
+
+def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        cloud.length = lambda body: 30_000  # type: ignore[method-assign]
+        async with spending(cloud) as b:
+            await b.answer("cloud")
+            assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT)) and spent(b.ledger)[2] > 0.1
+            assert (await b.ask("cloud")).status == 429
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_every_endpoint_is_capped(spending: Callable[..., Any], path: str) -> None:
+    """The lists of prompts, too. The Messages API always has a limit of the caller's."""
+    said = [{"role": "user", "content": "hi"}]
+    fields: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": ["a", "b", "c"]},
+        "/v1/responses": {"input": "hi"},
+        "/v1/messages": {"messages": said, "max_tokens": 60_000},
+        "/api/chat": {"messages": said, "stream": False, "options": {"num_predict": -1}},
+    }
+
+    async def test(cloud: LongCloud) -> None:
+        raw = json.dumps({"model": "cloud", **fields[path]}).encode()
+        async with spending(cloud) as b:
+            responses = await asyncio.gather(*(b.handle(WireRequest("POST", path, body=raw)) for _ in range(20)))
+        assert {each.status for each in responses} <= {200, 429}
+        assert cloud.requests and 0 < cloud.usd(INPUT, OUTPUT) <= 0.10
+        assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
+        limits = [body.get("max_tokens") or body.get("max_completion_tokens") for body in cloud.requests]
+        assert all(limits) and sum(limits) * (3 if "prompt" in fields[path] else 1) <= 20_000
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+_PROCESS = """
+import asyncio, sys
+from updraft.router.config import RouterConfig
+from updraft.router.accounting.budget import BudgetLimits
+from updraft.router.accounting.prices import Prices
+from updraft.accounting.prices import Price
+from updraft import AsyncOpenAI
+from pathlib import Path
+
+async def main(url, ledger):
+    limits = {"budget": BudgetLimits(usd=0.1), "prices": Prices(models={"big": Price(1.0, 5.0)})}
+    config = RouterConfig(local=None, cloud_url=url, cloud_model="big", ledger=Path(ledger), **limits)
+    async with AsyncOpenAI(config=config, max_retries=0) as client:
+        said = [{"role": "user", "content": "hi"}]
+        await asyncio.gather(*(client.chat.completions.create(model="cloud", messages=said) for _ in range(30)),
+                             return_exceptions=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_two_processes_share_the_limit(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+    with long_cloud() as cloud:
+        command = [sys.executable, "-c", _PROCESS, cloud.url, str(ledger)]
+        for process in [subprocess.Popen(command) for _ in range(2)]:
+            assert process.wait(60) == 0
+    assert 0.05 < cloud.usd(INPUT, OUTPUT) <= 0.10
+    assert spent(ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT))
+
+
+def test_without_a_budget_nothing_is_capped(bench: Any) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with bench(has_local=False, cloud_url=cloud.url, cloud_model="big") as b:
+            assert "notes" not in (await b.answer("cloud"))["updraft"]
+        assert "max_tokens" not in cloud.requests[0]
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "limit", "answers"),
+    [
+        ("chat/completions", {}, None, 1),
+        ("chat/completions", {"max_tokens": 10, "max_completion_tokens": 20}, 20, 1),
+        ("chat/completions", {"max_output_tokens": 5}, None, 1),
+        ("chat/completions", {"max_tokens": 10, "n_predict": 900}, 900, 1),
+        ("chat/completions", {"max_tokens": 10, "n_predict": -1}, None, 1),
+        ("chat/completions", {"max_tokens": 10, "min_tokens": 0}, 10, 1),
+        ("chat/completions", {"max_tokens": 10, "options": {"num_predict": 900, "n": 4}}, 900, 4),
+        ("chat/completions", {"max_tokens": 10, "n": 3, "best_of": 5}, 10, 5),
+        ("chat/completions", {"max_tokens": 10, "thinking": {"type": "enabled", "budget_tokens": 2000}}, 2010, 1),
+        ("completions", {"max_tokens": 10, "prompt": ["a", "b"], "n": 2}, 10, 4),
+        ("completions", {"max_tokens": 10, "prompt": [1, 2]}, 10, 1),
+        ("completions", {"max_completion_tokens": 10}, None, 1),
+        ("responses", {"max_output_tokens": 10, "max_tokens": 1}, 10, 1),
+        ("embeddings", {"n": 3}, 0, 1),
+    ],
+)
+def test_every_field_that_lengthens_an_answer_counts(
+    path: str, fields: dict[str, Any], limit: int | None, answers: int
+) -> None:
+    size = answer_size(fields, path)
+    assert (size.limit, size.answers) == (limit, answers)
+    if path in LIMITS:
+        body = capped(fields, 7, LIMITS[path])
+        assert answer_size(body, path).limit in (7, 7 + 6), "thinking is a part of it"
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["whole", "stream", "top up", "settle", "lose"]), st.integers(0, 9), st.floats(0, 1)),
+    max_size=40,
+)
+
+
+@given(st.sampled_from([BudgetLimits(usd=0.1), BudgetLimits(cloud_tokens=20_000), DIME]), OPERATIONS)
+def test_no_sequence_of_reservations_passes_a_limit(
+    limits: BudgetLimits, operations: list[tuple[str, int, float]]
+) -> None:
+    """Answers cost what was reserved for them at most, as clouds do that honour caps."""
+
+    async def test(folder: str) -> None:
+        ledger = Ledger(Path(folder) / "ledger.sqlite3")
+        budget, held = Budget({"all": limits}, ledger), list[Reservation]()
+        true = 0.0
+        for kind, which, share in operations:
+            with contextlib.suppress(BudgetExceededError):
+                if kind in ("whole", "stream"):
+                    most = 1024 if kind == "stream" else 2**17
+                    fixed = Charge(1, 1, 10, 10e-6)
+                    held.append(await budget.reserve(Caller(), Demand(fixed, 5e-6, Wanted(1024, most))))
+                elif held and kind == "top up":
+                    step, at = Demand(NOTHING, 5e-6, TOP_UP), which % len(held)
+                    held[at] = await budget.reserve(Caller(), step, held[at])
+                elif held:
+                    reserved = held.pop(which % len(held))
+                    tokens = int(share * reserved.charge.cloud_tokens)
+                    actual = Charge(1, 1, tokens, share * reserved.charge.usd)
+                    true += 0 if kind == "lose" else actual.usd
+                    with ledger.transaction() as connection:
+                        budget.settle(connection, Caller(), reserved, reserved.charge if kind == "lose" else actual)
+                    budget.settled(reserved)
+            _, used, usd = spent(ledger.path) if held or true else (0, 0, 0.0)
+            assert limits.usd is None or usd <= limits.usd + 1e-9
+            assert limits.cloud_tokens is None or used <= limits.cloud_tokens
+            assert usd >= true - 1e-9
+        ledger.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(test(folder))
