@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
-from ..router.router import Router
+from ..router.router import Router, interpreter_ends
 from ..router.server.endpoints import Endpoints
 from .read_ahead import ReadAhead
 
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 30.0
+EXIT_FLUSH_S = 1.0
 
 
 class Runtime:
@@ -67,15 +68,26 @@ class Runtime:
             end.result(CLOSE_TIMEOUT_S)
             thread.join(CLOSE_TIMEOUT_S)
 
+    def flush(self) -> None:
+        """Commit the ledger's rows so far, for which there is a second. The rest is kept for the next process."""
+        endpoints = None if self.is_of_the_parent else self._endpoints
+        if endpoints is not None:
+            endpoints.router.flush_ledger(EXIT_FLUSH_S)
+
     def _started(self) -> Endpoints:
         self._check_process()
         with self._lock:
             if self._closed:
                 raise OverloadedError("This client is closed.")
             if self._endpoints is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_run, args=(loop,), name="updraft-router", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # in an atexit handler
+                    loop.close()
+                    raise interpreter_ends() from error
+                self._loop, self._thread = loop, thread
                 self._endpoints = Endpoints(self._make_router(self.config))
                 self._pid = os.getpid()
             return self._endpoints

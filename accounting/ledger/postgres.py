@@ -6,15 +6,16 @@ A worker lives while its session holds an advisory lock, which the server takes 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.safety.redaction import shown_url
 from ...protocol.settings import state_folder
-from .intents import KeptRows
+from .intents import IntentFile, KeptRows
 from .store import ExtraWrite, LedgerWriteError, RowRefusedError
 from .table import LedgerTable, Values
 
@@ -47,7 +48,10 @@ class PostgresStore:
             raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
         self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers", table)
-        self.intents = self._kept.file
+
+    @property
+    def intents(self) -> IntentFile:
+        return self._kept.file
 
     def check(self) -> None:
         try:
@@ -134,7 +138,7 @@ class PostgresStore:
 
 
 @contextmanager
-def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[Iterator[dict[str, Any]]]:
+def connect_to_read(url: str, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
     """The rows of a query, as dictionaries. Raises ConfigurationError."""
     psycopg = _client_library()
     try:
@@ -149,8 +153,7 @@ def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[
 
 def _client_library() -> ModuleType:
     try:
-        import psycopg.conninfo
-        import psycopg.rows  # pyright: ignore[reportMissingImports]
+        psycopg, *_ = map(import_module, ("psycopg", "psycopg.conninfo", "psycopg.rows"))
     except ImportError as error:
         raise MissingDependencyError(
             "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."

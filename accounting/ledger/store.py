@@ -37,8 +37,11 @@ class LedgerStore(Protocol):
     worker: str
     # Whether an intent is a row of the database, and survives this machine.
     commits_intents: bool
-    # The rows that are not committed yet. None: these are kept in memory alone.
-    intents: IntentFile | None
+
+    @property
+    def intents(self) -> IntentFile | None:
+        """The rows that are not committed yet. None: these are kept in memory alone."""
+        ...
 
     def check(self) -> None:
         """Raises ConfigurationError where the database cannot be used."""
@@ -84,7 +87,10 @@ class SqliteStore:
                 raise
             _log.warning("Requests are not in the ledger if this process is killed while it waits: %s", error)
         self.worker = "" if self._kept is None else self._kept.slot.id
-        self.intents = None if self._kept is None else self._kept.file
+
+    @property
+    def intents(self) -> IntentFile | None:
+        return None if self._kept is None else self._kept.file
 
     def check(self) -> None:
         """Return at once: the file was opened."""

@@ -195,7 +195,8 @@ class LedgerWriter:
                     flushed.append(call)
                 call = self._calls.get_nowait()
         while self._entered and len(self._unwritten) < _MAX_BATCH:
-            self._unwritten.append(self._entered.popleft())
+            self._unwritten.append(self._entered[0])  # `waiting` counts it at every moment
+            self._entered.popleft()
         if self._entered:  # more than one batch
             for call in (*flushed, "write"):
                 self._calls.put(call)
