@@ -206,7 +206,7 @@ class Router:
             if ledger is not None:
                 closing.callback(ledger.close)
             if ledger_writer is not None:
-                closing.push_async_callback(asyncio.to_thread, ledger_writer.close)
+                closing.push_async_callback(ledger_writer.aclose)
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:

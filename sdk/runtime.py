@@ -19,7 +19,6 @@ from .read_ahead import ReadAhead
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 30.0
-EXIT_FLUSH_S = 1.0
 
 
 class Runtime:
@@ -67,12 +66,6 @@ class Runtime:
         if thread is not threading.current_thread():  # a finalizer may run on any thread, also on the loop's
             end.result(CLOSE_TIMEOUT_S)
             thread.join(CLOSE_TIMEOUT_S)
-
-    def flush(self) -> None:
-        """Commit the ledger's rows so far, for which there is a second. The rest is kept for the next process."""
-        endpoints = None if self.is_of_the_parent else self._endpoints
-        if endpoints is not None:
-            endpoints.router.flush_ledger(EXIT_FLUSH_S)
 
     def _started(self) -> Endpoints:
         self._check_process()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -58,12 +57,6 @@ class RuntimePool:
             self._shared.remove(found)
         runtime.close()
 
-    def flush(self) -> None:
-        """As `Runtime.flush`, for all of them."""
-        if self._pid == os.getpid():
-            for each in list(self._shared):
-                each.runtime.flush()
-
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # garbage collection may close a client while this thread holds it
@@ -71,7 +64,6 @@ class RuntimePool:
 
 
 _POOL = RuntimePool()  # the process's: clients that know nothing of each other are to find one router
-atexit.register(_POOL.flush)  # budgets are settled with the rows
 
 
 class RuntimeLease:

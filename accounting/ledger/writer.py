@@ -30,6 +30,8 @@ DAY_S = 86_400
 _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
 _RETRY_S = 0.5
+_HANGS_S = 1.0  # that the last commit may take longer
+_POLL_S = 0.002
 _HOUSEKEEPING_S = 60.0
 _HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
 _PRUNED_AT_ONCE = 500
@@ -112,9 +114,23 @@ class LedgerWriter:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is left, for which there are `timeout_s` seconds. The rest stays for the next process."""
+        self._end(timeout_s)
+        self._thread.join(timeout_s + _HANGS_S)
+        self._check_end()
+
+    async def aclose(self, timeout_s: float = CLOSE_S) -> None:
+        """As `close`, without blocking the event loop, and without a thread: at exit none can be started."""
+        self._end(timeout_s)
+        until = time.monotonic() + timeout_s + _HANGS_S
+        while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no events
+            await asyncio.sleep(_POLL_S)
+        self._check_end()
+
+    def _end(self, timeout_s: float) -> None:
         self._closes_at = time.monotonic() + timeout_s
         self._calls.put("end")
-        self._thread.join(timeout_s + 0.1)
+
+    def _check_end(self) -> None:
         if self._thread.is_alive():
             _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
 

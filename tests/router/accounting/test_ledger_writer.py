@@ -134,7 +134,7 @@ def test_the_end_waits_for_the_last_rows_and_leaves_the_rest_to_the_next_process
             if released:
                 asyncio.get_running_loop().call_later(0.4, other.execute, "COMMIT")
             began = time.monotonic()
-            await asyncio.to_thread(writer.close, CLOSE_S if released else 1.0)
+            await writer.aclose(CLOSE_S if released else 1.0)
             assert time.monotonic() - began < CLOSE_S
 
     with caplog.at_level(logging.WARNING):
@@ -155,7 +155,7 @@ def test_refused_rows_delay_no_other_row(tmp_path: Path, caplog: pytest.LogCaptu
         writer.enter(ROW)
         writer.enter(replace(ROW, id="b", gate=2**70))
         writer.enter(replace(ROW, id="c"))
-        await asyncio.to_thread(writer.close)
+        await writer.aclose()
 
     run(test())
     with closing(Ledger(path)) as ledger:
