@@ -99,11 +99,12 @@ ask(1)
 FORKS = """
 ends = threading.Event()
 
-def quiet(client=client):
+def go_on():
     while not ends.is_set():
         ask(1)
 
-threads = [threading.Thread(target=quiet) for _ in range(4)]
+ask(1)  # fills openai's cached properties, whose locks Python 3.11 would copy to the child
+threads = [threading.Thread(target=go_on) for _ in range(4)]
 for thread in threads:
     thread.start()
 children = []
@@ -117,11 +118,11 @@ for _ in range(12):
 ends.set()
 for thread in threads:
     thread.join()
-client.close()
 process = multiprocessing.get_context("fork").Process(target=ask)
 process.start()
 process.join(30)
 assert process.exitcode == 0
+client.close()
 """
 
 
