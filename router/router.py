@@ -493,7 +493,7 @@ class Router:
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
         """The result of `look` on the ledger, over a connection of its own: no request waits for it.
 
-        Raises NotFoundError where no ledger is kept, and ConfigurationError where it cannot be read.
+        Raises NotFoundError where no ledger is kept, and StorageError where it cannot be read.
         """
         await self.start()
         path = self._kept_ledger().path

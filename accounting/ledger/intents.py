@@ -100,22 +100,17 @@ class KeptRows:
             yield _rows(self._left, self._table)
         while self._left:
             self.file.remove(self._left.popitem()[0])
-        yield from rows_left_behind(self.slot.folder, self._table, self.slot.number)
+        for path in left_behind(self.slot.folder, self._table.max_workers, self.slot.number):
+            try:
+                with closing(IntentFile(path, self._table.places, self._table.place_bytes)) as file:
+                    records = file.records()
+                yield _rows(records, self._table)
+                path.unlink()
+            except OSError as error:
+                _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
 
     def close(self) -> None:
         self.slot.close()
-
-
-def rows_left_behind(folder: Path, table: LedgerTable, own: int | None = None) -> Iterator[list[Values]]:
-    """The same of all workers but the one with the slot `own`. Raises OSError."""
-    for path in left_behind(folder, table.max_workers, own):
-        try:
-            with closing(IntentFile(path, table.places, table.place_bytes)) as file:
-                records = file.records()
-            yield _rows(records, table)
-            path.unlink()
-        except OSError as error:
-            _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
 
 
 def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[Values]:

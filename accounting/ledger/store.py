@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from .intents import IntentFile, KeptRows, rows_left_behind
+from .intents import IntentFile, KeptRows
 from .table import LedgerTable, Values
+from .workers import left_behind
 
 ExtraWrite = Callable[[sqlite3.Connection], None]
 """A change that belongs to a row: both are committed, or none."""
@@ -77,10 +79,11 @@ class SqliteStore:
 
     def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
         self.table = table
-        self._database = _open(path, table)
+        file = SharedFile(path, table.purpose, table.param, table.busy_s)
+        self._database = Database(file, lambda connection: table.prepare(connection, path))
         self._kept: KeptRows | None = None
         try:
-            self._kept = KeptRows(workers_folder(path), table)
+            self._kept = KeptRows(_workers_folder(path), table)
         except ConfigurationError as error:
             if needs_intents:
                 self._database.close()
@@ -96,7 +99,17 @@ class SqliteStore:
         """Return at once: the file was opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        write_rows(self._database, self.table, intents, settled, extras)
+        try:
+            with self._database.transaction() as connection:
+                if intents:
+                    connection.executemany(self.table.insert("?", settle=False), intents)
+                connection.executemany(self.table.insert("?", settle=True), settled)
+                for extra in extras:
+                    extra(connection)
+        except (*_REFUSALS, OverflowError, UnicodeError) as error:
+            raise RowRefusedError(str(error)) from error
+        except sqlite3.Error as error:
+            raise LedgerWriteError(str(error)) from error
 
     def left_behind(self) -> Iterator[list[Values]]:
         try:
@@ -140,47 +153,19 @@ class SqliteStore:
             raise LedgerWriteError(str(error)) from error
 
 
-def workers_folder(path: Path) -> Path:
-    """The folder for the locks and intents of the processes that write the file at `path`."""
-    return path.with_name(f"{path.name}.workers")
-
-
-def _open(path: Path, table: LedgerTable) -> Database:
-    file = SharedFile(path, table.purpose, table.param, table.busy_s)
-    return Database(file, lambda connection: table.prepare(connection, path))
-
-
-def write_rows(
-    database: Database,
-    table: LedgerTable,
-    intents: Sequence[Values],
-    settled: Sequence[Values],
-    extras: Sequence[ExtraWrite] = (),
-) -> None:
-    """As `LedgerStore.write`."""
-    try:
-        with database.transaction() as connection:
-            if intents:
-                connection.executemany(table.insert("?", settle=False), intents)
-            connection.executemany(table.insert("?", settle=True), settled)
-            for extra in extras:
-                extra(connection)
-    except (*_REFUSALS, OverflowError, UnicodeError) as error:
-        raise RowRefusedError(str(error)) from error
-    except sqlite3.Error as error:
-        raise LedgerWriteError(str(error)) from error
-
-
 def collect(path: Path, table: LedgerTable) -> None:
-    """Commit the rows that dead processes left beside the file at `path`.
+    """Commit the rows that dead processes left beside the file at `path`, if there are any.
 
     Raises ConfigurationError, OSError, LedgerWriteError or RowRefusedError. Rows that cannot be committed stay.
     """
-    folder, database = workers_folder(path), None
-    try:
-        for rows in rows_left_behind(folder, table):
-            database = database or _open(path, table)
-            write_rows(database, table, (), rows)
-    finally:
-        if database is not None:
-            database.close()
+    with closing(left_behind(_workers_folder(path), table.max_workers, None)) as found:
+        if next(found, None) is None:
+            return
+    with closing(SqliteStore(path, table)) as store:
+        for rows in store.left_behind():
+            store.write((), rows)
+
+
+def _workers_folder(path: Path) -> Path:
+    """The folder for the locks and intents of the processes that write the file at `path`."""
+    return path.with_name(f"{path.name}.workers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
@@ -81,7 +81,7 @@ class WorkerSlot:
             os.close(file)
 
 
-def left_behind(folder: Path, most: int, own: int | None) -> Iterator[Path]:
+def left_behind(folder: Path, most: int, own: int | None) -> Generator[Path]:
     """The files for the rows of dead workers. Nobody takes their places while the loop is at it. Raises OSError."""
     for number in range(most):
         if number == own or not _intents(folder, number).exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...accounting.ledger.table import LedgerTable
-from ...protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError, StorageError
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import columns, transaction
@@ -262,7 +262,7 @@ class Ledger:
             connection.execute(_INSERT, astuple(row))
 
     def verify(self) -> None:
-        """Read the whole file. Raises ConfigurationError if it is damaged."""
+        """Read the whole file. Raises StorageError if it is damaged."""
         try:
             with self._database.use() as connection:
                 (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -321,8 +321,8 @@ def _nothing() -> None:
     """Every row is in the file already."""
 
 
-def damaged(path: Path, cause: str) -> ConfigurationError:
-    return ConfigurationError(
+def damaged(path: Path, cause: str) -> StorageError:
+    return StorageError(
         f"The ledger {path} is damaged or cannot be read ({cause}): stop Updraft and move the file away, with those"
         " that begin like it. The next start makes a new one.",
         param="ledger",

@@ -27,7 +27,11 @@ class RequestWriter(LedgerWriter):
 
     def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
         """Raises ConfigurationError."""
-        super().__init__(SqliteStore(path, REQUESTS, needs_intents=False), keep_from=keep_from)
+        super().__init__(
+            SqliteStore(path, REQUESTS, needs_intents=False),
+            keep_from=keep_from,
+            consequence=f"go on, and rows wait in memory. `updraft doctor` says whether {path} is damaged",
+        )
 
     def enter(self, row: LedgerRow, extra: ExtraWrite | None = None) -> None:
         """Write one row soon, and in the same transaction what `extra` writes. Raises nothing."""

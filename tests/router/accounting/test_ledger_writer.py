@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -16,6 +19,7 @@ import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
 from updraft.accounting.ledger.writer import CLOSE_S
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.ledger_writer import RequestWriter, collect_rows
@@ -161,3 +165,41 @@ def test_refused_rows_delay_no_other_row(tmp_path: Path, caplog: pytest.LogCaptu
     with closing(Ledger(path)) as ledger:
         assert [row.id for row in ledger.rows()] == ["c", ROW.id]
     assert caplog.text.count("cannot be entered in the ledger") == 1
+
+
+def test_a_damaged_ledger_is_reported_and_stops_no_request(
+    bench: Any, cloud: FakeCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.answer("cloud")
+            size = b.ledger.stat().st_size
+            damage(b.ledger)
+            assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert "malformed" in str(b.router.ledger_problem())
+            assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
+            health = await b.handle(WireRequest("GET", "/health", {}, b""))
+            assert (health.status, json.loads(health.body)["ledger"]) == (200, "unwritable")
+            page = await b.handle(WireRequest("GET", "/updraft/requests", {}, b"", query="limit=5"))
+            assert page.status in (200, 503), page.body
+            assert b.ledger.stat().st_size >= size
+
+    with caplog.at_level(logging.ERROR):
+        run(test())
+    assert "updraft doctor" in caplog.text
+
+
+def damage(ledger: Path) -> None:
+    """Overwrite all pages but the first, in the file and in its log."""
+    with closing(sqlite3.connect(ledger)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for number in range(50):
+            other.execute("INSERT INTO spending VALUES (?, 0, 'x', 0, 0, 0, 0)", (f"{number}",))
+        other.execute("DELETE FROM spending")
+        other.commit()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    program = (
+        "import sys; file = open(sys.argv[1], 'r+b'); file.seek(4096); file.write(b'x' * (int(sys.argv[2]) - 4096))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(ledger), str(ledger.stat().st_size)], check=True)
