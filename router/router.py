@@ -448,8 +448,9 @@ class Router:
     def _state(self) -> RouterState:
         return RouterState(self.config, self.tiers, self._latency, self._budget)
 
+    @property
     def ledger_problem(self) -> str | None:
-        """Why the ledger cannot be written now."""
+        """The reason why the ledger cannot be written now; None where it can, or none is kept."""
         return None if self._ledger_writer is None else self._ledger_writer.problem
 
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:

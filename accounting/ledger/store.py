@@ -28,7 +28,7 @@ class LedgerWriteError(Exception):
 
 
 class RowRefusedError(Exception):
-    """The database does not take one of the rows, and never will."""
+    """The database refuses one of the rows for good."""
 
 
 class LedgerStore(Protocol):

@@ -27,7 +27,7 @@ class LedgerTable:
     time: str
     # Create or migrate the table in the SQLite file at the path. Raises ConfigurationError.
     prepare: Callable[[sqlite3.Connection, Path], object]
-    # What the file is for, as in "as the ledger".
+    # The use of the file in messages, as in "as the ledger".
     purpose: str
     # The setting that names the file.
     param: str

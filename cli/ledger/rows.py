@@ -21,7 +21,7 @@ LedgerPath = Annotated[
 
 @contextmanager
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
-    """The ledger at `path`, or the configured one, to read only. Raises InvalidRequestError if there is none."""
+    """The ledger at `path`, or the configured one, to read only. Raises InvalidRequestError without a file."""
     from ...router.accounting.ledger import Ledger
     from ...router.accounting.ledger_writer import collect_rows
     from ...router.settings_sources import load_config

@@ -32,7 +32,7 @@ class ForkGuard:
     """The fork-aware resources of one process."""
 
     def __init__(self) -> None:
-        #: Why this process must not open a database; empty: it may.
+        #: The reason why this process must not open a database; empty without one.
         self.problem = ""
         self._resources = weakref.WeakSet[ForkAware]()
         self._lock = threading.Lock()

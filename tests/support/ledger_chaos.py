@@ -153,7 +153,7 @@ class Daemon:
                 for path in ("/updraft/requests?limit=5", "/updraft/savings", "/health"):
                     with contextlib.suppress(httpx.HTTPError):
                         response = client.get(path)
-                        if response.status_code != 200 or "unwritable" in response.text:
+                        if response.status_code != 200 or "unavailable" in response.text:
                             self._home.faults.append(f"{path} {response.status_code}: {response.text[:300]}")
 
 

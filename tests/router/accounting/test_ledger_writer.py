@@ -177,10 +177,10 @@ def test_a_damaged_ledger_is_reported_and_stops_no_request(
             damage(b.ledger)
             assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
             await asyncio.to_thread(b.router.flush_ledger)
-            assert "malformed" in str(b.router.ledger_problem())
+            assert "malformed" in str(b.router.ledger_problem)
             assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
             health = await b.handle(WireRequest("GET", "/health", {}, b""))
-            assert (health.status, json.loads(health.body)["ledger"]) == (200, "unwritable")
+            assert (health.status, json.loads(health.body)["ledger"]) == (200, "unavailable")
             page = await b.handle(WireRequest("GET", "/updraft/requests", {}, b"", query="limit=5"))
             assert page.status in (200, 503), page.body
             assert b.ledger.stat().st_size >= size
