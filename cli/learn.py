@@ -110,9 +110,11 @@ def feedback(
 
 def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
     from ..router.accounting.ledger import Ledger
+    from ..router.accounting.ledger_writer import collect_rows
 
     if path is None or not path.exists():
         return False
+    collect_rows(path)
     with closing(Ledger(path)) as ledger:
         return asyncio.run(ledger.feedback(request_id, up=up))
 

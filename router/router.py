@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from ..accounting.ledger.writer import DAY_S, FLUSH_S
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
@@ -26,10 +28,9 @@ from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
-from .accounting.ledger import Ledger, LedgerRow
-from .accounting.ledger_writer import LedgerWriter
+from .accounting.ledger import Ledger, LedgerRow, damaged
+from .accounting.ledger_writer import RequestWriter
 from .accounting.request_record import RequestRecord
-from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
 from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_pause, load_tiers, with_local
@@ -53,8 +54,6 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 MAX_PULLS = 2
-BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
-
 
 #: Gives the decoded body of a request, and the model that it asks for.
 BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
@@ -93,8 +92,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
-        self._ledger_writer: LedgerWriter | None = None
-        self._retention: LedgerRetention | None = None
+        self._ledger_writer: RequestWriter | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
@@ -128,17 +126,24 @@ class Router:
     async def _load(self) -> None:
         try:
             if self._ledger_writer is None and self.config.ledger is not None:
-                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
-                self._ledger, self._ledger_writer = ledger, LedgerWriter(ledger)
-                self._budget = _budget(self.config, ledger)
-                if self.config.ledger_days is not None:
-                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
+                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=0.0)  # the loop waits for nobody
+                self._ledger, self._budget = ledger, _budget(self.config, ledger)
+                self._ledger_writer = await asyncio.to_thread(RequestWriter, self.config.ledger, self._keep_from)
+                ledger.flush = self.flush_ledger
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._use(self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
             raise
+
+    def _keep_from(self) -> float:
+        """The time before which ledger rows are deleted. Rows that a running budget counts stay."""
+        days, budget = self.config.ledger_days, self._budget
+        if days is None:
+            return 0.0
+        before = time.time() - days * DAY_S
+        return before if budget is None else min(before, budget.counts_from())
 
     def _use(self, tiers: Tiers) -> None:
         """Raises ConfigurationError."""
@@ -194,14 +199,14 @@ class Router:
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
+        ledger, self._ledger = self._ledger, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
-        retention, self._retention = self._retention, None
         async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
+            if ledger is not None:
+                closing.callback(ledger.close)
             if ledger_writer is not None:
-                closing.push_async_callback(ledger_writer.close)
-            if retention is not None:
-                closing.push_async_callback(retention.close)
+                closing.push_async_callback(ledger_writer.aclose)
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:
@@ -317,8 +322,11 @@ class Router:
         except (UpdraftError, CloudFailure) as error:
             failure = error
         except Exception:
-            log.exception("request %s failed", record.request_id)
-            failure = answer.internal_error()
+            if threading.main_thread().is_alive():
+                log.exception("request %s failed", record.request_id)
+                failure = answer.internal_error()
+            else:  # no thread can be started any more
+                failure = interpreter_ends()
         record.route = None
         try:
             if answering.call is not None:
@@ -443,9 +451,19 @@ class Router:
     def _state(self) -> RouterState:
         return RouterState(self.config, self.tiers, self._latency, self._budget)
 
-    def request(self, request_id: str) -> LedgerRow:
+    @property
+    def ledger_problem(self) -> str | None:
+        """The reason why the ledger cannot be written now; None where it can, or none is kept."""
+        return None if self._ledger_writer is None else self._ledger_writer.problem
+
+    def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait for the commit of all rows so far, from any thread. The rest is kept for the next process."""
+        if (writer := self._ledger_writer) is not None and writer.waiting:
+            writer.flush(timeout_s)
+
+    async def request(self, request_id: str) -> LedgerRow:
         """One request as the ledger has it. Raises NotFoundError."""
-        row = self._kept_ledger().get(request_id)
+        row = await self.read_ledger(lambda ledger: ledger.get(request_id))
         if row is None:
             raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
         return row
@@ -479,16 +497,19 @@ class Router:
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
         """The result of `look` on the ledger, over a connection of its own: no request waits for it.
 
-        Raises NotFoundError where no ledger is kept.
+        Raises NotFoundError where no ledger is kept, and StorageError where it cannot be read.
         """
         await self.start()
-        path = self.config.ledger
-        if path is None:
-            raise NotFoundError("No ledger is kept: set ledger to a file.")
+        path = self._kept_ledger().path
 
         def read() -> T:
-            with closing(Ledger(path, read_only=True)) as ledger:
-                return look(ledger)
+            if (writer := self._ledger_writer) is not None:
+                writer.flush(collect=True)
+            try:
+                with closing(Ledger(path, read_only=True)) as ledger:
+                    return look(ledger)
+            except sqlite3.Error as error:
+                raise damaged(path, str(error)) from error
 
         return await asyncio.to_thread(read)
 
@@ -498,6 +519,13 @@ class Router:
         if self._tiers is None:
             raise OverloadedError("The router is closed.")
         return self._tiers
+
+
+def interpreter_ends() -> OverloadedError:
+    return OverloadedError(
+        "The Python interpreter is shutting down: send requests before the main thread ends, not in atexit handlers.",
+        code="interpreter_shutdown",
+    )
 
 
 def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
-from ..router.router import Router
+from ..router.router import Router, interpreter_ends
 from ..router.server.endpoints import Endpoints
 from .read_ahead import ReadAhead
 
@@ -73,9 +73,14 @@ class Runtime:
             if self._closed:
                 raise OverloadedError("This client is closed.")
             if self._endpoints is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
-                self._thread.start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_run, args=(loop,), name="updraft-router", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # in an atexit handler
+                    loop.close()
+                    raise interpreter_ends() from error
+                self._loop, self._thread = loop, thread
                 self._endpoints = Endpoints(self._make_router(self.config))
                 self._pid = os.getpid()
             return self._endpoints

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import threading
 import zlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.requests import Message
+from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import tables, transaction
 from ..arrays import Array
@@ -115,9 +115,8 @@ class Experience:
     def __init__(self, path: Path, most: int = MAX_ROWS) -> None:
         self.path = path
         self._most = most
-        self._lock = threading.Lock()
         self._until_pruned = 0  # rows
-        self._connection = SharedFile(path, "for experience", "experience").open(self._create)
+        self._database = Database(SharedFile(path, "for experience", "experience"), self._create)
         self._places = _keyed_places(self._key)
 
     def _create(self, connection: sqlite3.Connection) -> None:
@@ -175,15 +174,15 @@ class Experience:
 
     @contextmanager
     def _writing(self, busy_s: float) -> Generator[sqlite3.Connection]:
-        with self._lock:
-            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
-            with transaction(self._connection) as connection:
+        with self._database.use() as connection:
+            connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+            with transaction(connection):
                 yield connection
 
     def rows(self, pair: str, *, limit: int = MAX_ROWS) -> list[Observation]:
         """The newest first, those of this version's features only."""
-        with self._lock:
-            found = self._connection.execute(
+        with self._database.use() as connection:
+            found = connection.execute(
                 f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
                 (pair, FEATURE_VERSION, limit),
             ).fetchall()
@@ -200,12 +199,11 @@ class Experience:
 
     def pairs(self) -> dict[str, int]:
         """Each pair and how many rows it has."""
-        with self._lock:
-            return dict(self._connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
+        with self._database.use() as connection:
+            return dict(connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._database.close()
 
 
 def _keyed_places(key: bytes) -> NDArray[np.intp]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import msgspec
@@ -69,6 +69,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_models()
     yield check_policy()
     yield check_settings()
+    yield check_ledger_pages()
     yield check_tiers()
     yield from check_own_policies()
     yield check_port(SERVE_PORT)
@@ -181,6 +182,23 @@ def check_settings() -> Check:
         return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
 
     return _reported("settings", look, "correct the setting that the message names")
+
+
+def check_ledger_pages() -> Check:
+    """Whether every page of the ledger can be read."""
+
+    def look() -> str:
+        from ...router.accounting.ledger import Ledger
+        from ...router.settings_sources import load_config
+
+        path = load_config().ledger
+        if path is None or not path.exists():
+            return "none yet"
+        with closing(Ledger(path, read_only=True)) as ledger:
+            ledger.verify()
+        return f"{path} is whole"
+
+    return _reported("ledger pages", look, "stop Updraft and move the file away: the next start makes a new one")
 
 
 def check_tiers() -> Check:

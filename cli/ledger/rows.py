@@ -21,13 +21,15 @@ LedgerPath = Annotated[
 
 @contextmanager
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
-    """The ledger at `path`, or the configured one, to read only. Raises InvalidRequestError if there is none."""
+    """The ledger at `path`, or the configured one, to read only. Raises InvalidRequestError without a file."""
     from ...router.accounting.ledger import Ledger
+    from ...router.accounting.ledger_writer import collect_rows
     from ...router.settings_sources import load_config
 
     path = load_config().ledger if path is None else path
     if path is None or not path.exists():
         where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
         raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")
+    collect_rows(path)
     with closing(Ledger(path, read_only=True)) as ledger:
         yield ledger

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...cloud_engine.gateway.ledger.metering import UsageRow
-from ...cloud_engine.gateway.ledger.store import SqliteStore
+from ...cloud_engine.gateway.ledger.opening import open_store
 from ...router.accounting.budget import Charge
 from ...router.accounting.ledger import Ledger, LedgerRow
 from .fields import entries
@@ -28,7 +28,7 @@ def ledger_page() -> str:
     with TemporaryDirectory() as folder:
         ledger, usage = Path(folder) / "ledger.sqlite3", Path(folder) / "usage.sqlite3"
         Ledger(ledger).close()
-        SqliteStore(usage).close()
+        open_store(usage).close()
         requests, spending = _columns(ledger, "requests", LedgerRow), _columns(ledger, "spending", Charge)
         used = _columns(usage, "usage", UsageRow)
     return page(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,7 +54,7 @@ def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     output.note("starting ...")
     with options.with_cloud(config, output.note) as running, OpenAI(config=running) as client:
         output.note("/help lists the commands.")
-        _converse(Session(client, remembers=config.local != "pocket", ledger=config.ledger))
+        _converse(Session(client, remembers=config.local != "pocket"))
 
 
 @dataclass
@@ -64,8 +63,6 @@ class Session:
 
     client: OpenAI
     remembers: bool
-    # Where `/why` looks requests up.
-    ledger: Path | None = None
     # The name that is asked for: `auto`, a tier, or one of its models.
     tier: str = "auto"
     quality: float | None = None
@@ -101,17 +98,16 @@ class Session:
 
     def _why(self) -> str:
         """From the ledger, as `updraft why` tells it; without one, from the answer itself."""
-        from ...router.accounting.explanation import explained
-        from ...router.accounting.ledger import Ledger
+        from openai import APIStatusError
+
         from .conversation import provenance
 
         if self.last is None:
             return "There is no answer yet."
-        row = None
-        if self.ledger is not None and self.ledger.exists():
-            with closing(Ledger(self.ledger, read_only=True)) as ledger:
-                row = ledger.get(self.last.request_id)
-        facts = {"answered": provenance(self.last)} if row is None else explained(row)
+        try:
+            facts = self.client.updraft.why(self.last.request_id).explanation
+        except APIStatusError:
+            facts = {"answered": provenance(self.last)}
         lines = [(label, line) for label, text in facts.items() for line in text.splitlines()]
         return "\n".join(f"{label:<12} {line}" for label, line in lines)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...accounting.ledger.workers import MAX_WORKERS
 from ...model_files.download.naming import is_node_path
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError
@@ -15,7 +16,6 @@ from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
 from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
-from ..gateway.ledger.workers import MAX_WORKERS
 from ..planning.mode_limits import limits_from
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]

@@ -115,8 +115,8 @@ def run_gateway(options: GatewayOptions) -> None:
 
 def _checked(options: GatewayOptions) -> None:
     """Raises ConfigurationError for what no worker could start with."""
+    from ...accounting.ledger.workers import MAX_WORKERS
     from .balancing.registry import NodeRegistry
-    from .ledger.workers import MAX_WORKERS
     from .limits.accounting import check_accounting
     from .upstream.client import Upstream
 

@@ -40,12 +40,14 @@ def make_folder(folder: Path) -> None:
 
 
 def private_file(path: Path) -> Path:
-    """The file, made empty for the user alone where it is missing, closed to others where it is there. Raises OSError.
+    """Create the file for the user alone, or take the rights of others away from an existing file. Raises OSError.
 
-    So are the files that SQLite keeps beside a database.
+    The same holds for the files that SQLite keeps beside a database. An existing file is never opened: closing any
+    descriptor of a file drops all POSIX locks of this process on the file, and with them the locks of SQLite.
     """
     private_folder(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if not path.exists():
+        _create(path.resolve())  # a link may point to a file that is still missing
     for each in (path, *(path.with_name(path.name + ending) for ending in _SQLITE_COMPANIONS)):
         _close(each, 0o600)
     return path
@@ -67,6 +69,15 @@ def write_private(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _create(path: Path) -> None:
+    """Create an empty file without a descriptor where the system can: another thread may open the file at once."""
+    with suppress(FileExistsError):
+        try:
+            os.mknod(path, stat.S_IFREG | 0o600)
+        except (AttributeError, PermissionError):  # Windows has no mknod, macOS reserves it for root
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _close(path: Path, mode: int) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from ...protocol.errors import ConfigurationError
+from ...accounting.ledger.table import LedgerTable
+from ...protocol.errors import ConfigurationError, StorageError
+from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import columns, transaction
 
 T = TypeVar("T")
 
-RETRY_S = 0.1  # between two tries where another process writes
+_ALONE_S = 5.0  # that a transaction of the event loop waits for other writers
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # between two tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,62 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE requests ADD COLUMN feedback INTEGER NOT NULL DEFAULT 0",),
 )
 _VERSION = len(_MIGRATIONS)
-_COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
-_INSERT = f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(LedgerRow)))})"
+_COLUMNS = tuple(item.name for item in fields(LedgerRow))
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+    if _format(connection, path) == _VERSION:
+        return
+    with transaction(connection):
+        for statement in (line for step in _MIGRATIONS[_format(connection, path) :] for line in step):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={_VERSION}")
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    if _format(connection, path) == 0:
+        raise _no_ledger(path)
+
+
+def _format(connection: sqlite3.Connection, path: Path) -> int:
+    """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
+    query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
+        "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
+        " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
+    )
+    version, objects, ours = connection.execute(query).fetchone()
+    if not 0 <= version <= _VERSION:
+        raise ConfigurationError(
+            f"The ledger {path} has format {version}, this version reads up to {_VERSION}: name another file.",
+            param="ledger",
+        )
+    if objects if version == 0 else not ours:
+        raise _no_ledger(path)
+    return version
+
+
+def _no_ledger(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"{path} is no ledger of Updraft: name another file.", param="ledger")
+
+
+REQUESTS = LedgerTable(
+    name="requests",
+    columns=_COLUMNS,
+    time="ts",
+    prepare=_migrate,
+    purpose="as the ledger",
+    param="ledger",
+    busy_s=0.5,
+    places=256,
+    place_bytes=4096,
+    max_workers=256,
+)
+_INSERT = f"INSERT INTO requests ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
 class Ledger:
-    """Safe to use from any thread, and by several processes on one file (WAL). Each row is committed as it is written.
+    """Safe to use from any thread, and by several processes on one file (WAL).
 
     A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
     be opened, is no ledger, or is one of a newer version.
@@ -191,21 +242,34 @@ class Ledger:
 
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
-        self._lock = threading.Lock()
-        prepare = self._check if read_only else self._migrate
-        self._connection = SharedFile(path, "as the ledger", "ledger").open(prepare, read_only=read_only)
-        self._columns = columns(self._connection, "requests")
-        self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+        prepare = _check if read_only else _migrate
+        self._database = Database(
+            SharedFile(path, REQUESTS.purpose, REQUESTS.param),
+            lambda connection: prepare(connection, path),
+            busy_s=busy_s,
+            read_only=read_only,
+        )
+        #: Waits for rows of this process that are on their way into the file.
+        self.flush: Callable[[], object] = _nothing
+        #: Alone with the file, also among processes: what is read in the block holds until it is written.
+        self.transaction = self._database.transaction
+        with self._database.use() as connection:
+            self._columns = columns(connection, "requests")
 
-    def record(self, row: LedgerRow, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
-        """Write one row, durably as of process death, and in the same transaction what `also` writes.
-
-        A second row for one id raises sqlite3.IntegrityError.
-        """
-        with self.transaction() as connection:
+    def record(self, row: LedgerRow) -> None:
+        """Commit one row. A second row for one id raises sqlite3.IntegrityError."""
+        with self._database.use() as connection:
             connection.execute(_INSERT, astuple(row))
-            if also is not None:
-                also(connection)
+
+    def verify(self) -> None:
+        """Read the whole file. Raises StorageError if it is damaged."""
+        try:
+            with self._database.use() as connection:
+                (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            found = str(error)
+        if found != "ok":
+            raise damaged(self.path, found)
 
     def rows(self, *, limit: int = 100, tier: str | None = None) -> list[LedgerRow]:
         """The newest rows first, of one tier only where one is given."""
@@ -222,77 +286,44 @@ class Ledger:
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
         """Over the rows from `since` (seconds since the epoch) on, per group `by` (of `GROUPS`); None: one for all."""
-        if len(self._columns) < len(fields(LedgerRow)):
+        if len(self._columns) < len(_COLUMNS):
             raise ConfigurationError(f"The ledger {self.path} has an older format: start the router once on it.")
         group, grouped = ("''", "") if by is None else (GROUPS[by], " GROUP BY 1 ORDER BY 1")
         query = f"SELECT {group}, {_TOTALS} FROM requests WHERE ts >= ?{grouped}"
-        with self._lock:
-            return [LedgerTotals(*found) for found in self._connection.execute(query, (since,))]
-
-    def prune(self, before: float, most: int) -> int:
-        """Delete up to `most` of the rows before a time, the oldest first. How many there were."""
-        old = "SELECT rowid FROM requests WHERE ts < ? ORDER BY ts LIMIT ?"
-        with self._lock:
-            if self._connection.execute(old, (before, 1)).fetchone() is None:
-                return 0  # without a lock on the file
-        with self.transaction() as connection:
-            return connection.execute(f"DELETE FROM requests WHERE rowid IN ({old})", (before, most)).rowcount
+        with self._database.use() as connection:
+            return [LedgerTotals(*found) for found in connection.execute(query, (since,))]
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._database.close()
 
     def _select(self, which: str, *values: str | int) -> list[LedgerRow]:
-        with self._lock:
-            found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
+        with self._database.use() as connection:
+            found = connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
             return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
 
-    def _check(self, connection: sqlite3.Connection) -> None:
-        if self._format(connection) == 0:
-            raise self._no_ledger()
-
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-        if self._format(connection) == _VERSION:
-            return
-        with transaction(connection):
-            for statement in (line for step in _MIGRATIONS[self._format(connection) :] for line in step):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version={_VERSION}")
-
-    def _format(self, connection: sqlite3.Connection) -> int:
-        """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
-        query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
-            "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
-            " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
-        )
-        version, objects, ours = connection.execute(query).fetchone()
-        if not 0 <= version <= _VERSION:
-            raise ConfigurationError(
-                f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another file.",
-                param="ledger",
-            )
-        if objects if version == 0 else not ours:
-            raise self._no_ledger()
-        return version
-
-    def _no_ledger(self) -> ConfigurationError:
-        return ConfigurationError(f"{self.path} is no ledger of Updraft: name another file.", param="ledger")
-
     async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work` in a transaction. Waits for other processes up to 5 seconds, off the event loop."""
-        until = time.monotonic() + 5.0
+        """The result of `work` in a transaction. Waits for other writers up to 5 seconds, off the event loop."""
+        await asyncio.to_thread(self.flush)
+        until, pause_s = time.monotonic() + _ALONE_S, _FIRST_PAUSE_S
         while True:
             try:
                 with self.transaction() as connection:
                     return work(connection)
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > until:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection]:
-        """Alone with the file, also among processes: what is read in it holds until it is written."""
-        with self._lock, transaction(self._connection) as connection:
-            yield connection
+
+def _nothing() -> None:
+    """Every row is in the file already."""
+
+
+def damaged(path: Path, cause: str) -> StorageError:
+    return StorageError(
+        f"The ledger {path} is damaged or cannot be read ({cause}): stop Updraft and move the file away, with those"
+        " that begin like it. The next start makes a new one.",
+        param="ledger",
+    )

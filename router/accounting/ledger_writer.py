@@ -1,74 +1,49 @@
-"""Rows on their way into the ledger: at once where the file is free, else as soon as it is. Nobody waits for them."""
+"""The writer of the router's ledger, and the rows that dead processes left for it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
-import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import astuple, replace
+from pathlib import Path
 
-from .ledger import RETRY_S, Ledger, LedgerRow
+from ...accounting.ledger.store import (
+    ExtraWrite,
+    LedgerWriteError,
+    RowRefusedError,
+    SqliteStore,
+    collect,
+)
+from ...accounting.ledger.writer import LedgerWriter
+from ...protocol.errors import ConfigurationError
+from .ledger import REQUESTS, LedgerRow
 
 log = logging.getLogger("updraft.router")
 
-MAX_WAITING = 10_000  # rows, about a kilobyte each
-AT_ONCE = 50  # rows between two looks at the event loop
-CLOSING_S = 5.0
 
-ExtraWrite = Callable[[sqlite3.Connection], None]
+class RequestWriter(LedgerWriter):
+    """The rows of one event loop. A row outlives a kill of the process as soon as `enter` returns."""
+
+    def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
+        """Raises ConfigurationError."""
+        super().__init__(
+            SqliteStore(path, REQUESTS, needs_intents=False),
+            keep_from=keep_from,
+            consequence=f"go on, and rows wait in memory. `updraft doctor` says whether {path} is damaged",
+        )
+
+    def enter(self, row: LedgerRow, extra: ExtraWrite | None = None) -> None:
+        """Write one row soon, and in the same transaction what `extra` writes. Raises nothing."""
+        values = astuple(row)
+        if not self._keep(row.id, values):  # too long for a place
+            self._keep(row.id, astuple(replace(row, decisions="[]")))
+        self._settle(row.id, values, extra)
 
 
-class LedgerWriter:
-    """The ledger as one event loop writes it, of which it must be the only user. `close()` it in the end."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._waiting: deque[tuple[LedgerRow, ExtraWrite | None]] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    def enter(self, row: LedgerRow, also: ExtraWrite | None = None) -> None:
-        """As `Ledger.record`, but later where another process has the file, or the disk is full. Raises nothing."""
-        if not self._waiting and self._try_enter(row, also):
-            return
-        if len(self._waiting) >= MAX_WAITING:
-            log.error("request %s is not in the ledger: %d others wait for it", row.id, len(self._waiting))
-            return
-        self._waiting.append((row, also))
-        if self._task is None or self._task.done():
-            log.warning("the ledger %s cannot be written now; rows are kept until it can", self._ledger.path)
-            self._task = asyncio.create_task(self._catch_up())
-
-    async def close(self) -> None:
-        """Enter what waits, for which it takes up to 5 seconds, and close the ledger."""
-        if self._task is not None:
-            self._task.cancel()
-        until = time.monotonic() + CLOSING_S
-        while self._waiting and time.monotonic() < until:
-            await self._enter_some()
-        if self._waiting:
-            log.error("%d requests are not in the ledger %s", len(self._waiting), self._ledger.path)
-        self._ledger.close()
-
-    async def _catch_up(self) -> None:
-        while self._waiting:
-            await self._enter_some()
-
-    async def _enter_some(self) -> None:
-        for _ in range(min(AT_ONCE, len(self._waiting))):
-            if not self._try_enter(*self._waiting[0]):
-                await asyncio.sleep(RETRY_S)
-                return
-            self._waiting.popleft()
-        await asyncio.sleep(0)
-
-    def _try_enter(self, row: LedgerRow, also: ExtraWrite | None) -> bool:
-        """False if it may later."""
-        try:
-            self._ledger.record(row, also)
-        except sqlite3.OperationalError:
-            return False
-        except (sqlite3.Error, ValueError, OverflowError):  # the latter two: what SQLite cannot hold
-            log.exception("request %s cannot be entered in the ledger", row.id)
-        return True
+def collect_rows(path: Path) -> None:
+    """Commit the rows that dead processes left beside the ledger, as far as this process can."""
+    try:
+        collect(path, REQUESTS)
+    except (ConfigurationError, OSError, LedgerWriteError, RowRefusedError, sqlite3.Error) as error:
+        log.warning("Rows of ended processes are not in the ledger yet: %s", error)

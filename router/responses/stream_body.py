@@ -22,7 +22,6 @@ class StreamBody:
         self._events = events
         self._end = end
         self._ended = False
-        self._delivered = False  # clients close a stream at its end mark, without looking for more
 
     def __aiter__(self) -> StreamBody:
         return self
@@ -44,12 +43,13 @@ class StreamBody:
                 raise
             log.exception("a stream failed")
             return sse.event(answer.internal_error().to_body())
-        self._delivered = event.endswith(sse.DONE)
+        if event.endswith(sse.DONE):  # a client may be gone, and this process killed, as soon as it is sent
+            await self._finish(200)
         return event
 
     async def aclose(self) -> None:
         """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
-        await self._finish(200 if self._delivered else 499)
+        await self._finish(499)
 
     async def _finish(self, status: int) -> None:
         if self._ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, field, fields, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from ...protocol.errors import ConfigurationError, NotFoundError
 from ...protocol.http.foreign import json_bytes, json_of
+from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import tables, transaction
 
@@ -73,9 +73,8 @@ class AnswerStore:
     def __init__(self, path: Path, *, days: int, most: int) -> None:
         self._days = days
         self._most = most
-        self._lock = threading.Lock()
         self._path = path
-        self._connection = SharedFile(path, "as the store of answers", "store").open(self._create)
+        self._database = Database(SharedFile(path, "as the store of answers", "store"), self._create)
 
     def _create(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA secure_delete=ON")
@@ -95,9 +94,9 @@ class AnswerStore:
             for name, value in zip(_COLUMNS, astuple(answer), strict=True)
         ]
         marks = ", ".join("?" * len(_COLUMNS))
-        with self._lock, transaction(self._connection):
-            self._connection.execute(f"INSERT OR REPLACE INTO answers ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
-            self._prune(self._connection)
+        with self._database.transaction() as connection:
+            connection.execute(f"INSERT OR REPLACE INTO answers ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+            self._prune(connection)
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:
         """Raises NotFoundError."""
@@ -139,8 +138,8 @@ class AnswerStore:
         found = self.get(owner, kind, answer_id)
         changed = replace(found, metadata=metadata, body={**found.body, "metadata": metadata})
         texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body)]
-        with self._lock:
-            self._connection.execute(
+        with self._database.use() as connection:
+            connection.execute(
                 "UPDATE answers SET metadata = ?, body = ? WHERE owner = ? AND kind = ? AND id = ?",
                 (*texts, owner, kind, answer_id),
             )
@@ -148,8 +147,8 @@ class AnswerStore:
 
     def delete(self, owner: str, kind: Kind, answer_id: str) -> None:
         """Raises NotFoundError."""
-        with self._lock:
-            deleted = self._connection.execute(
+        with self._database.use() as connection:
+            deleted = connection.execute(
                 "DELETE FROM answers WHERE owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id)
             )
         if not deleted.rowcount:
@@ -170,14 +169,13 @@ class AnswerStore:
         return found
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._database.close()
 
     def _select(self, where: str, values: tuple[str, ...], order: str = "") -> list[StoredAnswer]:
         """Those that are not too old."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
-        with self._lock:
-            found = self._connection.execute(query, (self._oldest(), *values)).fetchall()
+        with self._database.use() as connection:
+            found = connection.execute(query, (self._oldest(), *values)).fetchall()
         return [_answer(row) for row in found]
 
     def _oldest(self) -> float:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -17,8 +15,9 @@ import msgspec
 
 from ...protocol.errors import DiskSpaceError, InvalidRequestError
 from ...protocol.http.ids import new_id
+from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import create_tables, transaction
+from ...protocol.wal import create_tables
 from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
@@ -59,18 +58,13 @@ class FilesDatabase:
     """Safe to use from any thread, and by several processes in one folder. Raises ConfigurationError at first."""
 
     def __init__(self, folder: Path) -> None:
-        self._lock = threading.Lock()
         file = SharedFile(folder / DATABASE, "for uploaded files", "files")
-        self._connection = file.open(lambda connection: create_tables(connection, _SCHEMA))
-
-    @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection]:
-        with self._lock, transaction(self._connection) as connection:
-            yield connection
+        self._database = Database(file, lambda connection: create_tables(connection, _SCHEMA))
+        self.transaction = self._database.transaction
 
     def rows(self, query: str, *values: str | int | None) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, values).fetchall()
+        with self._database.use() as connection:
+            return connection.execute(query, values).fetchall()
 
     def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
         """The rows with these values, and one more than wanted where there are more.
@@ -91,8 +85,7 @@ class FilesDatabase:
         return self.rows(query, *values, wanted.limit + 1)
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._database.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
+from updraft.accounting.ledger.workers import MAX_WORKERS
 from updraft.cli import servers
 from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cli.shared.option_groups import expanded
 from updraft.cloud_engine.engine.config import MODES, EngineConfig
-from updraft.cloud_engine.gateway.ledger.workers import MAX_WORKERS
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process

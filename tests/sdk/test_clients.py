@@ -23,11 +23,10 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, Scrip
 from updraft.accounting.prices import Price
 from updraft.protocol.errors import ConfigurationError, EngineError
 from updraft.router.accounting.budget import BudgetLimits
-from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
-from waiting import wait_for
+from waiting import ledger_rows, wait_for
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -95,7 +94,7 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
         assert found.model_extra and found.model_extra["updraft"]["reason"] == why
     assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     assert config.ledger is not None
-    rows = Ledger(config.ledger).rows()
+    rows = ledger_rows(config.ledger, 2)
     assert [(row.route, row.status, row.local_tokens, bool(row.cost_usd)) for row in rows] == [
         ("cloud", 200, 0, True)
     ] * 2
@@ -126,7 +125,7 @@ def test_embeddings_that_cannot_be(
         client.with_options(max_retries=0).embeddings.create(model=model, input=["a"], extra_body=extra)
     assert caught.value.status_code == status
     assert config.ledger is not None
-    assert [row.status for row in Ledger(config.ledger).rows()] == [status]
+    assert [row.status for row in ledger_rows(config.ledger)] == [status]
 
 
 @pytest.mark.parametrize("change", [{"offline": True}, {"cloud_url": None}])
@@ -510,9 +509,7 @@ def test_one_client_from_many_threads(client: updraft.OpenAI, config: RouterConf
         thread.join(30)
     assert answers == [LOCAL_TEXT] * 16
     assert config.ledger is not None
-    ledger = Ledger(config.ledger)
-    assert len(ledger.rows()) == 16
-    ledger.close()
+    assert len(ledger_rows(config.ledger, 16)) == 16
 
 
 # Settings
@@ -663,9 +660,7 @@ def test_sixty_four_async_requests_while_the_cloud_dies(
 
     asyncio.run(test())
     assert config.ledger is not None
-    ledger = Ledger(config.ledger)
-    rows = ledger.rows()
-    ledger.close()
+    rows = ledger_rows(config.ledger, 64)
     assert len(rows) == 64
     assert {row.route for row in rows} <= {"escalated", "fallback"}
 

@@ -49,6 +49,7 @@ class Bench:
         return response, [json.loads(part) for part in payloads if part != b"[DONE]"], done
 
     def rows(self) -> list[LedgerRow]:
+        self.router.flush_ledger()
         reader = Ledger(self.ledger)
         try:
             return reader.rows()

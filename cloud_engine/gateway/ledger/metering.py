@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from random import getrandbits  # seeded anew in each forked process
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
+from ....accounting.ledger.table import Values
 
 RESPONSE_CACHE = "response-cache"
 """The node of rows whose answer was kept from an earlier request."""
 
-Values = tuple[Any, ...]
 State = Literal["intent", "settled", "abandoned"]
 
 
@@ -74,26 +73,8 @@ class UsageRow:
 
 COLUMNS = tuple(column.name for column in fields(UsageRow))
 _VALUES = attrgetter(*COLUMNS)
-_STATE = COLUMNS.index("state")
 
 
 def values_of(row: UsageRow) -> Values:
     """In the order of `COLUMNS`."""
     return _VALUES(row)
-
-
-def is_settled(values: Values) -> bool:
-    return values[_STATE] == "settled"
-
-
-def record_of(values: Values) -> bytes:
-    """Raises UnicodeError for text that no database takes."""
-    return msgspec.json.encode(values)
-
-
-def values_in(record: bytes) -> Values:
-    """What `record_of` was given. Raises ValueError for anything else."""
-    values = msgspec.json.decode(record, type=Values)
-    if len(values) != len(COLUMNS):
-        raise ValueError("a row with other columns")
-    return values

@@ -21,10 +21,10 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 
+from ....accounting.ledger.workers import MAX_WORKERS, WorkerSlot
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lock, unlock
-from ..ledger.workers import MAX_WORKERS, WorkerSlot
 from . import accounts
 from .accounts import Claim, Kind, Standing
 from .store import Admission

@@ -68,7 +68,7 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
-            if growth is not None and not reader.ended and not await growth.covers(batch, *meter.written):
+            if not reader.ended and not await growth.covers(batch, *meter.written):
                 call.copied = None  # another request may get more
                 await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return
@@ -77,8 +77,7 @@ async def relay_stream(
             raise
     finally:
         meter.settle()
-        if growth is not None:
-            growth.settle(call.row, is_reported=meter.is_reported)
+        growth.settle(call.row, is_reported=meter.is_reported)
     if reader.ended:
         return
     if not call.begun.is_finished:
@@ -118,7 +117,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(b"".join(shown), more=True)
             if failure is not None:
                 raise failure
-            if growth is not None and not passage.ended and not await growth.covers(batch, passage.texts, False):
+            if not passage.ended and not await growth.covers(batch, passage.texts, False):
                 await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not passage.ended:
@@ -128,33 +127,31 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             raise
     finally:
         passage.settle()
-        if growth is not None:
-            growth.settle(call.row, is_reported=passage.ended)
+        growth.settle(call.row, is_reported=passage.ended)
     await call.emit(b"", more=False)
 
 
 @dataclass(slots=True)
 class Growth:
-    """The reservation of a stream, topped up every few thousand tokens."""
+    """The reservation of a stream, topped up every few thousand tokens. Without a budget nothing is counted."""
 
-    answer: GrowingAnswer
-    account: Account
+    account: Account | None
+    answer: GrowingAnswer | None
 
     @classmethod
-    def of(cls, call: Call) -> Growth | None:
-        """None where no budget applies."""
-        account = call.account
-        return None if account is None or account.growing is None else cls(account.growing, account)
+    def of(cls, call: Call) -> Growth:
+        return cls(call.account, call.account and call.account.growing)
 
     async def covers(self, batch: Sequence[bytes], texts: int, is_counted: bool) -> bool:
         """Whether the budget covers the answer after `batch`. `texts`: its tokens if counted, else events with text."""
-        answer = self.answer
+        if (answer := self.answer) is None or self.account is None:
+            return True
         answer.texts, answer.bytes = texts, 0 if is_counted else answer.bytes + sum(map(num_text_bytes, batch))
         return not answer.is_short or await self.account.tops_up(answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
         """Book the estimate of a stream that ended without its usage: events hold several tokens."""
-        if not is_reported:
+        if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
 

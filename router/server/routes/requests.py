@@ -23,7 +23,7 @@ prepare_types(Feedback)
 
 async def why(context: RequestContext) -> WireResponse:
     await context.router.start()
-    return WireResponse.json(explanation_of(context.router.request(context.parameters["id"])))
+    return WireResponse.json(explanation_of(await context.router.request(context.parameters["id"])))
 
 
 async def give_feedback(context: RequestContext) -> WireResponse:

@@ -19,7 +19,7 @@ from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow, values_of
-from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.planning.plan import Planner, PlanObjective
 from updraft.cloud_engine.planning.simulation import NodeShape, SimulatedNode, simulate
@@ -181,7 +181,7 @@ def test_traces(tmp_path: Path) -> None:
         "2023-11-16 18:15:50.6805900,396,109\n"
     )
     mooncake.write_text('{"timestamp": 500, "input_length": 600, "output_length": 5, "hash_ids": [7, 9]}\n')
-    store = SqliteStore(ledger)
+    store = open_store(ledger)
     rows = [
         UsageRow(str(number), prompt_tokens=5, completion_tokens=number, started_at=9.0 + number) for number in (0, 2)
     ]

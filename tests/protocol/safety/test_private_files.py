@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from updraft.classifier.online.experience import Experience
 from updraft.classifier.policy.files import put_policy
-from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.local_engine.machine.notes import Notes
 from updraft.local_engine.store.library import Library
 from updraft.model_files.download import part as part_file
@@ -45,7 +45,7 @@ def keep_everything(home: Path) -> None:
     assert config.ledger is not None
     with closing(Ledger(config.ledger)), closing(Experience(home / "experience.sqlite3")):
         assert (home / "ledger.sqlite3-shm").exists()
-        meter = SqliteStore(home / "gateway.sqlite3")
+        meter = open_store(home / "gateway.sqlite3")
         Notes("tried-models").write("key", Note("well"))
         put_policy(home / "policies" / "a--b", {"gate1-0123456789abcdef.onnx": b"graph"}, b"{}")
         with Library().lock("a"):

@@ -248,7 +248,7 @@ def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: Bud
         ledger.record(replace(row, id="month", ts=now - 20 * 86_400))
         ledger.record(replace(row, id="new", ts=now))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("updraft.router.accounting.retention.time.time", lambda: now)
+            patched.setattr("updraft.router.router.time.time", lambda: now)
             async with bench(ESCALATE, ledger_days=10, budget=budget):
                 for _ in range(1500):
                     await asyncio.sleep(0.02)

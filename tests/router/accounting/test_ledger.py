@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from updraft.accounting.ledger.store import SqliteStore
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.accounting.ledger import GROUPS, Ledger, LedgerRow
+from updraft.router.accounting.ledger import GROUPS, REQUESTS, Ledger, LedgerRow
 
 ROW = LedgerRow(
     id="chatcmpl-0", ts=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
@@ -102,7 +103,8 @@ def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
     ledger = Ledger(path)
     for index in range(10):
         ledger.record(replace(ROW, id=str(index), ts=float(index)))
-    assert (ledger.prune(0.0, 5), ledger.prune(6.0, 4), ledger.prune(6.0, 4), ledger.prune(6.0, 4)) == (0, 4, 2, 0)
+    with closing(SqliteStore(path, REQUESTS)) as store:
+        assert [store.prune(before, most) for before, most in ((0.0, 5), (6.0, 4), (6.0, 4), (6.0, 4))] == [0, 4, 2, 0]
     assert [row.id for row in ledger.rows()] == ["9", "8", "7", "6"]
     ledger.close()
 

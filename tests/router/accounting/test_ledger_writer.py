@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from typing import Any
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
+from updraft.accounting.ledger.writer import CLOSE_S
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.ledger_writer import CLOSING_S, LedgerWriter
+from updraft.router.accounting.ledger_writer import RequestWriter, collect_rows
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings
@@ -121,38 +126,80 @@ def test_who_can_spend_nothing_does_not_ask_for_the_budget(bench: Any, cloud: Fa
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_the_end_waits_for_the_last_rows_and_says_which_are_lost(
+def test_the_end_waits_for_the_last_rows_and_leaves_the_rest_to_the_next_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, released: bool
 ) -> None:
+    path = tmp_path / "ledger.sqlite3"
+
     async def test() -> None:
-        path = tmp_path / "ledger.sqlite3"
-        ledger_writer = LedgerWriter(Ledger(path, busy_s=0.01))
+        writer = RequestWriter(path)
         with held(path) as other:
-            ledger_writer.enter(ROW)
+            writer.enter(ROW)
             if released:
                 asyncio.get_running_loop().call_later(0.4, other.execute, "COMMIT")
             began = time.monotonic()
-            await ledger_writer.close()
-            assert time.monotonic() - began < (CLOSING_S if released else CLOSING_S + 2)
-        reader = Ledger(path)
-        assert [row.id for row in reader.rows()] == ([ROW.id] if released else [])
-        reader.close()
+            await writer.aclose(CLOSE_S if released else 1.0)
+            assert time.monotonic() - began < CLOSE_S
 
     with caplog.at_level(logging.WARNING):
         run(test())
-    assert ("1 requests are not in the ledger" in caplog.text) == (not released)
+    assert ("1 rows are left for the next process" in caplog.text) == (not released)
+    for _ in range(2):
+        collect_rows(path)
+        with closing(Ledger(path)) as reader:
+            assert [row.id for row in reader.rows()] == [ROW.id], "once, whoever looks how often"
 
 
-def test_what_cannot_be_written_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_rows_delay_no_other_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "ledger.sqlite3"
+
     async def test() -> None:
-        ledger = Ledger(tmp_path / "ledger.sqlite3")
-        ledger_writer = LedgerWriter(ledger)
-        ledger_writer.enter(ROW)
-        ledger_writer.enter(ROW)
-        ledger_writer.enter(replace(ROW, id="b", gate=2**70))
-        ledger_writer.enter(replace(ROW, id="c"))
-        assert [row.id for row in ledger.rows()] == ["c", ROW.id]
-        await ledger_writer.close()
+        writer = RequestWriter(path)
+        writer.enter(ROW)
+        writer.enter(ROW)
+        writer.enter(replace(ROW, id="b", gate=2**70))
+        writer.enter(replace(ROW, id="c"))
+        await writer.aclose()
 
     run(test())
-    assert caplog.text.count("cannot be entered in the ledger") == 2
+    with closing(Ledger(path)) as ledger:
+        assert [row.id for row in ledger.rows()] == ["c", ROW.id]
+    assert caplog.text.count("cannot be entered in the ledger") == 1
+
+
+def test_a_damaged_ledger_is_reported_and_stops_no_request(
+    bench: Any, cloud: FakeCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.answer("cloud")
+            size = b.ledger.stat().st_size
+            damage(b.ledger)
+            assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert "malformed" in str(b.router.ledger_problem)
+            assert (await b.answer("cloud"))["updraft"]["route"] == "cloud"
+            health = await b.handle(WireRequest("GET", "/health", {}, b""))
+            assert (health.status, json.loads(health.body)["ledger"]) == (200, "unavailable")
+            page = await b.handle(WireRequest("GET", "/updraft/requests", {}, b"", query="limit=5"))
+            assert page.status in (200, 503), page.body
+            assert b.ledger.stat().st_size >= size
+
+    with caplog.at_level(logging.ERROR):
+        run(test())
+    assert "updraft doctor" in caplog.text
+
+
+def damage(ledger: Path) -> None:
+    """Overwrite all pages but the first, in the file and in its log."""
+    with closing(sqlite3.connect(ledger)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for number in range(50):
+            other.execute("INSERT INTO spending VALUES (?, 0, 'x', 0, 0, 0, 0)", (f"{number}",))
+        other.execute("DELETE FROM spending")
+        other.commit()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    program = (
+        "import sys; file = open(sys.argv[1], 'r+b'); file.seek(4096); file.write(b'x' * (int(sys.argv[2]) - 4096))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(ledger), str(ledger.stat().st_size)], check=True)

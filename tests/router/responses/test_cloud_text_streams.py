@@ -17,9 +17,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
-from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
-from waiting import wait_for
+from waiting import ledger_rows, wait_for
 
 SCORES = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}], "text_offset": [0]}
 ASKED: dict[str, Any] = {"model": "cloud", "prompt": "once", "stream": True}
@@ -74,11 +73,7 @@ def client(cloud: Cloud, tmp_path: Path) -> Iterator[openai.OpenAI]:
 
 
 def status_of(folder: Path) -> int:
-    reader = Ledger(folder / "ledger.sqlite3")
-    try:
-        return reader.rows()[-1].status
-    finally:
-        reader.close()
+    return ledger_rows(folder / "ledger.sqlite3")[-1].status
 
 
 @pytest.mark.parametrize("counted", [True, False])

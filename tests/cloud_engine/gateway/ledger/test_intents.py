@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_worker import row
-from updraft.cloud_engine.gateway.ledger.intents import IntentFile
+from updraft.accounting.ledger.intents import IntentFile
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
-from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.cloud_engine.gateway.ledger.opening import open_store
 
 LONG = 1020  # bytes of the longest record
 
@@ -58,7 +58,7 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
     path = tmp_path / "usage"
 
     async def work() -> None:
-        ledger = UsageLedger(SqliteStore(path))
+        ledger = UsageLedger(open_store(path))
         opened = [row(number) for number in range(4200)]
         await asyncio.gather(*(ledger.open(each) for each in opened))
         for each in opened[:4190]:
@@ -69,7 +69,7 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
         ledger.close()
 
     asyncio.run(work())
-    UsageLedger(SqliteStore(path)).close()
+    UsageLedger(open_store(path)).close()
     states = [state for _, state in rows(path)]
     assert (states.count("settled"), states.count("abandoned"), len(states)) == (4190, 11, 4201)
 
@@ -82,9 +82,9 @@ def test_what_was_settled_before_a_kill_keeps_its_tokens(tmp_path: Path) -> None
         "from pathlib import Path\n"
         "from ledger_worker import row\n"
         "from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger\n"
-        "from updraft.cloud_engine.gateway.ledger.store import SqliteStore\n"
+        "from updraft.cloud_engine.gateway.ledger.opening import open_store\n"
         "async def work():\n"
-        "    ledger = UsageLedger(SqliteStore(Path(sys.argv[1])))\n"
+        "    ledger = UsageLedger(open_store(Path(sys.argv[1])))\n"
         "    ledger.flush()\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.readline()\n"
@@ -106,7 +106,7 @@ def test_what_was_settled_before_a_kill_keeps_its_tokens(tmp_path: Path) -> None
             other.execute("BEGIN EXCLUSIVE")
             worker.communicate("go\n")
             other.execute("ROLLBACK")
-    UsageLedger(SqliteStore(path)).close()
+    UsageLedger(open_store(path)).close()
     with closing(sqlite3.connect(path)) as connection:
         found = set(connection.execute("SELECT request_id, state, completion_tokens FROM usage"))
     assert found == {
@@ -127,7 +127,7 @@ def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogC
     path = tmp_path / "usage"
 
     async def work() -> None:
-        ledger = UsageLedger(SqliteStore(path))
+        ledger = UsageLedger(open_store(path))
         for number in range(3):
             await ledger.open(row(number))
         ledger.close()
@@ -138,7 +138,7 @@ def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogC
         file.remove(place)
         assert file.add(record[:-9]) == place
     with caplog.at_level(logging.ERROR):
-        UsageLedger(SqliteStore(path)).close()
+        UsageLedger(open_store(path)).close()
     assert [state for _, state in rows(path)] == ["abandoned"] * 2
     assert "what it left is damaged" in caplog.text
 
@@ -146,9 +146,9 @@ def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogC
 def test_files_of_dead_workers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "usage"
     folder = path.with_name("usage.workers")
-    first, second = SqliteStore(path), SqliteStore(path)
+    first, second = open_store(path), open_store(path)
     first.close()
-    third, fourth = SqliteStore(path), SqliteStore(path)
+    third, fourth = open_store(path), open_store(path)
     assert {each.name for each in folder.glob("intents-*")} == {"intents-0", "intents-1", "intents-2"}
     fourth.close()
     assert list(second.left_behind()) == [[]]

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from ledger_worker import row
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
-from updraft.cloud_engine.gateway.ledger.store import SqliteStore
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from waiting import wait_for
 
@@ -219,7 +218,7 @@ def test_a_server_that_is_gone_is_told_at_the_start_and_stops_no_worker(
 def test_the_thread_outlives_what_nobody_foresaw(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file of another program's that names a worker, and a store that is broken."""
     store = open_store(tmp_path / "usage")
-    other = SqliteStore(tmp_path / "usage")
+    other = open_store(tmp_path / "usage")
     (tmp_path / "usage.workers" / "worker-1").write_bytes(other.worker.encode() + b"\xff")
     (tmp_path / "usage.workers" / "intents-2").mkdir()
 
@@ -394,7 +393,7 @@ def test_any_order_of_events_leaves_one_row_each(
     file = tmp_path_factory.mktemp("usage") / "usage.sqlite3"
 
     async def work() -> None:
-        ledger = UsageLedger(SqliteStore(file))
+        ledger = UsageLedger(open_store(file))
         known = [row(number) for number in range(6)]
         wanted: dict[str, tuple[str, int]] = {}
         for at, (number, event) in enumerate(events):
@@ -411,13 +410,13 @@ def test_any_order_of_events_leaves_one_row_each(
                 assert ledger.flush(60)
             else:
                 ledger.close()  # its slot is free, as after a crash
-                ledger = UsageLedger(SqliteStore(file))
+                ledger = UsageLedger(open_store(file))
                 wanted = {
                     key: ("abandoned", 0) if state == "intent" else (state, tokens)
                     for key, (state, tokens) in wanted.items()
                 }
         ledger.close()
-        UsageLedger(SqliteStore(file)).close()
+        UsageLedger(open_store(file)).close()
         found = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
         assert {key: state for key, (state, _) in found.items()} == {
             key: state.replace("intent", "abandoned") for key, (state, _) in wanted.items()

@@ -1,7 +1,7 @@
 """Rows before their commit, in a mapped file that outlives its worker: a place for each request, no disk to wait for.
 
-What stands there is the row that the request gets if the worker dies: at first an abandoned one, at its end the settled
-one. A kill in between leaves every place whole: its length is stored last.
+A place holds the row that the request gets if the worker dies: at first an abandoned row, at the end the settled one.
+A kill in between leaves every place whole, since the length is stored last.
 """
 
 from __future__ import annotations
@@ -14,67 +14,65 @@ from contextlib import closing
 from pathlib import Path
 from struct import Struct
 
-from ....protocol.decoding import UNREADABLE
-from ....protocol.errors import ConfigurationError, DiskSpaceError
-from ....protocol.safety.private_files import private_file
-from ....protocol.safety.system import reserve_blocks
-from .metering import Values, values_in
-from .workers import WorkerSlot
+from ...protocol.decoding import UNREADABLE
+from ...protocol.errors import ConfigurationError, DiskSpaceError
+from ...protocol.safety.private_files import private_file
+from ...protocol.safety.system import reserve_blocks
+from .table import LedgerTable, Values
+from .workers import WorkerSlot, left_behind
 
-_PLACES = 4096
-_PLACE_BYTES = 1024
-_BYTES = _PLACES * _PLACE_BYTES
 _LENGTH = Struct("=I")
-_ROOM = _PLACE_BYTES - _LENGTH.size
-_log = logging.getLogger("updraft.gateway")
+_log = logging.getLogger("updraft.ledger")
 
 
 class IntentFile:
-    """One thread adds; another one may remove."""
+    """A file with `places` records of up to `place_bytes`. One thread adds records; another one may remove them."""
 
-    def __init__(self, path: Path) -> None:
-        """The file that is there, or a new one. Raises OSError, DiskSpaceError."""
+    def __init__(self, path: Path, places: int = 4096, place_bytes: int = 1024) -> None:
+        """Open or create the file. Raises OSError, DiskSpaceError."""
+        self._places, self._place_bytes = places, place_bytes
+        self._room = place_bytes - _LENGTH.size
         file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
-            reserve_blocks(file, path, _BYTES)
-            self._memory = mmap.mmap(file, _BYTES)
+            reserve_blocks(file, path, places * place_bytes)
+            self._memory = mmap.mmap(file, places * place_bytes)
         finally:
             os.close(file)
         taken = self.records()
-        self._free = [place for place in reversed(range(_PLACES)) if place not in taken]
+        self._free = [place for place in reversed(range(places)) if place not in taken]
 
     def add(self, record: bytes) -> int | None:
         """The place of `record`; None if it is too long, or no place is free."""
         return self._add(record, spared=1)  # which `replace` needs
 
     def _add(self, record: bytes, spared: int) -> int | None:
-        if len(record) > _ROOM or len(self._free) <= spared:
+        if len(record) > self._room or len(self._free) <= spared:
             return None
         place = self._free.pop()
-        begin = place * _PLACE_BYTES
+        begin = place * self._place_bytes
         self._memory[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
         _LENGTH.pack_into(self._memory, begin, len(record))
         return place
 
     def replace(self, place: int, record: bytes) -> int:
-        """The new place, behind which the old one is free. What finds no place leaves the old record."""
+        """The new place, after which the old one is free. A record without a place leaves the old record."""
         if (found := self._add(record, spared=0)) is None:
             return place
         self.remove(place)
         return found
 
     def remove(self, place: int) -> None:
-        _LENGTH.pack_into(self._memory, place * _PLACE_BYTES, 0)
+        _LENGTH.pack_into(self._memory, place * self._place_bytes, 0)
         self._free.append(place)
 
     def records(self) -> dict[int, bytes]:
-        """What stands in the file, by place."""
+        """The records of the file, by place."""
         found: dict[int, bytes] = {}
-        for place in range(_PLACES):
-            begin = place * _PLACE_BYTES
+        for place in range(self._places):
+            begin = place * self._place_bytes
             (length,) = _LENGTH.unpack_from(self._memory, begin)
             if length:
-                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, _ROOM)]
+                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, self._room)]
         return found
 
     def close(self) -> None:
@@ -82,38 +80,46 @@ class IntentFile:
 
 
 class KeptRows:
-    """The file of this worker in `folder`, and what those of dead ones hold."""
+    """The file of this worker in `folder`, and the rows of dead workers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, table: LedgerTable) -> None:
         """Raises ConfigurationError, DiskSpaceError."""
-        self.slot = WorkerSlot(folder)
+        self._table = table
+        self.slot = WorkerSlot(folder, table.max_workers)
         try:
-            self.file = IntentFile(self.slot.intents)
+            self.file = IntentFile(self.slot.intents, table.places, table.place_bytes)
+        except DiskSpaceError:
+            self.slot.close()
+            raise
         except OSError as error:
+            self.slot.close()
             raise ConfigurationError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
         self._left = self.file.records()  # by the worker that had this slot before
 
     def left_behind(self) -> Iterator[list[Values]]:
         """Rows that dead workers did not commit, worker by worker: each forgotten with the next step."""
         if self._left:
-            yield _rows(self._left)
+            yield _rows(self._left, self._table)
         while self._left:
             self.file.remove(self._left.popitem()[0])
-        for path in self.slot.left_behind():
+        for path in left_behind(self.slot.folder, self._table.max_workers, self.slot.number):
             try:
-                with closing(IntentFile(path)) as file:
+                with closing(IntentFile(path, self._table.places, self._table.place_bytes)) as file:
                     records = file.records()
-                yield _rows(records)
+                yield _rows(records, self._table)
                 path.unlink()
             except (OSError, DiskSpaceError) as error:
                 _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
 
+    def close(self) -> None:
+        self.slot.close()
 
-def _rows(records: Mapping[int, bytes]) -> list[Values]:
+
+def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[Values]:
     rows: list[Values] = []
     for record in records.values():
         try:
-            rows.append(values_in(record))
+            rows.append(table.values_in(record))
         except (*UNREADABLE, ValueError) as error:
             _log.error("A request of a dead worker has no row: what it left is damaged (%s).", error)
     return rows

@@ -1,4 +1,4 @@
-"""Usage rows in PostgreSQL, for gateways on several machines.
+"""Ledger rows in PostgreSQL, for gateways on several machines.
 
 A worker lives while its session holds an advisory lock, which the server takes back when the connection ends.
 """
@@ -6,23 +6,23 @@ A worker lives while its session holds an advisory lock, which the server takes 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ....protocol.errors import ConfigurationError, MissingDependencyError
-from ....protocol.safety.redaction import shown_url
-from ....protocol.settings import state_folder
-from .intents import KeptRows
-from .metering import COLUMNS, Values
-from .store import VERSION, LedgerWriteError, RowRefusedError, create_table, insert
+from ...protocol.errors import ConfigurationError, MissingDependencyError
+from ...protocol.safety.redaction import shown_url
+from ...protocol.settings import state_folder
+from .intents import IntentFile, KeptRows
+from .store import ExtraWrite, LedgerWriteError, RowRefusedError
+from .table import LedgerTable, Values
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 _SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
-_TYPES = {"TEXT": "text", "INTEGER": "bigint", "REAL": "double precision"}
 _LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
 
 
@@ -31,11 +31,12 @@ class PostgresStore:
     machine until then.
     """
 
-    _INTENT, _SETTLE = insert("%s", settle=False), insert("%s", settle=True)
     commits_intents = True
 
-    def __init__(self, url: str) -> None:
-        """Raises ConfigurationError."""
+    def __init__(self, url: str, table: LedgerTable, schema: Sequence[str], version: int) -> None:
+        """`schema` has the statements that create the table. Raises ConfigurationError."""
+        self.table, self._schema, self._version = table, schema, version
+        self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
         self._lock = secrets.randbits(31)
@@ -46,8 +47,11 @@ class PostgresStore:
         except self._psycopg.Error as error:  # which may repeat the password
             raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
-        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers")
-        self.intents = self._kept.file
+        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers", table)
+
+    @property
+    def intents(self) -> IntentFile:
+        return self._kept.file
 
     def check(self) -> None:
         try:
@@ -55,13 +59,16 @@ class PostgresStore:
         except self._psycopg.Error as error:
             raise ConfigurationError(f"Cannot use {shown_url(self._url)} as the usage database: {error}.") from error
 
-    def write(self, intents: Sequence[Values], settled: Sequence[Values]) -> None:
+    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        """Raises ValueError for `extras`, which are SQLite's."""
+        if extras:
+            raise ValueError("a ledger in PostgreSQL takes rows only")
         try:
             with self._alive().transaction(), self._connection.cursor() as cursor:
                 if intents:
-                    cursor.executemany(self._INTENT, intents)
+                    cursor.executemany(self._intent, intents)
                 if settled:
-                    cursor.executemany(self._SETTLE, settled)
+                    cursor.executemany(self._settle, settled)
         except self._psycopg.errors.UndefinedTable as error:
             self._disconnect()
             raise LedgerWriteError(str(error)) from error
@@ -75,22 +82,23 @@ class PostgresStore:
 
     def abandon(self) -> int:
         return self._changed(
-            "UPDATE usage SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
+            f"UPDATE {self.table.name} SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
             " lpad(to_hex(objid::bigint), 8, '0') FROM pg_locks WHERE locktype = 'advisory' AND classid = %s)",
             _LOCKS,
         )
 
     def prune(self, before: float, most: int) -> int:
+        name, time = self.table.name, self.table.time
         return self._changed(
-            "DELETE FROM usage WHERE id IN"
-            " (SELECT id FROM usage WHERE started_at < %s ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED)",
+            f"DELETE FROM {name} WHERE id IN"
+            f" (SELECT id FROM {name} WHERE {time} < %s ORDER BY {time} LIMIT %s FOR UPDATE SKIP LOCKED)",
             before,
             most,
         )
 
     def close(self) -> None:
         self._disconnect()
-        self._kept.slot.close()
+        self._kept.close()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -113,14 +121,14 @@ class PostgresStore:
         if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
-                for statement in create_table(_TYPES):
+                for statement in self._schema:
                     connection.execute(statement.encode())
                 if connection.execute("SELECT version FROM usage_schema").fetchone() is None:
-                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (VERSION,))
+                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (self._version,))
         (version,) = connection.execute("SELECT version FROM usage_schema").fetchone()
-        if version != VERSION:
-            raise ConfigurationError(f"{shown_url(self._url)} has schema {version}, this version has {VERSION}.")
-        connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage LIMIT 0".encode())
+        if version != self._version:
+            raise ConfigurationError(f"{shown_url(self._url)} has schema {version}, this version has {self._version}.")
+        connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 
     def _changed(self, query: str, *values: object) -> int:
         try:
@@ -130,7 +138,7 @@ class PostgresStore:
 
 
 @contextmanager
-def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[Iterator[dict[str, Any]]]:
+def connect_to_read(url: str, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
     """The rows of a query, as dictionaries. Raises ConfigurationError."""
     psycopg = _client_library()
     try:
@@ -145,8 +153,7 @@ def connect_to_read(url: str, query: str, values: Sequence[object]) -> Iterator[
 
 def _client_library() -> ModuleType:
     try:
-        import psycopg.conninfo
-        import psycopg.rows  # pyright: ignore[reportMissingImports]
+        psycopg, *_ = map(import_module, ("psycopg", "psycopg.conninfo", "psycopg.rows"))
     except ImportError as error:
         raise MissingDependencyError(
             "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."

@@ -1,0 +1,171 @@
+"""Stores of ledger rows: the interface of a database, and SQLite, which offers it without a server."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.safety.database import Database
+from ...protocol.safety.shared_file import SharedFile
+from .intents import IntentFile, KeptRows
+from .table import LedgerTable, Values
+from .workers import left_behind
+
+ExtraWrite = Callable[[sqlite3.Connection], None]
+"""A change that belongs to a row: both are committed, or none."""
+
+_REFUSALS = (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
+_log = logging.getLogger("updraft.ledger")
+
+
+class LedgerWriteError(Exception):
+    """The database cannot be written now, and may be later."""
+
+
+class RowRefusedError(Exception):
+    """The database refuses one of the rows for good."""
+
+
+class LedgerStore(Protocol):
+    """One connection to the database, which one thread uses at a time."""
+
+    table: LedgerTable
+    # The id of this process in its rows.
+    worker: str
+    # Whether an intent is a row of the database, and survives this machine.
+    commits_intents: bool
+
+    @property
+    def intents(self) -> IntentFile | None:
+        """The rows that are not committed yet. None: these are kept in memory alone."""
+        ...
+
+    def check(self) -> None:
+        """Raises ConfigurationError where the database cannot be used."""
+        ...
+
+    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        """Commit all, or raise LedgerWriteError or RowRefusedError. A settled row stays as it is."""
+        ...
+
+    def left_behind(self) -> Iterator[list[Values]]:
+        """As `KeptRows`. Raises LedgerWriteError."""
+        ...
+
+    def abandon(self) -> int:
+        """Mark the intents of dead workers. Returns their number."""
+        ...
+
+    def prune(self, before: float, most: int) -> int:
+        """Delete up to `most` of the rows before a time. Returns their number."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SqliteStore:
+    """A file that several processes write (WAL): a commit survives the death of each of them.
+
+    `needs_intents`: whether a folder for the intent files is required, or the rows may be in memory alone without it.
+    Raises ConfigurationError.
+    """
+
+    commits_intents = False
+
+    def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
+        self.table = table
+        file = SharedFile(path, table.purpose, table.param, table.busy_s)
+        self._database = Database(file, lambda connection: table.prepare(connection, path))
+        self._kept: KeptRows | None = None
+        try:
+            self._kept = KeptRows(_workers_folder(path), table)
+        except ConfigurationError as error:
+            if needs_intents:
+                self._database.close()
+                raise
+            _log.warning("Requests are not in the ledger if this process is killed while it waits: %s", error)
+        self.worker = "" if self._kept is None else self._kept.slot.id
+
+    @property
+    def intents(self) -> IntentFile | None:
+        return None if self._kept is None else self._kept.file
+
+    def check(self) -> None:
+        """Return at once: the file was opened."""
+
+    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        try:
+            with self._database.transaction() as connection:
+                if intents:
+                    connection.executemany(self.table.insert("?", settle=False), intents)
+                connection.executemany(self.table.insert("?", settle=True), settled)
+                for extra in extras:
+                    extra(connection)
+        except (*_REFUSALS, OverflowError, UnicodeError) as error:
+            raise RowRefusedError(str(error)) from error
+        except sqlite3.Error as error:
+            raise LedgerWriteError(str(error)) from error
+
+    def left_behind(self) -> Iterator[list[Values]]:
+        try:
+            if self._kept is not None:
+                yield from self._kept.left_behind()
+        except OSError as error:
+            raise LedgerWriteError(str(error)) from error
+
+    def abandon(self) -> int:
+        if self.table.state is None or self._kept is None:
+            return 0
+        try:
+            live = self._kept.slot.live_ids()
+        except OSError as error:
+            raise LedgerWriteError(str(error)) from error
+        marks = ", ".join("?" for _ in live)
+        where = f"{self.table.state} = 'intent' AND worker NOT IN ({marks})"
+        return self._changed(f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where}", *live)
+
+    def prune(self, before: float, most: int) -> int:
+        name, time = self.table.name, self.table.time
+        old = f"SELECT rowid FROM {name} WHERE {time} < ? ORDER BY {time} LIMIT ?"
+        try:
+            with self._database.use() as connection:
+                if connection.execute(old, (before, 1)).fetchone() is None:
+                    return 0  # without a lock on the file
+        except sqlite3.Error as error:
+            raise LedgerWriteError(str(error)) from error
+        return self._changed(f"DELETE FROM {name} WHERE rowid IN ({old})", before, most)
+
+    def close(self) -> None:
+        self._database.close()
+        if self._kept is not None:
+            self._kept.close()
+
+    def _changed(self, query: str, *values: object) -> int:
+        try:
+            with self._database.use() as connection:
+                return connection.execute(query, values).rowcount
+        except sqlite3.Error as error:
+            raise LedgerWriteError(str(error)) from error
+
+
+def collect(path: Path, table: LedgerTable) -> None:
+    """Commit the rows that dead processes left beside the file at `path`, if there are any.
+
+    Raises ConfigurationError, OSError, LedgerWriteError or RowRefusedError. Rows that cannot be committed stay.
+    """
+    with closing(left_behind(_workers_folder(path), table.max_workers, None)) as found:
+        if next(found, None) is None:
+            return
+    with closing(SqliteStore(path, table)) as store:
+        for rows in store.left_behind():
+            store.write((), rows)
+
+
+def _workers_folder(path: Path) -> Path:
+    """The folder for the locks and intents of the processes that write the file at `path`."""
+    return path.with_name(f"{path.name}.workers")

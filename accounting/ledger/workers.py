@@ -1,0 +1,102 @@
+"""The living worker processes of a ledger: each holds a lock that the kernel takes back when the process ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.safety.forks import FORKS
+from ...protocol.safety.private_files import private_file
+from ...protocol.safety.system import try_lock
+
+MAX_WORKERS = 32
+
+
+class WorkerSlot:
+    """A numbered place in `folder`, one of `most`, held by this object until `close()` or the death of the process.
+
+    Raises ConfigurationError if all are taken, or the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, most: int = MAX_WORKERS) -> None:
+        self.id = secrets.token_hex(8)
+        self.folder = folder
+        self._most = most
+        try:
+            self._file, self.number = self._take()
+            os.write(self._file, self.id.encode())
+        except OSError as error:
+            raise ConfigurationError(f"Cannot use {folder} for the locks of the workers: {error}.") from error
+        FORKS.add(self)
+
+    def close(self) -> None:
+        """Idempotent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def before_fork(self, _: float, /) -> bool:
+        return True
+
+    def after_fork(self, in_child: bool, /) -> None:
+        """A child must not hold the lock of its parent, which may die before it."""
+        if in_child:
+            self.close()
+
+    def living(self, numbers: Iterable[int]) -> set[int]:
+        """Those of the slots that are held."""
+        return {number for number in numbers if self._holder(number)}
+
+    def live_ids(self) -> list[str]:
+        """Of all workers that live."""
+        return [worker for number in range(self._most) if (worker := self._holder(number))]
+
+    @property
+    def intents(self) -> Path:
+        """The file for the rows of this worker."""
+        return _intents(self.folder, self.number)
+
+    def _take(self) -> tuple[int, int]:
+        for number in range(self._most):
+            file = os.open(private_file(_lock(self.folder, number)), os.O_RDWR)
+            if try_lock(file):
+                return file, number
+            os.close(file)
+        raise ConfigurationError(f"{self._most} workers share {self.folder} already: use fewer, or another --db.")
+
+    def _holder(self, number: int) -> str:
+        """Empty: nobody."""
+        if number == self.number:
+            return self.id
+        try:
+            file = os.open(_lock(self.folder, number), os.O_RDWR)
+        except FileNotFoundError:
+            return ""
+        try:
+            return "" if try_lock(file) else os.read(file, 16).decode("ascii", "replace")
+        finally:
+            os.close(file)
+
+
+def left_behind(folder: Path, most: int, own: int | None) -> Generator[Path]:
+    """The files for the rows of dead workers. Nobody takes their places while the loop is at it. Raises OSError."""
+    for number in range(most):
+        if number == own or not _intents(folder, number).exists():
+            continue
+        file = os.open(private_file(_lock(folder, number)), os.O_RDWR)
+        try:
+            if try_lock(file):
+                yield _intents(folder, number)
+        finally:
+            os.close(file)
+
+
+def _intents(folder: Path, number: int) -> Path:
+    return folder / f"intents-{number}"
+
+
+def _lock(folder: Path, number: int) -> Path:
+    return folder / f"worker-{number}"

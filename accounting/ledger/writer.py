@@ -1,0 +1,317 @@
+"""The writer of a ledger: rows are kept in a mapped file at once, and committed by a thread, many at a time.
+
+One wait for the disk serves many requests (group commit). A disk that fails or hangs, and a process that holds the
+database, never block the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
+from .table import Values, record_of
+
+MAX_WAITING = 20_000
+"""Rows, of about a kilobyte each, that wait in memory for a database to come back."""
+
+FLUSH_S = 2.0
+CLOSE_S = 5.0
+DAY_S = 86_400
+_MAX_BATCH = 1000
+_SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
+_RETRY_S = 0.5
+_HANGS_S = 1.0  # that the last commit may take longer
+_POLL_S = 0.002
+_HOUSEKEEPING_S = 60.0
+_HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
+_PRUNED_AT_ONCE = 500
+_log = logging.getLogger("updraft.ledger")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One row on its way to the disk."""
+
+    # In the order of the columns.
+    values: Values
+    # Settled, or still an intent.
+    settled: bool
+    # Resolved with the commit, for requests that wait for it.
+    committed: asyncio.Future[bool] | None = None
+    # Of its record in the store's file, until the commit.
+    place: int | None = None
+    # A change that is committed with the row.
+    extra: ExtraWrite | None = None
+
+
+class LedgerWriter:
+    """Safe in one event loop; several processes may have one each on one database. `close()` it in the end.
+
+    `keep_from`: gives the time, in seconds since the epoch, before which rows are deleted.
+    `drops_intents`: unsettled rows are dropped after a failed commit, since their requests were refused.
+    """
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        *,
+        keep_from: Callable[[], float] | None = None,
+        drops_intents: bool = False,
+        consequence: str = "go on, and rows wait in memory",
+    ) -> None:
+        self.worker = store.worker
+        #: Rows that are not in the ledger and never will be.
+        self.lost = 0
+        #: Commits that failed.
+        self.failures = 0
+        #: Why the last commit failed; None: it did not.
+        self.problem: str | None = None
+        self._store = store
+        self._keep_from = keep_from
+        self._drops_intents = drops_intents
+        self._consequence = consequence
+        self._calls: queue.SimpleQueue[threading.Event | Literal["write", "end"]] = queue.SimpleQueue()
+        self._places: dict[str, int] = {}  # of kept rows, by id
+        self._entered: deque[Entry] = deque()
+        self._unwritten: list[Entry] = []
+        self._late: asyncio.TimerHandle | None = None
+        self._closes_at: float | None = None
+        self._committing_since: float | None = None
+        self._housekeeping_at = 0.0
+        self._healed_failures = 0  # the count of failures at the last commit
+        self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait to be written, about."""
+        return len(self._entered) + len(self._unwritten)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last commit failed."""
+        return self.problem is not None
+
+    def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
+        """Wait until all rows entered before are committed. False: some are not yet.
+
+        `collect`: those that dead processes left behind, too.
+        """
+        if collect:
+            self._housekeeping_at = 0.0
+        done = threading.Event()
+        self._calls.put(done)
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what is left, for which there are `timeout_s` seconds. The rest stays for the next process."""
+        self._end(timeout_s)
+        self._thread.join(timeout_s + _HANGS_S)
+        self._check_end()
+
+    async def aclose(self, timeout_s: float = CLOSE_S) -> None:
+        """As `close`, without blocking the event loop, and without a thread: at exit none can be started."""
+        self._end(timeout_s)
+        until = time.monotonic() + timeout_s + _HANGS_S
+        while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no events
+            await asyncio.sleep(_POLL_S)
+        self._check_end()
+
+    def _end(self, timeout_s: float) -> None:
+        self._closes_at = time.monotonic() + timeout_s
+        self._calls.put("end")
+
+    def _check_end(self) -> None:
+        if self._thread.is_alive():
+            _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
+
+    def _hangs(self) -> bool:
+        """Whether the disk, or another process, has held a commit up for long."""
+        since = self._committing_since
+        return since is not None and time.monotonic() > since + FLUSH_S
+
+    def _keep(self, row_id: str, values: Values) -> bool:
+        """Whether the store has a place for the row as it is now, until its commit."""
+        intents, before = self._store.intents, self._places.get(row_id)
+        if self._closes_at is not None or intents is None:
+            return False
+        with contextlib.suppress(UnicodeError):  # the database will say so
+            record = record_of(values)
+            place = intents.add(record) if before is None else intents.replace(before, record)
+            if place is not None:
+                self._places[row_id] = place
+        return row_id in self._places
+
+    def _settle(self, row_id: str, values: Values, extra: ExtraWrite | None = None) -> None:
+        self._enter(Entry(values, settled=True, place=self._places.pop(row_id, None), extra=extra))
+
+    def _enter(self, entry: Entry) -> None:
+        if self.waiting >= MAX_WAITING:
+            self.lost += 1
+            self._forget([entry])
+            if entry.committed is not None:
+                entry.committed.set_result(False)
+            return
+        self._entered.append(entry)
+        if entry.committed is not None:
+            self._calls.put("write")
+        elif self._late is None:
+            self._late = asyncio.get_running_loop().call_later(_SETTLED_S, self._write_late)
+
+    def _write_late(self) -> None:
+        self._late = None
+        if self._entered:
+            self._calls.put("write")
+
+    def _run(self) -> None:
+        self._keep_house()
+        goes_on = True
+        while goes_on or (self.waiting and self._has_time()):
+            goes_on, flushed = self._take(goes_on)
+            self._write()
+            if not self.failing:
+                self._keep_house()
+            for done in flushed:
+                if self.failing:
+                    self._calls.put(done)
+                else:
+                    done.set()
+            if self.failing and self._has_time():
+                time.sleep(_RETRY_S)
+        if self.waiting:
+            self._tell_what_is_left()
+        self._store.close()
+
+    def _tell_what_is_left(self) -> None:
+        kept = sum(each.place is not None for each in (*self._unwritten, *self._entered))
+        self.lost += self.waiting - kept
+        if kept:
+            _log.warning("%d rows are left for the next process: the ledger cannot be written now.", kept)
+        if self.waiting > kept:
+            _log.error("%d rows are not in the ledger.", self.waiting - kept)
+
+    def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
+        """Move the new rows to `_unwritten`. False: they were the last."""
+        flushed: list[threading.Event] = []
+        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
+        with contextlib.suppress(queue.Empty):
+            call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
+            while True:
+                goes_on = goes_on and call != "end"
+                if isinstance(call, threading.Event):
+                    flushed.append(call)
+                call = self._calls.get_nowait()
+        while self._entered and len(self._unwritten) < _MAX_BATCH:
+            self._unwritten.append(self._entered[0])  # `waiting` counts it at every moment
+            self._entered.popleft()
+        if self._entered:  # more than one batch
+            for call in (*flushed, "write"):
+                self._calls.put(call)
+            flushed.clear()
+        return goes_on, flushed
+
+    def _has_time(self) -> bool:
+        return self._closes_at is None or time.monotonic() < self._closes_at
+
+    def _write(self) -> None:
+        batch = self._unwritten
+        if not batch:
+            self.problem = None  # the next row finds out
+            return
+        self._committing_since = time.monotonic()
+        try:
+            self._commit(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on and says so
+            if self.failures == self._healed_failures:
+                message = "The ledger cannot be written: %s. Requests %s."
+                is_unknown = not isinstance(error, LedgerWriteError)
+                _log.error(message, error, self._consequence, exc_info=is_unknown)
+            self.problem = str(error)
+            self.failures += 1
+            kept = [each for each in batch if each.settled or not self._drops_intents]
+            self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
+            _tell(batch, is_written=False)
+        else:
+            if self.failures != self._healed_failures:
+                _log.warning("The ledger is written again.")
+            self._healed_failures = self.failures
+            self.problem = None
+            self._unwritten = []
+            self._forget(batch)
+            _tell(batch, is_written=True)
+        finally:
+            self._committing_since = None
+
+    def _forget(self, batch: Sequence[Entry]) -> None:
+        """Free the places of the rows."""
+        for each in batch:
+            if each.place is not None and self._store.intents is not None:
+                self._store.intents.remove(each.place)
+
+    def _commit(self, batch: Sequence[Entry]) -> None:
+        try:
+            self._store.write(
+                [each.values for each in batch if not each.settled],
+                [each.values for each in batch if each.settled],
+                [each.extra for each in batch if each.extra is not None],
+            )
+        except RowRefusedError as error:
+            if len(batch) > 1:
+                for each in batch:
+                    self._commit([each])
+            else:
+                self.lost += 1
+                _log.error("A row cannot be entered in the ledger: %s.", error)
+
+    def _keep_house(self) -> None:
+        """Now and then: enter what dead workers left behind, mark their intents, and delete old rows."""
+        if self.failing or time.monotonic() < self._housekeeping_at:
+            return
+        deleted, pause_s = 0, _HOUSEKEEPING_S
+        try:
+            count = 0
+            for rows in self._store.left_behind():
+                settled = [self._store.table.is_settled(values) for values in rows]
+                self._commit(
+                    [Entry(values, settled=is_settled) for values, is_settled in zip(rows, settled, strict=True)]
+                )
+                count += settled.count(False)
+            if count := count + self._store.abandon():
+                _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
+            if self._keep_from is not None:
+                deleted = self._store.prune(self._keep_from(), _PRUNED_AT_ONCE)
+        except Exception as error:  # noqa: BLE001 - as above
+            pause_s = _HOUSEKEEPING_AGAIN_S
+            _log.warning(
+                "Old rows of the ledger stay for now: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
+            )
+        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
+
+
+def _tell(batch: Sequence[Entry], *, is_written: bool) -> None:
+    """One wake-up for all who wait for this commit."""
+    waiting = [each.committed for each in batch if each.committed is not None]
+    if not waiting:
+        return
+
+    def wake() -> None:
+        for each in waiting:
+            note(each, is_written)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        waiting[0].get_loop().call_soon_threadsafe(wake)
+
+
+def note(committed: asyncio.Future[bool], is_written: bool) -> None:
+    """Resolve the future, unless it is."""
+    if not committed.done():
+        committed.set_result(is_written)

@@ -1,0 +1,88 @@
+"""A SQLite database as one process uses it: one connection, which threads take turns with and no fork copies."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from ..errors import ConfigurationError
+from ..wal import transaction
+from .forks import FORKS
+from .shared_file import SharedFile
+
+
+class Database:
+    """A connection to `file`, opened at once after `prepare`, and again after a fork of the process.
+
+    `busy_s` replaces the wait of `file` for other writers once the database is open. `read_only`: change nothing, make
+    no file. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        file: SharedFile,
+        prepare: Callable[[sqlite3.Connection], object],
+        *,
+        busy_s: float | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._file = file
+        self._prepare = prepare
+        self._busy_s = file.busy_s if busy_s is None else busy_s
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+        FORKS.add(self)
+        with self._lock:
+            self._open()
+
+    @contextmanager
+    def use(self) -> Generator[sqlite3.Connection]:
+        """The connection, for this thread alone. Read results before the block ends. Raises sqlite3.Error."""
+        if FORKS.problem:  # a thread that does not exist in this child may hold the lock
+            raise sqlite3.OperationalError(FORKS.problem)
+        with self._lock:
+            if self._is_closed:
+                raise sqlite3.ProgrammingError(f"{self._file.path} is closed")
+            try:
+                connection = self._connection or self._open()
+            except ConfigurationError as error:
+                raise sqlite3.OperationalError(error.message) from error
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Alone with the file, also among processes: what is read in the block holds until it is written."""
+        with self.use() as connection, transaction(connection):
+            yield connection
+
+    def close(self) -> None:
+        if not FORKS.problem:
+            with self._lock:
+                self._is_closed = True
+                self._disconnect()
+
+    def before_fork(self, timeout_s: float, /) -> bool:
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        self._disconnect()
+        return True
+
+    def after_fork(self, _: bool, /) -> None:
+        self._lock.release()
+
+    def _open(self) -> sqlite3.Connection:
+        if FORKS.problem:
+            raise ConfigurationError(f"Cannot use {self._file.path} {self._file.purpose}: {FORKS.problem}.")
+        connection = self._file.open(self._prepare, read_only=self._read_only)
+        connection.execute(f"PRAGMA busy_timeout={round(self._busy_s * 1000)}")
+        self._connection = connection
+        return connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

@@ -1,0 +1,151 @@
+"""Apps that end, fork or are killed in any way: every answer keeps its row, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from router_fakes import FakeCloud
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.ledger_writer import collect_rows
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked and killed by signal")
+
+BEGIN = """
+import atexit, asyncio, multiprocessing, os, sys, threading, time
+import updraft
+
+client = updraft.OpenAI(max_retries=0)
+
+def ask(n=1, client=client):
+    for _ in range(n):
+        answer = client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hi"}])
+        os.write(1, answer.model_extra["updraft"]["request_id"].encode() + b"\\n")
+"""
+ENDS = {
+    "the end of the program": "ask(5)",
+    "sys.exit in a coroutine": "async def main():\n    ask(5)\n    sys.exit(0)\nasyncio.run(main())",
+    "an exception": "ask(5)\nraise SystemExit(0)",
+    "SIGTERM": "ask(5)\nos.kill(os.getpid(), 15)",
+    "SIGKILL": "ask(5)\nos.kill(os.getpid(), 9)",
+    "os._exit": "ask(5)\nos._exit(0)",
+    "a thread that is no daemon": "ask(1)\nthreading.Thread(target=ask, args=(4,)).start()",
+}
+
+
+def run(program: str, home: Path, cloud: FakeCloud) -> subprocess.CompletedProcess[str]:
+    settings = {"UPDRAFT_HOME": str(home), "UPDRAFT_CLOUD_URL": cloud.url, "UPDRAFT_CLOUD_MODEL": "big"}
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + program],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def ids(home: Path) -> list[str]:
+    """Of the rows, after those that ended processes left behind are in."""
+    collect_rows(home / "ledger.sqlite3")
+    with closing(Ledger(home / "ledger.sqlite3")) as ledger:
+        return sorted(row.id for row in ledger.rows(limit=10**6) if row.status == 200)
+
+
+@contextmanager
+def busy(ledger: Path) -> Iterator[None]:
+    """Another process holds the write lock."""
+    with closing(sqlite3.connect(ledger, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_answer_keeps_its_row_beside_a_busy_writer(cloud: FakeCloud, tmp_path: Path, end: str) -> None:
+    Ledger(tmp_path / "ledger.sqlite3").close()
+    with busy(tmp_path / "ledger.sqlite3"):
+        done = run(ENDS[end], tmp_path, cloud)
+    assert len(done.stdout.split()) == 5, done.stderr
+    assert ids(tmp_path) == sorted(done.stdout.split())
+    assert ids(tmp_path) == sorted(done.stdout.split()), "once, whoever looks how often"
+
+
+def test_requests_in_atexit_handlers_work_or_are_refused_by_name(cloud: FakeCloud, tmp_path: Path) -> None:
+    program = """
+def late(client):
+    try:
+        ask(1, client)
+    except Exception as error:
+        print("refused:", error, flush=True)
+
+atexit.register(late, client)
+atexit.register(late, updraft.OpenAI(max_retries=0, cloud_model="other"))
+ask(1)
+"""
+    done = run(program, tmp_path, cloud)
+    first, *late = done.stdout.splitlines()
+    assert len(late) == 2, done.stderr
+    assert all("refused: " not in line or "interpreter is shutting down" in line for line in late), late
+    assert ids(tmp_path) == sorted([first, *(line for line in late if "refused" not in line)])
+    assert done.stderr == ""
+
+
+FORKS = """
+ends = threading.Event()
+
+def go_on():
+    while not ends.is_set():
+        ask(1)
+
+ask(1)  # fills openai's cached properties, whose locks Python 3.11 would copy to the child
+threads = [threading.Thread(target=go_on) for _ in range(4)]
+for thread in threads:
+    thread.start()
+children = []
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        ask(1)
+        os._exit(0)
+    children.append(child)
+    assert os.waitpid(child, 0)[1] == 0
+ends.set()
+for thread in threads:
+    thread.join()
+process = multiprocessing.get_context("fork").Process(target=ask)
+process.start()
+process.join(30)
+assert process.exitcode == 0
+client.close()
+"""
+
+
+def test_forks_beside_busy_threads_neither_hang_nor_lose_a_row(cloud: FakeCloud, tmp_path: Path) -> None:
+    done = run(FORKS, tmp_path, cloud)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split()
+    assert len(printed) > 13
+    assert ids(tmp_path) == sorted(printed)
+
+
+def test_a_child_of_a_fork_holds_no_lock_of_its_parent(cloud: FakeCloud, tmp_path: Path) -> None:
+    """The child outlives its parent: the rows that the parent left are entered nevertheless."""
+    Ledger(tmp_path / "ledger.sqlite3").close()
+    program = """
+ask(2)
+if os.fork() == 0:
+    os.close(1), os.close(2)
+    time.sleep(20)
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+    with busy(tmp_path / "ledger.sqlite3"):
+        done = run(program, tmp_path, cloud)
+    assert ids(tmp_path) == sorted(done.stdout.split())
+    assert len(done.stdout.split()) == 2
