@@ -322,6 +322,13 @@ class ConfigurationError(UpdraftError):
     default_code = "invalid_configuration"
 
 
+class StorageError(ConfigurationError):
+    """A file of Updraft's own cannot be opened, read or written: its folder, its disk or its contents are at fault."""
+
+    status = 503
+    default_code = "storage_unusable"
+
+
 class PortInUseError(ConfigurationError):
     """Another process listens on the port."""
 
