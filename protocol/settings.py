@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tomllib
@@ -60,7 +61,7 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
     folder = Path(find("updraft", appauthor=False))
-    # "~/..." stays for a user without HOME and without an entry in passwd: the working folder must not hold their state.
+    # Without HOME and an entry in passwd it is "~/...", which would be a folder in the working directory.
     return folder if folder.is_absolute() else Path("/nonexistent/updraft")
 
 
@@ -80,7 +81,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except PermissionError as error:
         if not _is_hidden(path):
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
-        log.warning("There are no settings from %s: this user may not search its folder.", path)
+        _say_hidden(path)
         return {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
@@ -95,6 +96,12 @@ def _is_hidden(path: Path) -> bool:
     except PermissionError:
         return "UPDRAFT_CONFIG" not in os.environ
     return False
+
+
+@functools.cache
+def _say_hidden(path: Path) -> None:
+    """Once in a process: settings are read again and again."""
+    log.warning("Settings in %s are ignored: this user may not search its folder.", path)
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

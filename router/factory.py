@@ -14,11 +14,12 @@ from ..classifier.policy.graph_files import CARD_NAME, read_card
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
+from ..protocol.safety.private_files import has_file
 from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import Gates, NoPolicyGates, NoSignalGates, uncalibrated
+from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
@@ -109,7 +110,7 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
 def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     """The clouds between the device and the best one, with the timeouts of that one."""
     return tuple(
-        CloudCandidate(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above)
+        CloudCandidate(each.model, HttpCloudTier(middle_endpoint(config, each)), each.skip_above)
         for each in config.middle
     )
 
@@ -128,7 +129,8 @@ def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
     )
 
 
-def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+def middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+    """The endpoint of a cloud between the device and the best one."""
     return replace(
         endpoint_of(config, config.cloud_url or middle.url),
         url=middle.url,
@@ -221,9 +223,10 @@ def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
     Raises ConfigurationError for a target that needs log-probabilities which a server does not give.
     """
     if not isinstance(local, ServerLocalTier):
-        return load_learning_gates(config, local.model_id)
+        size = local.hidden_size if isinstance(local, EngineLocalTier | IdleLocalTier) else None
+        return load_learning_gates(config, local.model_id, hidden_size=size)
     if local.has_signals:
-        return load_learning_gates(config, local.model_id, lambda: local.identity)
+        return load_learning_gates(config, local.model_id, lambda: local.identity, hidden_size=0)
     if config.stated_target or config.policy != "auto":
         raise ConfigurationError(
             f"The server {config.local} gives no log-probabilities for {local.model_id}, so that nothing tells how "
@@ -250,7 +253,7 @@ def open_local(config: RouterConfig) -> LocalEngine:
     """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
 
-    return open_engine(model_file(config), _options(config), sound=pocket_small_gguf())
+    return open_engine(model_file(config), options_of(config), sound=pocket_small_gguf())
 
 
 def local_name(config: RouterConfig) -> str:
@@ -265,7 +268,7 @@ def local_identity(config: RouterConfig) -> ModelIdentity:
         return served.identity
     from ..local_engine.model_identity import identity_of
 
-    return identity_of(model_file(config), _options(config))
+    return identity_of(model_file(config), options_of(config))
 
 
 def hashed_identity(config: RouterConfig) -> ModelIdentity:
@@ -276,7 +279,8 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
     return identity if local_server(config) else replace(identity, sha256=file_sha256(model_file(config)))
 
 
-def _options(config: RouterConfig) -> LocalOptions:
+def options_of(config: RouterConfig) -> LocalOptions:
+    """The options of the local model that this process runs."""
     from ..local_engine.options import LocalOptions, adapter_of
 
     device = config.local_options
@@ -322,36 +326,42 @@ def _open_experience(path: Path | None) -> Experience | None:
 
 
 def load_learning_gates(
-    config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
+    config: RouterConfig,
+    model_id: str,
+    identity: Callable[[], ModelIdentity] | None = None,
+    *,
+    hidden_size: int | None = None,
 ) -> ExplorationGates:
-    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`: of the local model."""
+    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`, `hidden_size`: of the
+    local model.
+    """
     from ..classifier.calibration.drift import DriftMonitor
 
-    gates = _load_gates(config, model_id, identity or (lambda: local_identity(config)))
+    gates = load_gates(replace(selection_of(config, model_id, identity), hidden_size=hidden_size))
+    target = config.stated_target
+    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
+        raise uncalibrated(target)
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)
     return learning
 
 
-def _load_gates(config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity]) -> Gates:
+def selection_of(
+    config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
+) -> GateSelection:
+    """The policies that the settings allow for a local model of this name."""
     models = _pair(config, model_id)
-    gates = load_gates(
-        GateSelection(
-            config.policy,
-            models,
-            own=_own_policies(config, models),
-            allow_foreign=config.allow_foreign_policy,
-            confidence=config.confidence,
-            confidence_signal=config.confidence_signal,
-            target=config.target,
-            local_model=identity,
-        )
+    return GateSelection(
+        config.policy,
+        models,
+        own=_own_policies(config, models),
+        allow_foreign=config.allow_foreign_policy,
+        confidence=config.confidence,
+        confidence_signal=config.confidence_signal,
+        target=config.target,
+        local_model=identity or (lambda: local_identity(config)),
     )
-    target = config.stated_target
-    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
-        raise uncalibrated(target)
-    return gates
 
 
 def _pair(config: RouterConfig, local: str) -> dict[str, str]:
@@ -362,4 +372,4 @@ def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, .
     """The folders in which a policy of the pair may lie: the user's calibration comes before the packaged one."""
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
-    return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged
+    return ((calibrated,) if has_file(calibrated / CARD_NAME) else ()) + packaged

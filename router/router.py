@@ -19,6 +19,7 @@ from ..protocol.errors import (
     NotFoundError,
     OverloadedError,
     RequestTimeoutError,
+    StorageError,
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
@@ -48,6 +49,7 @@ from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent, LocalTier
+from .without_ledger import RETRY_S, UnknownBudget
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
@@ -99,6 +101,9 @@ class Router:
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
+        # Why there is no ledger although one is configured; None where it is open.
+        self.ledger_problem: str | None = None
+        self._ledger_tried = 0.0  # on the clock of time.monotonic()
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
         self._local_pause = load_pause(config)
@@ -121,24 +126,47 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
+        if self.ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
+            await self._open_ledger()
         missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
             self._local_retry = asyncio.create_task(self._load_local())
 
     async def _load(self) -> None:
         try:
-            if self._ledger_writer is None and self.config.ledger is not None:
-                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
-                self._ledger, self._ledger_writer = ledger, LedgerWriter(ledger)
-                self._budget = _budget(self.config, ledger)
-                if self.config.ledger_days is not None:
-                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, lambda: self._budget)
+            await self._open_ledger()
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._use(self._tiers)
         except BaseException:
             self._loading = None  # the next request tries again
             raise
+
+    async def _open_ledger(self) -> None:
+        """Open the ledger, unless it is open or none is kept. Without it requests go on: the log says so once.
+
+        Raises ConfigurationError if the file is no ledger, or one of a newer version.
+        """
+        path, self._ledger_tried = self.config.ledger, time.monotonic()
+        if path is None or self._ledger_writer is not None:
+            return
+        try:
+            ledger = await asyncio.to_thread(Ledger, path, busy_s=BUSY_S)
+        except StorageError as error:
+            if self.ledger_problem is None:
+                log.warning("Requests go on without a ledger. %s", error.message)
+            self.ledger_problem = error.message
+            self._budget = _budget(self.config, None, error.message)
+            return
+        if self._ledger_writer is not None or self._closed:  # another request, or the end, was faster
+            ledger.close()
+            return
+        if self.ledger_problem is not None:
+            log.warning("The ledger %s can be used again.", path)
+        self._ledger, self._ledger_writer, self.ledger_problem = ledger, LedgerWriter(ledger), None
+        self._budget = _budget(self.config, ledger)
+        if self.config.ledger_days is not None:
+            self._retention = LedgerRetention(path, self.config.ledger_days, lambda: self._budget)
 
     def _use(self, tiers: Tiers) -> None:
         """Raises ConfigurationError."""
@@ -182,8 +210,7 @@ class Router:
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
-        if self._ledger is not None:
-            self._budget = _budget(config, self._ledger)
+        self._budget = _budget(config, self._ledger, self.ledger_problem or "")
         return changed
 
     async def close(self) -> None:
@@ -455,7 +482,7 @@ class Router:
 
     def _kept_ledger(self) -> Ledger:
         if self._ledger is None:
-            raise NotFoundError("This router keeps no ledger: set `ledger` to a file.")
+            raise NotFoundError(self.ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
         return self._ledger
 
     def models(self) -> list[ModelCard]:
@@ -480,8 +507,8 @@ class Router:
         """
         await self.start()
         path = self.config.ledger
-        if path is None:
-            raise NotFoundError("No ledger is kept: set ledger to a file.")
+        if path is None or self.ledger_problem is not None:
+            raise NotFoundError(self.ledger_problem or "No ledger is kept: set ledger to a file.")
 
         def read() -> T:
             with closing(Ledger(path, read_only=True)) as ledger:
@@ -497,6 +524,9 @@ class Router:
         return self._tiers
 
 
-def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
+def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> Budget | None:
+    """The budget, if there is one. `problem`: why there is no ledger to keep it in."""
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
-    return Budget(limits, ledger) if any(limits.values()) else None
+    if not any(limits.values()):
+        return None
+    return UnknownBudget(problem) if ledger is None else Budget(limits, ledger)

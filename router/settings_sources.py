@@ -66,8 +66,8 @@ def load_config(
     if has_file(path):
         if changeable_by_others(path):
             raise ConfigurationError(
-                f"{path} belongs to another user and everybody can change it: whoever does so decides where prompts and "
-                f"keys go. Take that right away (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+                f"{path} belongs to another user, and everybody can change where it sends prompts and keys. Take that "
+                f"right away (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
         close_to_others(path)
     state = settings.state_folder()

@@ -20,6 +20,7 @@ from ...local_engine.machine.machine import this_machine
 from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError, UpdraftError
+from ...protocol.safety.private_files import has_file
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
@@ -69,6 +70,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_models()
     yield check_policy()
     yield check_settings()
+    yield from check_ledger()
     yield check_tiers()
     yield from check_own_policies()
     yield check_port(SERVE_PORT)
@@ -178,14 +180,42 @@ def check_settings() -> Check:
 
         load_config()
         path = config_file()
-        return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
+        return str(path) if has_file(path) else f"defaults and UPDRAFT_* (there is no {path})"
 
     return _reported("settings", look, "correct the setting that the message names")
 
 
+def check_ledger() -> Iterator[Check]:
+    """Whether the router can write its ledger. Nothing is made here: the folder of another user is no place for it."""
+    from ...router.accounting.ledger import Ledger
+    from ...router.settings_sources import load_config
+
+    with suppress(ConfigurationError):  # the settings' own check says so
+        config = load_config()
+        path = config.ledger
+
+        def look() -> str:
+            if path is None:
+                return "none is kept"
+            if has_file(path):
+                Ledger(path).close()
+                return str(path)
+            folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
+            if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+                raise ConfigurationError(f"{path} cannot be made: {folder} cannot be written by this user")
+            return f"{path}, with the first request"
+
+        fix = "set ledger or UPDRAFT_HOME to a place that this user can write to, or ledger to none"
+        found = _reported("ledger", look, fix)
+        limited = any((config.budget, config.budget_per_key, config.budget_per_user))
+        rest = "no cloud is asked, since there is a budget" if limited else "requests go on without it"
+        yield replace(found, found=f"{found.found}; {rest}") if found.status == "fail" else found
+
+
 def check_tiers() -> Check:
     """Whether any model is configured, and a policy for the pair. A fresh machine has neither."""
-    from ...router.factory import check_startable, has_policy
+    from ...router.factory import has_policy
+    from ...router.settings_checks import check_settings
     from ...router.settings_sources import load_config
 
     uncalibrated = False
@@ -193,7 +223,7 @@ def check_tiers() -> Check:
     def look() -> str:
         nonlocal uncalibrated
         config = load_config()
-        check_startable(config)
+        check_settings(config)
         pair = config.local is not None and config.cloud_url is not None
         uncalibrated = pair and config.policy == "auto" and config.confidence is None and not has_policy(config)
         rest = '; no policy for this pair: model="auto" goes to the cloud' if uncalibrated else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...protocol.errors import UpdraftError
+from ...protocol.safety.private_files import has_file
 from ..shared import options, output
 from ..shared.option_groups import Without
 
@@ -108,7 +109,7 @@ class Session:
         if self.last is None:
             return "There is no answer yet."
         row = None
-        if self.ledger is not None and self.ledger.exists():
+        if self.ledger is not None and has_file(self.ledger):
             with closing(Ledger(self.ledger, read_only=True)) as ledger:
                 row = ledger.get(self.last.request_id)
         facts = {"answered": provenance(self.last)} if row is None else explained(row)

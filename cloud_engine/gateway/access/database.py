@@ -17,6 +17,7 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError, NotFoundError
 from ....protocol.http.ids import new_id
+from ....protocol.safety.private_files import has_file
 from ....protocol.safety.shared_file import SharedFile
 from ....protocol.wal import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
@@ -106,7 +107,7 @@ class KeyDatabase:
     @classmethod
     def existing(cls, path: Path) -> KeyDatabase:
         """One that is there already: a mistyped path is no empty database. Raises ConfigurationError."""
-        if not path.exists():
+        if not has_file(path):
             raise ConfigurationError(
                 f"There is no key database {path}: make a first key with `updraft keys create NAME --keys {path}`.",
                 param="keys",
