@@ -69,7 +69,8 @@ def _check_options(config: RouterConfig) -> None:
     templates = [(config.chat_template, "chat_template")] if config.chat_template not in (None, "chatml") else []
     for path, setting in ((model_file(config), "local"), *adapters, *templates):
         if not has_file(Path(path or "")):
-            raise ConfigurationError(f"{setting}: there is no file {path}.", param=setting)
+            models = " `updraft models` lists the models that were pulled." if setting == "local" else ""
+            raise ConfigurationError(f"{setting}: there is no file {path}.{models}", param=setting)
 
 
 def _check_policy(config: RouterConfig) -> None:

@@ -13,6 +13,7 @@ from ....protocol.safety.shared_file import SharedFile
 from ....protocol.wal import columns, transaction
 from .intents import IntentFile, KeptRows
 from .metering import COLUMNS, UsageRow, Values
+from .older_format import put_aside, take_over
 
 VERSION = 1
 """Of the schema. A file of another version is refused."""
@@ -144,10 +145,13 @@ class SqliteStore:
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:
     with transaction(connection):
+        is_older = put_aside(connection)
         if columns(connection, "usage") not in ((), COLUMNS):
             raise ConfigurationError(f"{path} is a usage database of another version: choose another --db.")
         for statement in create_table({type_: type_ for type_ in _TYPES.values()}):
             connection.execute(statement)
+        if is_older:
+            take_over(connection)
         found = connection.execute("SELECT version FROM usage_schema").fetchone()
         if found is None:
             connection.execute("INSERT INTO usage_schema VALUES (?)", (VERSION,))
