@@ -44,13 +44,15 @@ def check_settings(config: RouterConfig) -> None:
 
 def _check_ledger(path: Path | None) -> None:
     """A file that is no ledger, or one of a newer version. The router does without a ledger that cannot be opened."""
-    if path is not None and path.is_dir():
-        raise ConfigurationError(f"ledger: {path} is a folder: name a file.", param="ledger")
-    if path is not None and has_file(path):
-        try:
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise ConfigurationError(f"ledger: {path} is a folder: name a file.", param="ledger")
+        if path.is_file():
             Ledger(path, read_only=True).close()
-        except StorageError:
-            return
+    except (StorageError, OSError):
+        return
 
 
 def _check_options(config: RouterConfig) -> None:

@@ -62,7 +62,8 @@ def load_gates(selection: GateSelection) -> Gates:
     if found is None:
         return NoPolicyGates()
     folder, policy = found
-    _check_widths(folder, policy.card, selection)
+    if selection.hidden_size is not None:
+        _check_widths(folder, policy.card, selection.hidden_size)
     return PolicyGates(policy, selection.target, _caveat(folder, policy, selection))
 
 
@@ -109,16 +110,16 @@ def _caveat(folder: Path, policy: _Described, selection: GateSelection) -> str:
     return caveat
 
 
-def _check_widths(folder: Path, card: PolicyCard, selection: GateSelection) -> None:
+def _check_widths(folder: Path, card: PolicyCard, hidden_size: int) -> None:
     from ...classifier.features.blocks import BLOCKS
 
     declared = {
         width for blocks in card.blocks.values() for name, width in blocks.items() if BLOCKS[name].width is None
     }
-    if selection.hidden_size is not None and declared - {selection.hidden_size}:
+    if declared - {hidden_size}:
         raise ConfigurationError(
             f"The policy in {folder} reads hidden states of {max(declared)} values, and the local model gives "
-            f"{selection.hidden_size}: it was made for another kind of model. Use a policy of this one (updraft "
+            f"{hidden_size}: it was made for another kind of model. Use a policy of this one (updraft "
             "calibrate).",
             param="policy",
         )
