@@ -7,6 +7,7 @@ import logging
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,9 +61,10 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
     import platformdirs
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
-    folder = Path(find("updraft", appauthor=False))
-    # Without HOME and an entry in passwd it is "~/...", which would be a folder in the working directory.
-    return folder if folder.is_absolute() else Path("/nonexistent/updraft")
+    with suppress(RuntimeError):  # newer versions raise it without HOME and an entry in passwd, older ones return "~"
+        if (folder := Path(find("updraft", appauthor=False))).is_absolute():
+            return folder
+    return Path("/nonexistent/updraft")
 
 
 def models_folder() -> Path:

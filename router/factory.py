@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..classifier.policy.folders import policy_folder_of
-from ..classifier.policy.graph_files import CARD_NAME, read_card
+from ..classifier.policy.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
@@ -20,7 +20,7 @@ from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
 from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
-from .gates.selection import GateSelection, load_gates
+from .gates.selection import GateSelection, check_policy, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
@@ -60,10 +60,10 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check what needs no loaded model: also raises ConfigurationError for a target without a policy."""
+    """Also raises ConfigurationError for a target without a policy, and for a policy that cannot be used."""
     check_configured(config)
     target = config.stated_target
-    if target and target != "confidence" and config.policy == "auto" and not has_policy(config):
+    if target != "confidence" and not has_policy(config) and target:
         raise uncalibrated(target)
 
 
@@ -74,15 +74,18 @@ def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
 
 
 def has_policy(config: RouterConfig) -> bool:
-    """Whether a policy of the configured pair lies where the router looks by itself."""
+    """Whether there is a policy for the configured pair, or may be. Raises ConfigurationError if it cannot be used."""
     if config.local is None:
         return False
     address = local_server(config)
     if address is not None and address.model is None:
         return True  # the server tells which model that is: its gates will say
-    models = _pair(config, model_file(config).stem if address is None else str(address.model))
-    folders = _own_policies(config, models)
-    return any(config.allow_foreign_policy or read_card(folder).get("models") == models for folder in folders)
+    name = model_file(config).stem if address is None else str(address.model)
+    selection = selection_of(config, name)
+    try:
+        return check_policy(selection if address is None else replace(selection, local_model=None))
+    except ModelLoadError:  # whether there is a model is another question
+        return True
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:

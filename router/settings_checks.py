@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from ..protocol.errors import ConfigurationError, InvalidRequestError, ModelLoadError, StorageError
+from ..protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from ..protocol.safety.private_files import has_file
 from .accounting.ledger import Ledger
 from .config import RouterConfig
@@ -14,13 +13,10 @@ from .factory import (
     check_startable,
     endpoint_of,
     has_model_file,
-    local_server,
     middle_endpoint,
     model_file,
     options_of,
-    selection_of,
 )
-from .gates.selection import check_policy
 from .privacy.rules import PrivacyRules
 from .tiers.connection import check_endpoint
 
@@ -38,8 +34,6 @@ def check_settings(config: RouterConfig) -> None:
             check_endpoint(endpoint)
     if has_model_file(config):
         _check_options(config)
-    if config.local is not None:
-        _check_policy(config)
 
 
 def _check_ledger(path: Path | None) -> None:
@@ -73,17 +67,3 @@ def _check_options(config: RouterConfig) -> None:
         if not has_file(Path(path or "")):
             models = " `updraft models` lists the models that were pulled." if setting == "local" else ""
             raise ConfigurationError(f"{setting}: there is no file {path}.{models}", param=setting)
-
-
-def _check_policy(config: RouterConfig) -> None:
-    """The card of the policy. The name of a server's only model is not known yet."""
-    address = local_server(config)
-    if address is not None and address.model is None:
-        return
-    try:
-        name = model_file(config).stem if address is None else str(address.model)
-        selection = selection_of(config, name)
-        if selection.confidence is None:
-            check_policy(selection if address is None else replace(selection, local_model=None))
-    except ModelLoadError:
-        return

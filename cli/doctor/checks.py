@@ -186,30 +186,24 @@ def check_settings() -> Check:
 
 
 def check_ledger() -> Iterator[Check]:
-    """Whether the router can write its ledger. Nothing is made here: the folder of another user is no place for it."""
+    """Whether the router can write its ledger. Nothing is made: the next user of the folder may be another one."""
     from ...router.accounting.ledger import Ledger
     from ...router.settings_sources import load_config
 
-    with suppress(ConfigurationError):  # the settings' own check says so
-        config = load_config()
-        path = config.ledger
+    def look() -> str:
+        if path is None:
+            return "none is kept"
+        if has_file(path):
+            Ledger(path).close()
+            return str(path)
+        folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"requests go on without {path}: this user cannot write to {folder}")
+        return f"{path}, with the first request"
 
-        def look() -> str:
-            if path is None:
-                return "none is kept"
-            if has_file(path):
-                Ledger(path).close()
-                return str(path)
-            folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
-            if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-                raise ConfigurationError(f"{path} cannot be made: {folder} cannot be written by this user")
-            return f"{path}, with the first request"
-
-        fix = "set ledger or UPDRAFT_HOME to a place that this user can write to, or ledger to none"
-        found = _reported("ledger", look, fix)
-        limited = any((config.budget, config.budget_per_key, config.budget_per_user))
-        rest = "no cloud is asked, since there is a budget" if limited else "requests go on without it"
-        yield replace(found, found=f"{found.found}; {rest}") if found.status == "fail" else found
+    with suppress(UpdraftError):  # the settings' own check says so
+        path = load_config().ledger
+        yield _reported("ledger", look, "set ledger or UPDRAFT_HOME to a place that this user can write to")
 
 
 def check_tiers() -> Check:

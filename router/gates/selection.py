@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...classifier.target import Target
 from ...model_files.identity import ModelIdentity
@@ -14,7 +14,7 @@ from ...protocol.requests import ConfidenceSignal
 from .gates import ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
 if TYPE_CHECKING:
-    from ...classifier.policy.policy import PolicyCard
+    from ...classifier.policy.policy import Policy, PolicyCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,7 @@ class GateSelection:
     hidden_size: int | None = None
 
 
-class _Described(Protocol):
-    """A policy, or the card of one."""
-
-    @property
-    def models(self) -> dict[str, str]: ...
-
-    @property
-    def local_model(self) -> ModelIdentity | None: ...
-
-
-D = TypeVar("D", bound=_Described)
+P = TypeVar("P", "Policy", "PolicyCard")
 
 
 def load_gates(selection: GateSelection) -> Gates:
@@ -78,7 +68,7 @@ def check_policy(selection: GateSelection) -> bool:
     return True
 
 
-def _chosen(selection: GateSelection, load: Callable[[Path], D]) -> tuple[Path, D] | None:
+def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, P] | None:
     """The folder and the policy. None: no policy of the pair is in its usual folders."""
     if selection.policy == "auto":
         for folder in selection.own:
@@ -99,7 +89,7 @@ def _chosen(selection: GateSelection, load: Callable[[Path], D]) -> tuple[Path, 
     return folder, policy
 
 
-def _caveat(folder: Path, policy: _Described, selection: GateSelection) -> str:
+def _caveat(folder: Path, policy: Policy | PolicyCard, selection: GateSelection) -> str:
     """The beginning of every reason, where the policy was made for another pair. Raises ConfigurationError."""
     caveat = "" if policy.models == selection.models else _foreign(_pair(policy.models))
     if not caveat and policy.local_model is not None and selection.local_model is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...protocol.dialects.responses_events import ResponseEvents
-from ...protocol.errors import NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
+from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 
@@ -106,8 +106,8 @@ class AnswerService:
         """Store an answer. A failure is logged, for the caller has a use for the answer in any case."""
         try:
             await self.use(lambda store: store.put(answer))
-        except (sqlite3.Error, StorageError):
-            log.exception("the answer %s cannot be stored", answer.id)
+        except (sqlite3.Error, ConfigurationError) as error:
+            log.error("the answer %s cannot be stored: %s", answer.id, error)
 
     def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background. Raises OverloadedError."""
