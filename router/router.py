@@ -101,8 +101,7 @@ class Router:
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
-        # Why there is no ledger although one is configured; None where it is open.
-        self.ledger_problem: str | None = None
+        self._ledger_problem: str | None = None  # why the ledger is not open
         self._ledger_tried = 0.0  # on the clock of time.monotonic()
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -126,7 +125,7 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
-        if self.ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
+        if self._ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
             await self._open_ledger()
         missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
@@ -142,6 +141,11 @@ class Router:
             self._loading = None  # the next request tries again
             raise
 
+    @property
+    def ledger_problem(self) -> str | None:
+        """The reason why the configured ledger cannot be opened or written now; None where it can, or none is kept."""
+        return self._ledger_problem or (None if self._ledger_writer is None else self._ledger_writer.problem)
+
     async def _open_ledger(self) -> None:
         """Open the ledger, unless it is open or none is kept. Without it requests go on: the log says so once.
 
@@ -153,17 +157,17 @@ class Router:
         try:
             ledger = await asyncio.to_thread(Ledger, path, busy_s=BUSY_S)
         except StorageError as error:
-            if self.ledger_problem is None:
+            if self._ledger_problem is None:
                 log.warning("Requests go on without a ledger. %s", error.message)
-            self.ledger_problem = error.message
+            self._ledger_problem = error.message
             self._budget = _budget(self.config, None, error.message)
             return
         if self._ledger_writer is not None or self._closed:  # another request, or the end, was faster
             ledger.close()
             return
-        if self.ledger_problem is not None:
+        if self._ledger_problem is not None:
             log.warning("The ledger %s can be used again.", path)
-        self._ledger, self._ledger_writer, self.ledger_problem = ledger, LedgerWriter(ledger), None
+        self._ledger, self._ledger_writer, self._ledger_problem = ledger, LedgerWriter(ledger), None
         self._budget = _budget(self.config, ledger)
         if self.config.ledger_days is not None:
             self._retention = LedgerRetention(path, self.config.ledger_days, lambda: self._budget)
@@ -210,7 +214,7 @@ class Router:
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
-        self._budget = _budget(config, self._ledger, self.ledger_problem or "")
+        self._budget = _budget(config, self._ledger, self._ledger_problem or "")
         return changed
 
     async def close(self) -> None:
@@ -482,7 +486,7 @@ class Router:
 
     def _kept_ledger(self) -> Ledger:
         if self._ledger is None:
-            raise NotFoundError(self.ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
+            raise NotFoundError(self._ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
         return self._ledger
 
     def models(self) -> list[ModelCard]:
@@ -507,8 +511,8 @@ class Router:
         """
         await self.start()
         path = self.config.ledger
-        if path is None or self.ledger_problem is not None:
-            raise NotFoundError(self.ledger_problem or "No ledger is kept: set ledger to a file.")
+        if path is None or self._ledger_problem is not None:
+            raise NotFoundError(self._ledger_problem or "No ledger is kept: set ledger to a file.")
 
         def read() -> T:
             with closing(Ledger(path, read_only=True)) as ledger:

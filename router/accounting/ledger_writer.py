@@ -25,6 +25,8 @@ class LedgerWriter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        # Why the last row could not be written; None where another process only has the file.
+        self.problem: str | None = None
         self._waiting: deque[tuple[LedgerRow, ExtraWrite | None]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -67,7 +69,10 @@ class LedgerWriter:
         """False if it may later."""
         try:
             self._ledger.record(row, also)
-        except sqlite3.OperationalError:
+            self.problem = None
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                self.problem = str(error)
             return False
         except (sqlite3.Error, ValueError, OverflowError):  # the latter two: what SQLite cannot hold
             log.exception("request %s cannot be entered in the ledger", row.id)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +39,26 @@ with updraft.OpenAI(cloud_url=sys.argv[1], cloud_model="big", max_retries=0, **j
         except openai.APIStatusError as error:
             found[name] = [error.status_code, error.code]
 print(json.dumps(found))
+"""
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+static int call(const char *name, int file, int command, va_list rest) {
+    void *argument = va_arg(rest, void *);
+    if (command == F_SETLK || command == F_SETLKW) { errno = ENOLCK; return -1; }
+    return ((int (*)(int, int, ...))dlsym(RTLD_NEXT, name))(file, command, argument);
+}
+int fcntl(int file, int command, ...) {
+    va_list rest; va_start(rest, command); int done = call("fcntl", file, command, rest); va_end(rest); return done;
+}
+int fcntl64(int file, int command, ...) {
+    va_list rest; va_start(rest, command); int done = call("fcntl64", file, command, rest); va_end(rest); return done;
+}
 """
 
 
@@ -151,6 +173,38 @@ def test_a_corrupt_ledger_stops_nobody_and_comes_back(
     run(test())
     said = [record.getMessage() for record in caplog.records if "ledger" in record.getMessage()]
     assert len(said) == 2, said
+
+
+def test_a_disk_that_fills_up_later_stops_nobody(bench: Any, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+
+    async def test() -> None:
+        b = bench(ledger)
+        await b.answer("cloud")
+        connection = b.router._ledger._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        for number in range(40):  # until the last page is full
+            assert "error" not in await b.answer("cloud", user=f"user-{number}")
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        connection.execute("PRAGMA max_page_count=100000")
+        assert "error" not in await b.answer("cloud")
+        await b.router.close()
+        assert len(b.rows()) == 42
+
+    run(test())
+
+
+def test_a_file_system_without_locks(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    """As some network mounts and FUSE file systems are: each lock fails."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    source, shim = tmp_path / "locks.c", tmp_path / "locks.so"
+    source.write_text(NO_LOCKS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    variables = {"HOME": str(tmp_path), "LD_PRELOAD": str(shim)}
+    done = python("-c", APP, shared_cloud.url, "{}", **variables)
+    assert json.loads(done.stdout)["second"] == "The cloud says hello.", done
+    assert done.stderr.count("Requests go on without a ledger") == 1
 
 
 def test_a_ledger_of_a_newer_version_is_refused(bench: Any, tmp_path: Path) -> None:
