@@ -115,10 +115,18 @@ def test_a_budget_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> N
     assert found["first"] == found["second"] == [429, "ledger_unavailable"]
 
 
-def test_no_ledger_wants_no_home(shared_cloud: FakeCloud, tmp_path: Path) -> None:
-    done = python("-c", APP, shared_cloud.url, '{"ledger": null}', **_home("of another user", tmp_path))
+@pytest.mark.parametrize(("given", "named"), [('{"ledger": null}', {}), ("{}", {"UPDRAFT_LEDGER": "none"})])
+def test_no_ledger_wants_no_home(given: str, named: dict[str, str], shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    done = python("-c", APP, shared_cloud.url, given, **_home("of another user", tmp_path), **named)
     assert json.loads(done.stdout)["first"] == "The cloud says hello."
     assert "without a ledger" not in done.stderr
+
+
+def test_a_gateway_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    command = ["gateway", "--no-auth", "--port", "0", "--node", shared_cloud.url.removesuffix("/v1")]
+    done = python("-m", "updraft", *command, **_home("of another user", tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Cannot use ") and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_doctor_says_so(shared_cloud: FakeCloud, tmp_path: Path) -> None:
