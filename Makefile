@@ -19,7 +19,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 BROWSER := "playwright>=1.50" "axe-playwright-python>=0.1.6"
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat service test test-openai test-page screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-floors test-page screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,18 @@ test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to p
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
 	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
+
+FLOORS := $(CURDIR)/out/floors
+test-floors:  ## the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)
+	@$(PYTHON) -m venv --clear $(FLOORS)
+	@$(FLOORS)/bin/python local_engine/llama/build.py --install -c constraints.txt
+	@$(FLOORS)/bin/python tests/support/lowest_versions.py $(VERSIONS) > $(FLOORS)/requirements.txt
+	@$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(FLOORS)/requirements.txt
+	@PYTHONPATH=.typing $(FLOORS)/bin/python -m pytest -m "not slow and not soak" -W ignore::DeprecationWarning \
+	  tests/protocol tests/text tests/sdk tests/router/providers tests/router/test_config.py tests/router/test_start.py \
+	  tests/router/server/test_app.py tests/router/server/test_endpoints.py tests/cloud_engine/gateway/test_gateway.py \
+	  tests/cloud_engine/gateway/test_usage.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_help.py \
+	  tests/cli/test_keys.py tests/cli/ledger $(ARGS)
 
 test-page:  ## the page's tests in Chromium (apt-get install chromium), with a driver put beside the environment
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target out/browser $(BROWSER)

@@ -1,4 +1,4 @@
-"""`updraft keys create|list|rotate|revoke|audit`: who may use a gateway, changed while it runs."""
+"""`updraft keys create|import|list|rotate|revoke|audit`: who may use a gateway, changed while it runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..protocol.errors import ConfigurationError
+from ..protocol.unicode_forms import read_text
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
 
@@ -71,6 +73,27 @@ def create(
     given = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
     new = convert({**given, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
     _print_key(*KeyDatabase(options.key_database(keys)).create(new, _actor()), as_json)
+
+
+@app.command("import")
+def import_keys(
+    file: Annotated[Path, typer.Argument(help="A key file with a line of name:sha256 for each key.")],
+    keys: KeyFile = None,
+    as_json: json_output.Flag = False,
+) -> None:
+    """Take over the keys of an older gateway, which kept them in a text file. They go on working.
+
+    \b
+    Example
+      updraft keys import keys.txt
+    """
+    from ..cloud_engine.gateway.access.database import KeyDatabase
+
+    text = read_text(file, ConfigurationError)
+    found = KeyDatabase(options.key_database(keys)).take_over(text, _actor())
+    if as_json:
+        return json_output.show([_facts(record) for record in found])
+    return output.echo("\n".join(f"{each.principal.name} ({each.principal.key_id})" for each in found))
 
 
 @app.command("list")

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError
+from ..protocol.safety.private_files import has_file
 from .shared import json_output, options, output
 from .shared.option_groups import Without
 
@@ -76,7 +77,7 @@ def _kept(configured: Path | None) -> Path:
     from ..classifier.policy.folders import experience_file
 
     path = configured or experience_file()
-    if not path.exists():
+    if not has_file(path):
         raise ConfigurationError(
             f"There is no experience at {path}: set experience = 'features', exploration or shadow, and use the router "
             "first."
@@ -112,7 +113,7 @@ def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
     from ..router.accounting.ledger import Ledger
     from ..router.accounting.ledger_writer import collect_rows
 
-    if path is None or not path.exists():
+    if path is None or not has_file(path):
         return False
     collect_rows(path)
     with closing(Ledger(path)) as ledger:
@@ -125,7 +126,7 @@ def _noted_as_experience(path: Path | None, request_id: str, *, up: bool) -> boo
     from ..classifier.policy.folders import experience_file
 
     path = path or experience_file()
-    if not path.exists():
+    if not has_file(path):
         return False
     with closing(Experience(path)) as experience:
         return experience.feedback(request_id, up=up)

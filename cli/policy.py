@@ -126,7 +126,10 @@ def folders() -> list[Path]:
     from ..classifier.policy.folders import policies_folder
     from ..classifier.policy.graph_files import CARD_NAME
 
-    return sorted(path.parent for path in policies_folder().glob(f"*/{CARD_NAME}"))
+    try:
+        return sorted(path.parent for path in policies_folder().glob(f"*/{CARD_NAME}"))
+    except PermissionError:  # another user's
+        return []
 
 
 def check_policies(config: RouterConfig) -> list[Check]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .errors import ConfigurationError
 from .unicode_forms import read_text
+
+log = logging.getLogger("updraft")
 
 ENV_PREFIX = "UPDRAFT_"
 # Variables that are no settings of the router, and what they do. A settings reader tells them from a typo.
@@ -35,27 +40,31 @@ def config_file() -> Path:
         return Path(explicit).expanduser()
     if home := os.environ.get("UPDRAFT_HOME"):
         return Path(home).expanduser() / "config.toml"
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("updraft", appauthor=False)) / "config.toml"
+    return _user_folder("config") / "config.toml"
 
 
 def state_folder() -> Path:
     """`UPDRAFT_HOME`, else the user's state folder. Not created here."""
     if home := os.environ.get("UPDRAFT_HOME"):
         return Path(home).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("updraft", appauthor=False))
+    return _user_folder("state")
 
 
 def own_folders() -> tuple[Path, ...]:
     """The folders that hold nothing but Updraft's settings and state."""
     if home := os.environ.get("UPDRAFT_HOME"):
         return (Path(home).expanduser(),)
+    return _user_folder("state"), _user_folder("config")
+
+
+def _user_folder(kind: Literal["config", "state"]) -> Path:
     import platformdirs
 
-    return state_folder(), Path(platformdirs.user_config_dir("updraft", appauthor=False))
+    find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
+    with suppress(RuntimeError):  # newer versions raise it without HOME and an entry in passwd, older ones return "~"
+        if (folder := Path(find("updraft", appauthor=False))).is_absolute():
+            return folder
+    return Path("/nonexistent/updraft")
 
 
 def models_folder() -> Path:
@@ -69,12 +78,32 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The file's table; empty if there is no file. Raises ConfigurationError on an unreadable or malformed one."""
     try:
         return tomllib.loads(read_text(path, ConfigurationError))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except PermissionError as error:
+        if not _is_hidden(path):
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+        _say_hidden(path)
         return {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a folder of another user hides the file. `UPDRAFT_CONFIG` names a file that has to be readable."""
+    try:
+        path.stat()
+    except PermissionError:
+        return "UPDRAFT_CONFIG" not in os.environ
+    return False
+
+
+@functools.cache
+def _say_hidden(path: Path) -> None:
+    """Once in a process: settings are read again and again."""
+    log.warning("Settings in %s are ignored: this user may not search its folder.", path)
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from ..classifier.policy.folders import policy_folder_of
-from ..classifier.policy.graph_files import CARD_NAME, read_card
+from ..classifier.policy.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
+from ..protocol.safety.private_files import has_file
 from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import Gates, NoPolicyGates, NoSignalGates, uncalibrated
-from .gates.selection import GateSelection, load_gates
+from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
+from .gates.selection import GateSelection, check_policy, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
@@ -60,10 +61,10 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check what needs no loaded model: also raises ConfigurationError for a target without a policy."""
+    """Also raises ConfigurationError for a target without a policy, and for a policy that cannot be used."""
     check_configured(config)
     target = config.stated_target
-    if target and target != "confidence" and config.policy == "auto" and not has_policy(config):
+    if target != "confidence" and not has_policy(config) and target:
         raise uncalibrated(target)
 
 
@@ -74,15 +75,18 @@ def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
 
 
 def has_policy(config: RouterConfig) -> bool:
-    """Whether a policy of the configured pair lies where the router looks by itself."""
+    """Whether there is a policy for the configured pair, or may be. Raises ConfigurationError if it cannot be used."""
     if config.local is None:
         return False
     address = local_server(config)
     if address is not None and address.model is None:
         return True  # the server tells which model that is: its gates will say
-    models = _pair(config, model_file(config).stem if address is None else str(address.model))
-    folders = _own_policies(config, models)
-    return any(config.allow_foreign_policy or read_card(folder).get("models") == models for folder in folders)
+    name = model_file(config).stem if address is None else str(address.model)
+    selection = selection_of(config, name)
+    try:
+        return check_policy(selection if address is None else replace(selection, local_model=None))
+    except ModelLoadError:  # whether there is a model is another question
+        return True
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:
@@ -112,7 +116,7 @@ def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     return tuple(
         CloudCandidate(
             each.model,
-            HttpCloudTier(_middle_endpoint(config, each)),
+            HttpCloudTier(middle_endpoint(config, each)),
             each.skip_above,
             shares_key=urlsplit(each.url)[:2] == urlsplit(config.cloud_url or "")[:2],
         )
@@ -134,7 +138,8 @@ def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
     )
 
 
-def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+def middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+    """The endpoint of a cloud between the device and the best one."""
     return replace(
         endpoint_of(config, config.cloud_url or middle.url),
         url=middle.url,
@@ -227,9 +232,10 @@ def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
     Raises ConfigurationError for a target that needs log-probabilities which a server does not give.
     """
     if not isinstance(local, ServerLocalTier):
-        return load_learning_gates(config, local.model_id)
+        size = local.hidden_size if isinstance(local, EngineLocalTier | IdleLocalTier) else None
+        return load_learning_gates(config, local.model_id, hidden_size=size)
     if local.has_signals:
-        return load_learning_gates(config, local.model_id, lambda: local.identity)
+        return load_learning_gates(config, local.model_id, lambda: local.identity, hidden_size=0)
     if config.stated_target or config.policy != "auto":
         raise ConfigurationError(
             f"The server {config.local} gives no log-probabilities for {local.model_id}, so that nothing tells how "
@@ -256,7 +262,7 @@ def open_local(config: RouterConfig) -> LocalEngine:
     """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
 
-    return open_engine(model_file(config), _options(config), sound=pocket_small_gguf())
+    return open_engine(model_file(config), options_of(config), sound=pocket_small_gguf())
 
 
 def local_name(config: RouterConfig) -> str:
@@ -271,7 +277,7 @@ def local_identity(config: RouterConfig) -> ModelIdentity:
         return served.identity
     from ..local_engine.model_identity import identity_of
 
-    return identity_of(model_file(config), _options(config))
+    return identity_of(model_file(config), options_of(config))
 
 
 def hashed_identity(config: RouterConfig) -> ModelIdentity:
@@ -282,7 +288,8 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
     return identity if local_server(config) else replace(identity, sha256=file_sha256(model_file(config)))
 
 
-def _options(config: RouterConfig) -> LocalOptions:
+def options_of(config: RouterConfig) -> LocalOptions:
+    """The options of the local model that this process runs."""
     from ..local_engine.options import LocalOptions, adapter_of
 
     device = config.local_options
@@ -328,36 +335,42 @@ def _open_experience(path: Path | None) -> Experience | None:
 
 
 def load_learning_gates(
-    config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
+    config: RouterConfig,
+    model_id: str,
+    identity: Callable[[], ModelIdentity] | None = None,
+    *,
+    hidden_size: int | None = None,
 ) -> ExplorationGates:
-    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`: of the local model."""
+    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`, `hidden_size`: of the
+    local model.
+    """
     from ..classifier.calibration.drift import DriftMonitor
 
-    gates = _load_gates(config, model_id, identity or (lambda: local_identity(config)))
+    gates = load_gates(replace(selection_of(config, model_id, identity), hidden_size=hidden_size))
+    target = config.stated_target
+    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
+        raise uncalibrated(target)
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)
     return learning
 
 
-def _load_gates(config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity]) -> Gates:
+def selection_of(
+    config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
+) -> GateSelection:
+    """The policies that the settings allow for a local model of this name."""
     models = _pair(config, model_id)
-    gates = load_gates(
-        GateSelection(
-            config.policy,
-            models,
-            own=_own_policies(config, models),
-            allow_foreign=config.allow_foreign_policy,
-            confidence=config.confidence,
-            confidence_signal=config.confidence_signal,
-            target=config.target,
-            local_model=identity,
-        )
+    return GateSelection(
+        config.policy,
+        models,
+        own=_own_policies(config, models),
+        allow_foreign=config.allow_foreign_policy,
+        confidence=config.confidence,
+        confidence_signal=config.confidence_signal,
+        target=config.target,
+        local_model=identity or (lambda: local_identity(config)),
     )
-    target = config.stated_target
-    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
-        raise uncalibrated(target)
-    return gates
 
 
 def _pair(config: RouterConfig, local: str) -> dict[str, str]:
@@ -368,4 +381,4 @@ def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, .
     """The folders in which a policy of the pair may lie: the user's calibration comes before the packaged one."""
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
-    return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged
+    return ((calibrated,) if has_file(calibrated / CARD_NAME) else ()) + packaged

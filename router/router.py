@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -17,10 +18,12 @@ import msgspec
 from ..accounting.ledger.writer import DAY_S, FLUSH_S
 from ..protocol.errors import (
     ConfigurationError,
+    DiskSpaceError,
     EngineError,
     NotFoundError,
     OverloadedError,
     RequestTimeoutError,
+    StorageError,
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
@@ -49,6 +52,7 @@ from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent, LocalTier
+from .without_ledger import RETRY_S, UnknownBudget
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
@@ -97,6 +101,8 @@ class Router:
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
+        self._ledger_problem: str | None = None  # why the ledger is not open
+        self._ledger_tried = 0.0  # on the clock of time.monotonic()
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
         self._local_pause = load_pause(config)
@@ -119,17 +125,15 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
+        if self._ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
+            await self._open_ledger()
         missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
             self._local_retry = asyncio.create_task(self._load_local())
 
     async def _load(self) -> None:
         try:
-            if self._ledger_writer is None and self.config.ledger is not None:
-                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=0.0)  # the loop waits for nobody
-                self._ledger, self._budget = ledger, _budget(self.config, ledger)
-                self._ledger_writer = await asyncio.to_thread(RequestWriter, self.config.ledger, self._keep_from)
-                ledger.flush = self.flush_ledger
+            await self._open_ledger()
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._use(self._tiers)
@@ -144,6 +148,46 @@ class Router:
             return 0.0
         before = time.time() - days * DAY_S
         return before if budget is None else min(before, budget.counts_from())
+
+    @property
+    def ledger_problem(self) -> str | None:
+        """The reason why the configured ledger cannot be opened or written now; None where it can, or none is kept."""
+        return self._ledger_problem or (None if self._ledger_writer is None else self._ledger_writer.problem)
+
+    async def _open_ledger(self) -> None:
+        """Open the ledger, unless it is open or none is kept. Without it requests go on: the log says so once.
+
+        Raises ConfigurationError if the file is no ledger, or one of a newer version.
+        """
+        path, self._ledger_tried = self.config.ledger, time.monotonic()
+        if path is None or self._ledger_writer is not None:
+            return
+        try:
+            ledger, writer = await asyncio.to_thread(self._opened_ledger, path)
+        except (StorageError, DiskSpaceError) as error:
+            if self._ledger_problem is None:
+                log.warning("Requests go on without a ledger. %s", error.message)
+            self._ledger_problem = error.message
+            self._budget = _budget(self.config, None, error.message)
+            return
+        if self._ledger_writer is not None or self._closed:  # another request, or the end, was faster
+            await writer.aclose()
+            ledger.close()
+            return
+        if self._ledger_problem is not None:
+            log.warning("The ledger %s can be used again.", path)
+        self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
+        self._budget = _budget(self.config, ledger)
+
+    def _opened_ledger(self, path: Path) -> tuple[Ledger, RequestWriter]:
+        ledger = Ledger(path, busy_s=0.0)  # the event loop waits for no other process
+        try:
+            writer = RequestWriter(path, self._keep_from)
+        except UpdraftError:
+            ledger.close()
+            raise
+        ledger.flush = self.flush_ledger
+        return ledger, writer
 
     def _use(self, tiers: Tiers) -> None:
         """Raises ConfigurationError."""
@@ -187,8 +231,7 @@ class Router:
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
-        if self._ledger is not None:
-            self._budget = _budget(config, self._ledger)
+        self._budget = _budget(config, self._ledger, self._ledger_problem or "")
         return changed
 
     async def close(self) -> None:
@@ -451,11 +494,6 @@ class Router:
     def _state(self) -> RouterState:
         return RouterState(self.config, self.tiers, self._latency, self._budget)
 
-    @property
-    def ledger_problem(self) -> str | None:
-        """The reason why the ledger cannot be written now; None where it can, or none is kept."""
-        return None if self._ledger_writer is None else self._ledger_writer.problem
-
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
         """Wait for the commit of all rows so far, from any thread. The rest is kept for the next process."""
         if (writer := self._ledger_writer) is not None and writer.waiting:
@@ -476,7 +514,7 @@ class Router:
 
     def _kept_ledger(self) -> Ledger:
         if self._ledger is None:
-            raise NotFoundError("This router keeps no ledger: set `ledger` to a file.")
+            raise NotFoundError(self._ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
         return self._ledger
 
     def models(self) -> list[ModelCard]:
@@ -500,7 +538,9 @@ class Router:
         Raises NotFoundError where no ledger is kept, and StorageError where it cannot be read.
         """
         await self.start()
-        path = self._kept_ledger().path
+        path = self.config.ledger
+        if path is None or self._ledger_problem is not None:
+            raise NotFoundError(self._ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
 
         def read() -> T:
             if (writer := self._ledger_writer) is not None:
@@ -528,6 +568,9 @@ def interpreter_ends() -> OverloadedError:
     )
 
 
-def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
+def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> Budget | None:
+    """The budget, if there is one. `problem`: why there is no ledger to keep it in."""
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
-    return Budget(limits, ledger) if any(limits.values()) else None
+    if not any(limits.values()):
+        return None
+    return UnknownBudget(problem) if ledger is None else Budget(limits, ledger)

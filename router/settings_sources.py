@@ -13,7 +13,8 @@ from ..accounting.prices import Price
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from ..protocol.safety.private_files import is_own, private_file
+from ..protocol.safety.private_files import close_to_others, has_file
+from ..protocol.safety.system import changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
 from .config import OF_CLOUD_URL, TARGETS, CacheSettings, LocalModelOptions, Middle, RouterConfig
@@ -63,8 +64,13 @@ def load_config(
     explores. A settings file in one of Updraft's own folders is closed to others. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
-    if is_own(path) and path.is_file():
-        private_file(path)
+    if has_file(path):
+        if changeable_by_others(path):
+            raise ConfigurationError(
+                f"{path} belongs to another user, and everybody can change where it sends prompts and keys. Take that "
+                f"right away (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+            )
+        close_to_others(path)
     state = settings.state_folder()
     values: dict[str, Any] = {"ledger": state / "ledger.sqlite3", "files": state / "files"}
     _merge(values, settings.read_toml(path), str(path))
@@ -169,5 +175,8 @@ def _pairs(setting: str, text: str) -> dict[str, str]:
 
 def _decode(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, (str, Path)):
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError as error:  # there is no home folder
+            raise ValueError(f"{value}: {error}") from error
     raise ValueError(f"expected {kind.__name__}, got {value!r}")

@@ -14,7 +14,7 @@ from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..protocol.requests import ConfidenceSignal
 from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
-from ..router.factory import check_startable
+from ..router.settings_checks import check_settings
 from ..router.settings_sources import load_config
 from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
 from .requests import AsyncRequests, Requests
@@ -49,6 +49,7 @@ class _Routed:
         confidence: float | _Unset = _UNSET,
         confidence_signal: ConfidenceSignal | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
+        ledger: str | Path | _Unset | None = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
@@ -65,6 +66,7 @@ class _Routed:
             confidence=confidence,
             confidence_signal=confidence_signal,
             promise=promise,
+            ledger=ledger,
         )
         super().__init__(**_upstream(options, config, given, self._http_client))
 
@@ -93,7 +95,8 @@ class OpenAI(_Routed, openai.OpenAI):
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
     promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on how sure
-    the local model was, by confidence_signal: "probability", "entropy" or "margin". They override `config`, which
+    the local model was, by confidence_signal: "probability", "entropy" or "margin". ledger: the file with a row per
+    request; None: no ledger. They override `config`, which
     overrides nothing else: without it the user's settings are read (`load_config`). All other arguments are upstream's,
     but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
     belong to the router. A key that a copy or a request names (`with_options(api_key=...)`, `client.api_key = ...`, a
@@ -126,6 +129,8 @@ def _given(**settings: Any) -> dict[str, Any]:
     given = {name: value for name, value in settings.items() if not isinstance(value, _Unset)}
     if isinstance(given.get("local"), Path):
         given["local"] = str(given["local"])
+    if isinstance(given.get("ledger"), str):
+        given["ledger"] = None if given["ledger"] in ("", "none") else Path(given["ledger"]).expanduser()
     return given
 
 
@@ -144,7 +149,7 @@ def _upstream(
         raise ConfigurationError("base_url belongs to the router: name the cloud with cloud_url.", param="base_url")
     if http_client is None:
         settings = _settings(config, given, options.get("api_key"))
-        check_startable(settings)
+        check_settings(settings)
         http_client = client(RuntimeLease(settings))
     return {
         **options,

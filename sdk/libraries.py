@@ -8,7 +8,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..router.config import RouterConfig
-from ..router.factory import check_startable
+from ..router.settings_checks import check_settings
 from .client import settings_of
 from .sharing import RuntimeLease
 from .transport import async_transport as async_transport_over
@@ -39,5 +39,5 @@ def _lease(config: RouterConfig | None, settings: dict[str, Any]) -> RuntimeLeas
     if unknown := settings.keys() - _NAMES:
         raise ConfigurationError(f"There is no setting {min(unknown)!r}.", param=min(unknown))
     found = settings_of(config, settings)
-    check_startable(found)
+    check_settings(found)
     return RuntimeLease(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 
 from ...protocol.decoding import UNREADABLE
-from ...protocol.errors import ConfigurationError, DiskSpaceError
+from ...protocol.errors import StorageError, DiskSpaceError
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
 from .table import LedgerTable, Values
@@ -83,7 +83,7 @@ class KeptRows:
     """The file of this worker in `folder`, and the rows of dead workers."""
 
     def __init__(self, folder: Path, table: LedgerTable) -> None:
-        """Raises ConfigurationError, DiskSpaceError."""
+        """Raises StorageError, DiskSpaceError."""
         self._table = table
         self.slot = WorkerSlot(folder, table.max_workers)
         try:
@@ -93,7 +93,7 @@ class KeptRows:
             raise
         except OSError as error:
             self.slot.close()
-            raise ConfigurationError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
+            raise StorageError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
         self._left = self.file.records()  # by the worker that had this slot before
 
     def left_behind(self) -> Iterator[list[Values]]:

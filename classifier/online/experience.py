@@ -128,7 +128,7 @@ class Experience:
                 raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
             if found and version != _VERSION:
                 raise ConfigurationError(
-                    f"{self.path} has format {version}, this version reads {_VERSION}: name another file.",
+                    f"{self.path} has format {version}, this version reads {_VERSION}: move it away.",
                     param="experience",
                 )
             for statement in _SCHEMA:

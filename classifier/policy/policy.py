@@ -117,12 +117,7 @@ class Policy(ExportedGates):
 
     @classmethod
     def _load(cls, folder: FilePath) -> Policy:
-        raw = read_card(folder)
-        check_versions(folder, raw, VERSIONS, _REMEDY)
-        try:
-            card = msgspec.convert(raw, PolicyCard)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+        card = valid_card(folder)
 
         def stored(name: str) -> tuple[FilePath, str | None]:
             found = file_named(card.files, name) or name
@@ -152,6 +147,16 @@ class Policy(ExportedGates):
 
     def thresholds_for(self, target: Target) -> Thresholds:
         return self.operating_point(target).thresholds
+
+
+def valid_card(folder: FilePath) -> PolicyCard:
+    """The card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
+    raw = read_card(folder)
+    check_versions(folder, raw, VERSIONS, _REMEDY)
+    try:
+        return msgspec.convert(raw, PolicyCard)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
 
 
 def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> None:

@@ -20,6 +20,7 @@ from ...local_engine.machine.machine import this_machine
 from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError, UpdraftError
+from ...protocol.safety.private_files import has_file
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
@@ -69,7 +70,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_models()
     yield check_policy()
     yield check_settings()
-    yield check_ledger_pages()
+    yield from check_ledger()
     yield check_tiers()
     yield from check_own_policies()
     yield check_port(SERVE_PORT)
@@ -179,31 +180,37 @@ def check_settings() -> Check:
 
         load_config()
         path = config_file()
-        return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
+        return str(path) if has_file(path) else f"defaults and UPDRAFT_* (there is no {path})"
 
     return _reported("settings", look, "correct the setting that the message names")
 
 
-def check_ledger_pages() -> Check:
-    """Whether every page of the ledger can be read."""
+def check_ledger() -> Iterator[Check]:
+    """Whether the router can write its ledger. Nothing is made: the next user of the folder may be another one."""
+    from ...router.accounting.ledger import Ledger
+    from ...router.settings_sources import load_config
 
     def look() -> str:
-        from ...router.accounting.ledger import Ledger
-        from ...router.settings_sources import load_config
+        if path is None:
+            return "none is kept"
+        if has_file(path):
+            with closing(Ledger(path)) as ledger:
+                ledger.verify()
+            return f"{path} is whole"
+        folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"requests go on without {path}: this user cannot write to {folder}")
+        return f"{path}, with the first request"
 
+    with suppress(UpdraftError):  # the settings' own check says so
         path = load_config().ledger
-        if path is None or not path.exists():
-            return "none yet"
-        with closing(Ledger(path, read_only=True)) as ledger:
-            ledger.verify()
-        return f"{path} is whole"
-
-    return _reported("ledger pages", look, "stop Updraft and move the file away: the next start makes a new one")
+        yield _reported("ledger", look, "set ledger or UPDRAFT_HOME to a place that this user can write to")
 
 
 def check_tiers() -> Check:
     """Whether any model is configured, and a policy for the pair. A fresh machine has neither."""
-    from ...router.factory import check_startable, has_policy
+    from ...router.factory import has_policy
+    from ...router.settings_checks import check_settings
     from ...router.settings_sources import load_config
 
     uncalibrated = False
@@ -211,7 +218,7 @@ def check_tiers() -> Check:
     def look() -> str:
         nonlocal uncalibrated
         config = load_config()
-        check_startable(config)
+        check_settings(config)
         pair = config.local is not None and config.cloud_url is not None
         uncalibrated = pair and config.policy == "auto" and config.confidence is None and not has_policy(config)
         rest = '; no policy for this pair: model="auto" goes to the cloud' if uncalibrated else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...protocol.errors import InvalidRequestError
+from ...protocol.safety.private_files import has_file
 
 if TYPE_CHECKING:
     from ...router.accounting.ledger import Ledger
@@ -27,7 +28,7 @@ def open_ledger(path: Path | None) -> Iterator[Ledger]:
     from ...router.settings_sources import load_config
 
     path = load_config().ledger if path is None else path
-    if path is None or not path.exists():
+    if path is None or not has_file(path):
         where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
         raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")
     collect_rows(path)

@@ -9,6 +9,7 @@ from ...local_engine.store.library import Library, model_path
 from ...local_engine.store.pull import pulled
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, ModelLoadError
+from ...protocol.safety.private_files import has_file
 from ..shared import output
 from .store import obtain
 
@@ -21,12 +22,12 @@ def resolve(name: str, *, yes: bool = False) -> str:
     """
     if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name
-    if name.startswith(("hf:", "pypi:")) or (name in KNOWN and not model_path(name).is_file()):
+    if name.startswith(("hf:", "pypi:")) or (name in KNOWN and not has_file(model_path(name))):
         library = Library()
         there = pulled(library, name) or obtain(library, name, yes=yes).name
         return str(library.path(there))
     path = model_path(name)
-    if not path.is_file():
+    if not has_file(path):
         raise ModelLoadError(
             f"There is no local model {name!r}. Name a GGUF file by its path (./name in this folder), a model that was "
             "pulled (updraft models lists them), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, "

@@ -21,7 +21,7 @@ from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
 from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ModelNotFoundError
-from ...protocol.safety.private_files import prepared
+from ...protocol.safety.private_files import has_file, prepared
 from ...protocol.safety.system import open_folder
 from ...protocol.settings import models_folder
 
@@ -76,7 +76,7 @@ class Library:
 
     def find(self, name: str) -> Manifest | None:
         """The manifest of a complete model; None if there is none. Raises InvalidRequestError."""
-        return read_kept(self._manifest(name), Manifest) if self.path(name).is_file() else None
+        return read_kept(self._manifest(name), Manifest) if has_file(self.path(name)) else None
 
     def entries(self) -> list[LibraryEntry]:
         """All there is, by name, with what is under way. Files that no model could be called after are not ours."""
@@ -168,7 +168,10 @@ class Library:
 
     @staticmethod
     def _glob(folder: Path, pattern: str) -> list[Path]:
-        found = folder.glob(pattern) if folder.is_dir() else ()
+        try:
+            found = list(folder.glob(pattern)) if folder.is_dir() else []
+        except PermissionError:  # another user's
+            return []
         return [path for path in found if is_name(path.stem) and path.is_file()]
 
 

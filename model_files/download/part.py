@@ -135,7 +135,7 @@ def read_note(folder: Path, name: str) -> Note | None:
 
 def check_room(folder: Path, name: str, needed: int) -> int:
     """The free bytes of the folder's disk. Raises DiskSpaceError if `needed` more, and SPARE, are not among them."""
-    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))).free
     if needed and needed + SPARE > free:
         raise DiskSpaceError(
             f"{name} needs {needed:,} more bytes (and {SPARE:,} to spare), the disk of {folder} has {free:,} free. "

@@ -7,7 +7,7 @@ is: when a model leaves the memory is a setting of the server.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -99,7 +99,11 @@ class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     stream: bool = True
     # No download here goes without TLS.
-    insecure: Literal[False] = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.insecure:
+            raise ValueError("insecure must be false: every download goes over TLS")
 
     @property
     def wanted(self) -> str:

@@ -71,6 +71,8 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     # None: as the server's settings say.
     store: bool | None = None
     background: bool = False
+    # When to answer: here always as soon as possible.
+    background_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     # Of built-in tools, of which there are none.
     max_tool_calls: int | None = None

@@ -58,6 +58,21 @@ def prepared(path: Path) -> Path:
     return private_file(path) if is_own(path) else path
 
 
+def has_file(path: Path) -> bool:
+    """Whether the file is there, as far as this process can see: a folder that it cannot search has none."""
+    try:
+        return path.is_file()
+    except OSError:  # Python 3.13 and earlier raise it for a folder of another user
+        return False
+
+
+def close_to_others(path: Path) -> None:
+    """Close an existing file and its folder to others, as far as they belong to Updraft and may be changed."""
+    for each, mode in ((path.parent, 0o700), (path, 0o600)):
+        if is_own(each):
+            _close(each, mode)
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that only the user can read, all at once. Raises ConfigurationError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -81,8 +96,8 @@ def _create(path: Path) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take the rights of others away. Folders of somebody else, and those for all like /tmp, stay."""
-    with suppress(PermissionError, FileNotFoundError):
+    """Take the rights of others away. Paths of another user, read-only mounts, and folders for all like /tmp stay."""
+    with suppress(OSError):
         found = path.stat().st_mode
         if found & 0o077 and not found & stat.S_ISVTX:
-            path.chmod(mode)
+            path.chmod(found & mode)

@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StorageError
 from ..wal import create_tables, use_wal
 from .private_files import private_file
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """Any thread may use it. Its methods raise ConfigurationError, which names `param`."""
+    """Any thread may use it. Its methods raise StorageError, which names `param`, and what `prepare` raises."""
 
     path: Path
     # What it is for, as in "as the key database".
@@ -65,7 +65,7 @@ class SharedFile:
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=self.busy_s, isolation_level=None, check_same_thread=False)
 
-    def _unusable(self, error: Exception) -> ConfigurationError:
-        return ConfigurationError(
+    def _unusable(self, error: Exception) -> StorageError:
+        return StorageError(
             f"Cannot use {self.path} {self.purpose}: {error}. Name another file, or move it away.", param=self.param
         )

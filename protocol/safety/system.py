@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import struct
 import sys
 import tempfile
@@ -170,6 +171,13 @@ def open_folder(folder: Path) -> int | None:
 def belongs_to_us(path: Path) -> bool:
     owner = getattr(os, "getuid", None)
     return owner is None or path.stat().st_uid == owner()
+
+
+def changeable_by_others(path: Path) -> bool:
+    """Whether an existing file of another user can be written by everybody, and is on no read-only mount."""
+    open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not belongs_to_us(path)
+    look = getattr(os, "statvfs", None)
+    return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))
 
 
 def forbids_execution(folder: Path) -> bool:

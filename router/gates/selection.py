@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from ...classifier.target import Target
 from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError
 from ...protocol.requests import ConfidenceSignal
-from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
+from .gates import ConfidenceGates, Gates, NoPolicyGates, PolicyGates
+
+if TYPE_CHECKING:
+    from ...classifier.policy.policy import Policy, PolicyCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +35,51 @@ class GateSelection:
     target: Target = Target()  # noqa: RUF009  # frozen
     # Reads which weights and template run; None: any may.
     local_model: Callable[[], ModelIdentity] | None = None
+    # Values in a hidden state of the local model. None: not known yet.
+    hidden_size: int | None = None
+
+
+P = TypeVar("P", "Policy", "PolicyCard")
 
 
 def load_gates(selection: GateSelection) -> Gates:
-    """Raises ConfigurationError if a named policy was made for other models."""
+    """Raises ConfigurationError for a policy that cannot be used: of other models, of another version, or damaged."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence, selection.confidence_signal)
-    from ...classifier.policy.folders import named_folder
     from ...classifier.policy.policy import Policy
+
+    found = _chosen(selection, Policy.load)
+    if found is None:
+        return NoPolicyGates()
+    folder, policy = found
+    if selection.hidden_size is not None:
+        _check_widths(folder, policy.card, selection.hidden_size)
+    return PolicyGates(policy, selection.target, _caveat(folder, policy, selection))
+
+
+def check_policy(selection: GateSelection) -> bool:
+    """Check by its card alone the policy that `load_gates` would load; whether there is one. Raises as `load_gates`."""
+    from ...classifier.policy.policy import valid_card
+
+    found = _chosen(selection, valid_card)
+    if found is None:
+        return False
+    _caveat(*found, selection)
+    return True
+
+
+def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, P] | None:
+    """The folder and the policy. None: no policy of the pair is in its usual folders."""
+    from ...classifier.policy.folders import named_folder
 
     if selection.policy == "auto":
         for folder in selection.own:
-            policy = Policy.load(folder)
+            policy = load(folder)
             if policy.models == selection.models or selection.allow_foreign:
-                return _by_policy(folder, policy, selection)
-        return NoPolicyGates()
+                return folder, policy
+        return None
     folder = named_folder(selection.policy)
-    policy = Policy.load(folder)
+    policy = load(folder)
     if policy.models != selection.models and not selection.allow_foreign:
         raise ConfigurationError(
             f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "
@@ -56,17 +88,33 @@ def load_gates(selection: GateSelection) -> Gates:
             "it is.",
             param="policy",
         )
-    return _by_policy(folder, policy, selection)
+    return folder, policy
 
 
-def _by_policy(folder: Path, policy: CalibratedPolicy, selection: GateSelection) -> PolicyGates:
+def _caveat(folder: Path, policy: Policy | PolicyCard, selection: GateSelection) -> str:
+    """The beginning of every reason, where the policy was made for another pair. Raises ConfigurationError."""
     caveat = "" if policy.models == selection.models else _foreign(_pair(policy.models))
     if not caveat and policy.local_model is not None and selection.local_model is not None:
         difference = policy.local_model.difference(selection.local_model())
         if difference is not None and not selection.allow_foreign:
             raise other_weights(folder, policy.models, difference)
         caveat = "" if difference is None else _foreign(f"{_pair(policy.models)}, {difference[0]}")
-    return PolicyGates(policy, selection.target, caveat)
+    return caveat
+
+
+def _check_widths(folder: Path, card: PolicyCard, hidden_size: int) -> None:
+    from ...classifier.features.blocks import BLOCKS
+
+    declared = {
+        width for blocks in card.blocks.values() for name, width in blocks.items() if BLOCKS[name].width is None
+    }
+    if declared - {hidden_size}:
+        raise ConfigurationError(
+            f"The policy in {folder} reads hidden states of {max(declared)} values, and the local model gives "
+            f"{hidden_size}: it was made for another kind of model. Use a policy of this one (updraft "
+            "calibrate).",
+            param="policy",
+        )
 
 
 def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, str]) -> ConfigurationError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...protocol.dialects.responses_events import ResponseEvents
-from ...protocol.errors import NotFoundError, OverloadedError, UnsupportedFeatureError
+from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 
@@ -88,9 +88,15 @@ class AnswerService:
             )
 
     async def start(self) -> None:
-        """Open the store now, where there is one. Idempotent. Raises ConfigurationError."""
+        """Open the store now, where there is one. Idempotent. Without it requests go on, and the log says why.
+
+        Raises ConfigurationError if the file holds something else.
+        """
         if self.enabled:
-            await self.use(lambda _: None)
+            try:
+                await self.use(lambda _: None)
+            except StorageError as error:
+                log.warning("Answers cannot be stored. %s", error.message)
 
     async def use(self, work: Callable[[AnswerStore], T]) -> T:
         """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
@@ -100,8 +106,8 @@ class AnswerService:
         """Store an answer. A failure is logged, for the caller has a use for the answer in any case."""
         try:
             await self.use(lambda store: store.put(answer))
-        except sqlite3.Error:
-            log.exception("the answer %s cannot be stored", answer.id)
+        except (sqlite3.Error, ConfigurationError) as error:
+            log.error("the answer %s cannot be stored: %s", answer.id, error)
 
     def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background. Raises OverloadedError."""

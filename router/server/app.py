@@ -21,8 +21,8 @@ from ...protocol.http.shell import create_app, read_wire_request, send, upload_w
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.http.wire import WireRequest, WireResponse
 from ..config import RouterConfig
-from ..factory import check_startable
 from ..router import Router
+from ..settings_checks import check_settings
 from . import chat_socket
 from .endpoints import Endpoints
 from .page.assets import public_paths
@@ -144,7 +144,7 @@ def _seconds(text: str) -> float | None:
 
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
-    check_startable(options.config)
+    check_settings(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)
     serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls, websockets=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from dataclasses import replace
 
-from ...protocol.errors import MethodNotAllowedError, NotFoundError, UpdraftError
+from ...protocol.errors import MethodNotAllowedError, NotFoundError, StorageError, UpdraftError
 from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
@@ -83,6 +84,9 @@ class Endpoints:
             response = await self._dispatch(request)
         except UpdraftError as error:
             response = answer.failure(error)
+        except sqlite3.Error as error:
+            log.exception("%s %s failed", request.method, request.path)
+            response = answer.failure(StorageError(f"A file of the router cannot be read or written: {error}."))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = answer.failure(answer.internal_error())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.cookiejar import DefaultCookiePolicy
@@ -72,6 +73,26 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
     """A pooled client that has not connected yet. Raises ConfigurationError for a key that no header carries, and for
     what the environment names wrongly.
     """
+    return _client(endpoint, _certificates(endpoint))
+
+
+def check_endpoint(endpoint: CloudEndpoint) -> None:
+    """Raises as `open_client`. The usual certificates are not read, which takes 0.1 s."""
+    _client(endpoint, _certificates(endpoint) if any(map(os.environ.get, _CERTIFICATES)) else False)
+
+
+def _certificates(endpoint: CloudEndpoint) -> ssl.SSLContext | bool:
+    try:
+        # Plain http needs no TLS context, which takes 0.1 s to make.
+        return httpx.create_ssl_context() if httpx.URL(endpoint.url).scheme == "https" else False
+    except OSError as error:
+        named = " and ".join(f"{name}={os.environ[name]}" for name in _CERTIFICATES if os.environ.get(name))
+        raise ConfigurationError(
+            f"The certificates for {endpoint.url} cannot be read ({error}): correct {named or 'the installed certifi'}."
+        ) from error
+
+
+def _client(endpoint: CloudEndpoint, verify: ssl.SSLContext | bool) -> httpx.AsyncClient:
     key, url = endpoint.api_key, httpx.URL(endpoint.url)
     if key and not is_sendable(key):
         raise ConfigurationError(
@@ -80,14 +101,6 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             param="cloud_api_key",
         )
     proxy = proxy_for(url)
-    try:
-        # Plain http needs no TLS context, which takes 0.1 s to make.
-        verify = httpx.create_ssl_context() if url.scheme == "https" else False
-    except OSError as error:
-        named = " and ".join(f"{name}={os.environ[name]}" for name in _CERTIFICATES if os.environ.get(name))
-        raise ConfigurationError(
-            f"The certificates for {url} cannot be read ({error}): correct {named or 'the installed certifi'}."
-        ) from error
     try:
         client = httpx.AsyncClient(
             headers={**endpoint.provider.headers(key), **endpoint.headers},

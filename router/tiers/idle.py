@@ -14,6 +14,7 @@ from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
 from .load_pause import LoadPause
+from .local import EngineLocalTier
 
 if TYPE_CHECKING:
     from ...text.templates.reasoning import ReasoningStyle
@@ -43,6 +44,7 @@ class IdleLocalTier:
         self._closed = False
         self.pinned = idle_s is None
         self.model_id = tier.model_id
+        self.hidden_size = tier.hidden_size if isinstance(tier, EngineLocalTier) else None
         self.context_length = tier.context_length
         self.tool_format: ToolFormat | None = tier.tool_format
         self.reasoning: ReasoningStyle | None = tier.reasoning

@@ -35,6 +35,10 @@ class EngineLocalTier:
         return self._engine.model_id
 
     @property
+    def hidden_size(self) -> int:
+        return self._engine.hidden_size
+
+    @property
     def context_length(self) -> int:
         return self._engine.context_length
 

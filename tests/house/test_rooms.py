@@ -98,8 +98,8 @@ ROOMS = {
     ],
     "router": [
         "server",
-        "router",
-        "factory model_names",
+        "router settings_checks",
+        "factory model_names without_ledger",
         "responses",
         "cascade",
         "state",

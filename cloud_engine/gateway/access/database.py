@@ -6,6 +6,7 @@ A key itself is shown once. Its SHA-256 is what is kept.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import sqlite3
 import time
@@ -15,14 +16,16 @@ from typing import Annotated
 import msgspec
 
 from ....protocol.decoding import prepare_types
-from ....protocol.errors import ConfigurationError, NotFoundError
+from ....protocol.errors import ConfigurationError, NotFoundError, StorageError
 from ....protocol.http.ids import new_id
+from ....protocol.safety.private_files import has_file
 from ....protocol.safety.shared_file import SharedFile
 from ....protocol.wal import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0
 _BUSY_S = 10.0
+_KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})")
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS keys (
       id TEXT PRIMARY KEY, name TEXT NOT NULL, principal TEXT NOT NULL,
@@ -83,7 +86,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     at: float
     # The admin key, or the user of this machine.
     actor: str
-    # create, rotate or revoke.
+    # create, import, rotate or revoke.
     action: str
     key_id: str
     # The key's name then.
@@ -106,32 +109,49 @@ class KeyDatabase:
     @classmethod
     def existing(cls, path: Path) -> KeyDatabase:
         """One that is there already: a mistyped path is no empty database. Raises ConfigurationError."""
-        if not path.exists():
+        if not has_file(path):
             raise ConfigurationError(
                 f"There is no key database {path}: make a first key with `updraft keys create NAME --keys {path}`.",
                 param="keys",
             )
-        return cls(path)
+        try:
+            return cls(path)
+        except StorageError as error:
+            if "not a database" not in error.message:
+                raise
+            raise ConfigurationError(
+                f"{path} is no key database. `updraft keys import {path}` takes over a key file of an older gateway.",
+                param="keys",
+            ) from error
 
     def create(self, new: NewKey, actor: str) -> tuple[KeyRecord, str]:
         """The key's record, and the key. Raises ConfigurationError for a name that is taken."""
-        now, key = time.time(), _new_key()
-        principal = Principal(
-            new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
-        )
-        expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
+        key = _new_key()
         with self._file.connected() as connection, transaction(connection):
-            if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
-                raise ConfigurationError(
-                    f"There is a key {new.name!r} already: rotate or revoke it, or take another name.", param="name"
-                )
-            row = (principal.key_id, new.name, msgspec.json.encode(principal).decode(), now, expires_at)
-            connection.execute(
-                "INSERT INTO keys (id, name, principal, created_at, expires_at) VALUES (?, ?, ?, ?, ?)", row
-            )
-            connection.execute("INSERT INTO digests VALUES (?, ?, ?)", (digest_of(key), principal.key_id, expires_at))
-            _note(connection, actor, "create", principal)
-        return KeyRecord(principal, now, expires_at), key
+            return _keep(connection, new, digest_of(key), (actor, "create")), key
+
+    def take_over(self, text: str, actor: str) -> list[KeyRecord]:
+        """Keep the keys of a key file, all or none: lines of `name:sha256`, or a JSON object of the same.
+
+        The keys go on working. Raises ConfigurationError, which shows no line.
+        """
+        try:
+            lines = text.splitlines()
+            if text.lstrip().startswith("{"):
+                found = msgspec.json.decode(text, type=dict[str, str])
+                lines = [f"{name}:{digest}" for name, digest in found.items()]
+        except msgspec.DecodeError as error:
+            raise ConfigurationError("The key file is no JSON object of names and hashes.") from error
+        records: list[KeyRecord] = []
+        with self._file.connected() as connection, transaction(connection):
+            for number, line in enumerate(lines, 1):
+                if not line.strip() or line.startswith("#"):
+                    continue
+                if (match := _KEY_LINE.fullmatch(line.strip())) is None:
+                    raise ConfigurationError(f"Line {number} of the key file is no name:sha256.")
+                digest = bytes.fromhex(match["digest"])
+                records.append(_keep(connection, NewKey(match["name"]), digest, (actor, "import")))
+        return records
 
     def keys(self) -> list[KeyRecord]:
         """Those that are not revoked, by name."""
@@ -171,6 +191,24 @@ class KeyDatabase:
                 "SELECT at, actor, action, key_id, name FROM audit ORDER BY id DESC LIMIT ?", (most,)
             )
             return [AuditEntry(*row) for row in rows]
+
+
+def _keep(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
+    """A new key in the database. `by`: actor and action. Raises ConfigurationError for a name that is taken."""
+    now = time.time()
+    principal = Principal(
+        new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
+    )
+    expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
+    if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
+        raise ConfigurationError(
+            f"There is a key {new.name!r} already: rotate or revoke it, or take another name.", param="name"
+        )
+    row = (principal.key_id, new.name, msgspec.json.encode(principal).decode(), now, expires_at)
+    connection.execute("INSERT INTO keys (id, name, principal, created_at, expires_at) VALUES (?, ?, ?, ?, ?)", row)
+    connection.execute("INSERT INTO digests VALUES (?, ?, ?)", (digest, principal.key_id, expires_at))
+    _note(connection, *by, principal)
+    return KeyRecord(principal, now, expires_at)
 
 
 _RECORD = "principal, created_at, expires_at"

@@ -10,6 +10,7 @@ from ....accounting.ledger.table import LedgerTable
 from ....protocol.errors import ConfigurationError
 from ....protocol.wal import columns, transaction
 from .metering import COLUMNS, UsageRow
+from .older_format import put_aside, take_over
 
 VERSION = 1
 """Of the schema. A file of another version is refused."""
@@ -35,10 +36,13 @@ def create_table(*, postgres: bool = False) -> list[str]:
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     with transaction(connection):
+        is_older = put_aside(connection)
         if columns(connection, "usage") not in ((), COLUMNS):
             raise ConfigurationError(f"{path} is a usage database of another version: choose another --db.")
         for statement in create_table():
             connection.execute(statement)
+        if is_older:
+            take_over(connection)
         found = connection.execute("SELECT version FROM usage_schema").fetchone()
         if found is None:
             connection.execute("INSERT INTO usage_schema VALUES (?)", (VERSION,))

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ....protocol.errors import NotFoundError
+from ....protocol.errors import NotFoundError, StorageError
+from ....protocol.safety.private_files import has_file
 from ....protocol.safety.system import try_lock
 from ...config import RouterConfig
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore
@@ -40,15 +41,25 @@ class BatchService:
         self._more = asyncio.Event()
 
     async def start(self) -> None:
-        """Go on with the batches of an earlier run."""
+        """Go on with the batches of an earlier run. Without their folder requests go on, and the log says why."""
         folder = self._config.files
-        if folder is not None and (folder / DATABASE).is_file():
-            await self.use(lambda _: None)
-            self.work()
+        if folder is not None and has_file(folder / DATABASE):
+            try:
+                await self.use(lambda _: None)
+                self.work()
+            except StorageError as error:
+                log.warning("There are no files and no batches. %s", error.message)
 
     async def use(self, work: Callable[[Stores], T]) -> T:
-        """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
-        return await asyncio.to_thread(lambda: work(self._open()))
+        """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`.
+
+        A folder or database that cannot be used is a StorageError.
+        """
+        try:
+            return await asyncio.to_thread(lambda: work(self._open()))
+        except (sqlite3.Error, OSError) as error:
+            log.exception("the folder of files cannot be used")
+            raise StorageError(f"The folder of files cannot be used: {error}.", param="files") from error
 
     def work(self) -> None:
         """Look for a batch now. The folder is open."""

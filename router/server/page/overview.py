@@ -100,7 +100,7 @@ async def status(context: RequestContext) -> WireResponse:
             target=f"confidence {config.confidence:g}" if config.confidence is not None else str(config.target),
             calibrated=policy_of(router) is not None,
             offline=config.offline,
-            ledger=config.ledger is not None,
+            ledger=config.ledger is not None and router.ledger_problem is None,
         )
     )
 

@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 from updraft.cli.doctor.checks import check_cloud, check_packages, check_port, check_tiers, cloud_to_ask
+from updraft.embedded.pocket import policy_folder
 from updraft.local_engine.llama.build import REBUILD_COMMAND
 
 
@@ -152,7 +153,8 @@ def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypa
     assert "updraft calibrate" in found.fix
     card = tmp_path / "policies" / "pocket-small--big" / "policy.json"
     card.parent.mkdir(parents=True)
-    card.write_text(json.dumps({"models": {"local": "pocket-small", "cloud": "big"}}))
+    packaged = json.loads((policy_folder() / "policy.json").read_text())
+    card.write_text(json.dumps({**packaged, "models": {"local": "pocket-small", "cloud": "big"}}))
     assert (check_tiers().status, check_tiers().fix) == ("ok", "")
     card.unlink()
     monkeypatch.setenv("UPDRAFT_CONFIDENCE", "0.8")

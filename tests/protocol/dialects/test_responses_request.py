@@ -23,6 +23,7 @@ REFUSED = {
 }
 TAKEN = {
     "background": False,
+    "background_options": {"completion_window": "2h"},
     "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
     "input": "hello",
     "instructions": "Be brief.",

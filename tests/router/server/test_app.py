@@ -93,7 +93,9 @@ def test_a_port_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        config = RouterConfig(local=os.fspath(tmp_path / "never-read.gguf"))
+        never_read = tmp_path / "never-read.gguf"
+        never_read.touch()
+        config = RouterConfig(local=os.fspath(never_read))
         with pytest.raises(PortInUseError):
             run_daemon(DaemonOptions(config, port=taken.getsockname()[1]))
 

@@ -1,0 +1,248 @@
+"""Without a writable home requests go on: no ledger, and a typed error only where a budget or a store needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bound_rights import needs_mounts, of_another_user, python
+from cascade_bench import Bench, run
+from router_fakes import FakeCloud, ScriptedLocal, running_cloud
+from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.http.wire import WireRequest
+from updraft.router.accounting.budget import BudgetLimits
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.config import RouterConfig
+from updraft.router.factory import middle_tiers, open_cloud
+from updraft.router.router import Router
+from updraft.router.state import Tiers
+
+# A client in a process of its own: its answers, and the errors of what needs a file.
+APP = """
+import json, sys, openai, updraft
+found = {}
+with updraft.OpenAI(cloud_url=sys.argv[1], cloud_model="big", max_retries=0, **json.loads(sys.argv[2])) as client:
+    ask = lambda: client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hello"}])
+    looks = {"files": client.files.list, "batches": client.batches.list, "why": lambda: client.updraft.why("x")}
+    for name, look in {"first": ask, "second": ask, **looks}.items():
+        try:
+            reply = look()
+            found[name] = reply.choices[0].message.content if look is ask else "ok"
+        except openai.APIStatusError as error:
+            found[name] = [error.status_code, error.code]
+print(json.dumps(found))
+"""
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+static int call(const char *name, int file, int command, va_list rest) {
+    void *argument = va_arg(rest, void *);
+    if (command == F_SETLK || command == F_SETLKW) { errno = ENOLCK; return -1; }
+    return ((int (*)(int, int, ...))dlsym(RTLD_NEXT, name))(file, command, argument);
+}
+int fcntl(int file, int command, ...) {
+    va_list rest; va_start(rest, command); int done = call("fcntl", file, command, rest); va_end(rest); return done;
+}
+int fcntl64(int file, int command, ...) {
+    va_list rest; va_start(rest, command); int done = call("fcntl64", file, command, rest); va_end(rest); return done;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_cloud() -> Iterator[FakeCloud]:
+    with running_cloud() as cloud:
+        yield cloud
+
+
+def _home(kind: str, folder: Path) -> dict[str, str]:
+    """Variables for `bound_rights.python`."""
+    folder.chmod(0o755)
+    home = folder / "home"
+    home.mkdir()
+    if kind == "of another user":
+        return {"HOME": str(of_another_user(home, 0o700))}
+    if kind == "missing":
+        return {"HOME": str(of_another_user(home, 0o755) / "nonexistent")}
+    if kind == "the folder of another user":
+        return {"HOME": str(folder), "UPDRAFT_HOME": str(of_another_user(home, 0o700))}
+    if kind == "a file":
+        home.rmdir()
+        home.write_text("x")
+        return {"HOME": str(home)}
+    needs_mounts()
+    options = "ro" if kind == "read-only" else "size=64k"
+    mount = f"mount -t tmpfs -o {options} tmpfs {home}"
+    if kind == "full":
+        mount += f" && {{ cat /dev/zero > {home}/rest 2>/dev/null; true; }}"
+    return {"HOME": str(home), "mount": mount}
+
+
+KINDS = ["of another user", "missing", "the folder of another user", "a file", "read-only", "full"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_go_on(kind: str, shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    done = python("-c", APP, shared_cloud.url, "{}", **_home(kind, tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("first") == found.pop("second") == "The cloud says hello."
+    assert found == {
+        "files": [503, "storage_unusable"],
+        "batches": [503, "storage_unusable"],
+        "why": [404, "not_found"],
+    }
+    assert done.stderr.count("Requests go on without a ledger") == 1
+
+
+def test_a_budget_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    variables = _home("of another user", tmp_path)
+    done = python("-c", APP, shared_cloud.url, "{}", **variables, UPDRAFT_BUDGET_CLOUD_TOKENS="1000")
+    found = json.loads(done.stdout)
+    assert found["first"] == found["second"] == [429, "ledger_unavailable"]
+
+
+@pytest.mark.parametrize(("given", "named"), [('{"ledger": null}', {}), ("{}", {"UPDRAFT_LEDGER": "none"})])
+def test_no_ledger_wants_no_home(given: str, named: dict[str, str], shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    done = python("-c", APP, shared_cloud.url, given, **_home("of another user", tmp_path), **named)
+    assert json.loads(done.stdout)["first"] == "The cloud says hello."
+    assert "without a ledger" not in done.stderr
+
+
+def test_a_gateway_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    command = ["gateway", "--no-auth", "--port", "0", "--node", shared_cloud.url.removesuffix("/v1")]
+    done = python("-m", "updraft", *command, **_home("of another user", tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Cannot use ") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_doctor_says_so(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    program = "from updraft.cli.doctor.checks import check_ledger; print(*check_ledger())"
+    done = python("-c", program, **_home("of another user", tmp_path))
+    assert "status='fail'" in done.stdout and "requests go on without" in done.stdout, done
+
+
+def test_commands_work_without_a_home(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    variables = _home("of another user", tmp_path)
+    cloud = {"UPDRAFT_CLOUD_URL": shared_cloud.url, "UPDRAFT_CLOUD_MODEL": "big"}
+    asked = python("-m", "updraft", "ask", "--tier", "cloud", "hello", **variables, **cloud)
+    assert (asked.returncode, asked.stdout.strip()) == (0, "The cloud says hello."), asked.stderr
+    for command in (["log"], ["usage"], ["models"], ["policy", "list"], ["feedback", "x", "up"], ["keys", "list"]):
+        done = python("-m", "updraft", *command, **variables)
+        assert "Traceback" not in done.stderr and "Permission denied" not in done.stderr, done
+
+
+@pytest.fixture
+def bench(cloud: FakeCloud, tmp_path: Path) -> Any:
+    def make(ledger: Path, **settings: Any) -> Bench:
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="big", ledger=ledger, **settings)
+        tiers = Tiers(None, open_cloud(config), None, middle=middle_tiers(config))
+        return Bench(Router(config, tiers), ScriptedLocal(), ledger)
+
+    return make
+
+
+async def health(bench: Bench) -> dict[str, Any]:
+    answer = await bench.handle(WireRequest("GET", "/health", {}, b""))
+    assert isinstance(answer.body, bytes)
+    return json.loads(answer.body)
+
+
+def test_a_corrupt_ledger_stops_nobody_and_comes_back(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+    ledger.write_bytes(b"no database at all" * 100)
+
+    async def test() -> None:
+        b = bench(ledger, budget=BudgetLimits(cloud_tokens=10_000))
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        assert (await b.answer("cloud"))["error"]["code"] == "ledger_unavailable"
+        ledger.unlink()
+        monkeypatch.setattr("updraft.router.router.RETRY_S", 0.0)
+        assert "error" not in await b.answer("cloud")
+        assert (await health(b)) == {"status": "ok"}
+        await b.router.close()
+        assert [row.status for row in b.rows()] == [200]
+
+    run(test())
+    said = [record.getMessage() for record in caplog.records if "ledger" in record.getMessage()]
+    assert len(said) == 2, said
+
+
+def test_a_disk_that_fills_up_later_stops_nobody(bench: Any, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+
+    async def test() -> None:
+        b = bench(ledger)
+        await b.answer("cloud")
+        connection = b.router._ledger._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        for number in range(40):  # until the last page is full
+            assert "error" not in await b.answer("cloud", user=f"user-{number}")
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        connection.execute("PRAGMA max_page_count=100000")
+        assert "error" not in await b.answer("cloud")
+        await b.router.close()
+        assert len(b.rows()) == 42
+
+    run(test())
+
+
+def test_a_file_system_without_locks(shared_cloud: FakeCloud, tmp_path: Path) -> None:
+    """As some network mounts and FUSE file systems are: each lock fails."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    source, shim = tmp_path / "locks.c", tmp_path / "locks.so"
+    source.write_text(NO_LOCKS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    variables = {"HOME": str(tmp_path), "LD_PRELOAD": str(shim)}
+    done = python("-c", APP, shared_cloud.url, "{}", **variables)
+    assert json.loads(done.stdout)["second"] == "The cloud says hello.", done
+    assert done.stderr.count("Requests go on without a ledger") == 1
+
+
+def test_a_ledger_of_a_newer_version_is_refused(bench: Any, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+    Ledger(ledger).close()
+    with closing(sqlite3.connect(ledger)) as connection:
+        connection.execute("PRAGMA user_version=99")
+
+    async def test() -> None:
+        b = bench(ledger)
+        with pytest.raises(ConfigurationError, match="format 99"):
+            await b.router.start()
+        await b.router.close()
+
+    run(test())
+
+
+def test_many_requests_open_a_ledger_that_comes_back_once(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = tmp_path / "folder" / "ledger.sqlite3"
+    ledger.parent.write_text("in the way")
+    monkeypatch.setattr("updraft.router.router.RETRY_S", 0.0)
+
+    async def test() -> None:
+        b = bench(ledger)
+        await b.answer("cloud")
+        ledger.parent.unlink()
+        await asyncio.gather(*(b.answer("cloud") for _ in range(8)))
+        await b.router.close()
+        assert len(b.rows()) >= 1
+
+    run(test())

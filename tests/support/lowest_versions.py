@@ -1,0 +1,45 @@
+"""Requirements for `make test-floors`: each direct dependency at the lowest version that pyproject.toml allows.
+
+    python tests/support/lowest_versions.py          # `fastapi==0.115`, one a line
+    python tests/support/lowest_versions.py --newest # `fastapi>=0.115`, for the newest versions instead
+
+torch is left out: its builds are large. llama-cpp-python is left out too: `local_engine/llama/build.py` installs it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+EXTRAS = ("edge", "postgres", "redis", "otel")
+# Packages of the extras that the tests of `make test-floors` import.
+ALSO = {
+    "train": ("onnx", "scikit-learn"),
+    "cloud": ("gguf", "safetensors"),
+    "dev": (
+        *("anthropic", "cryptography", "hypothesis", "jsonschema", "ollama"),
+        *("pytest", "pytest-timeout", "schemathesis", "setuptools"),
+    ),
+}
+_LEFT_OUT = ("torch", "llama-cpp-python")
+
+
+def requirements(*, newest: bool = False) -> list[str]:
+    """The direct dependencies of what `make test-floors` tests."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    found = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+    found += [each for name, wanted in ALSO.items() for each in extras[name] if _name(each) in wanted]
+    kept = sorted({each for each in found if _name(each) not in _LEFT_OUT})
+    return kept if newest else [each.replace(">=", "==") for each in kept]
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[\[=<>;]", requirement)[0].strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(requirements(newest="--newest" in sys.argv[1:])) + "\n")
