@@ -18,7 +18,7 @@ from updraft.cloud_engine.gateway.limits import redis_store
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
     """Its URL. Skips the test where there is no server, or no client library."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None or importlib.util.find_spec("redis") is None:
         pytest.skip("needs redis-server or valkey-server, and the package redis")
     with socket.socket() as free:
