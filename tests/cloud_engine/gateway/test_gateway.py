@@ -19,6 +19,7 @@ import openai
 import pytest
 from full_cloud import running_full_cloud
 from gateway_keys import make_key
+from ports import free_port
 from waiting import wait_for
 
 pytestmark = pytest.mark.slow  # such files come first
@@ -329,7 +330,7 @@ def test_a_poisoned_request_is_refused_once_it_killed_two_nodes(pair: tuple[Runn
 
 
 def test_a_node_that_returns_is_used_again(spawn_gateway: Any, spawn_fake_node: Any) -> None:
-    node = spawn_fake_node()
+    node = spawn_fake_node("--port", str(free_port()))
     gateway = spawn_gateway(node)
     node.popen.kill()
     node.popen.wait()

@@ -226,7 +226,7 @@ def test_close_and_garbage_end_a_run_at_once(engine):
             assert list(run) == []
         del run
         gc.collect()
-        drain(engine, timeout_s=2)
+        drain(engine, timeout_s=60)
 
 
 def test_cancel_wakes_a_reader(engine):
@@ -235,7 +235,7 @@ def test_cancel_wakes_a_reader(engine):
     thread = threading.Thread(target=lambda: list(waiting))
     thread.start()
     waiting.cancel()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     for run in blocker:
         run.cancel()
