@@ -426,7 +426,7 @@ def test_a_stream_that_stalls_times_out(client: updraft.OpenAI, local: ScriptedL
 
 
 def test_closing_a_stream_early_stops_the_work(client: updraft.OpenAI, cloud: FakeCloud) -> None:
-    cloud.mode = "drip"
+    cloud.mode = "hang"
     with client.chat.completions.create(model="cloud", messages=USER, stream=True) as stream:
         next(stream)
     wait_for(lambda: cloud.disconnects)
@@ -630,7 +630,7 @@ def test_async_timeout_cancel_and_early_close(config: RouterConfig, local: Scrip
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            cloud.mode = "drip"
+            cloud.mode = "hang"
             stream = await client.chat.completions.create(model="cloud", messages=USER, stream=True)
             await anext(aiter(stream))
             await stream.close()

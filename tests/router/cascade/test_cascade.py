@@ -549,7 +549,7 @@ def test_cancelling_the_caller_stops_the_local_run(bench: Any) -> None:
 @pytest.mark.parametrize("read_one", [False, True])
 def test_closing_a_stream_stops_everything(bench: Any, cloud: FakeCloud, read_one: bool) -> None:
     async def test() -> None:
-        cloud.mode = "drip"
+        cloud.mode = "hang"
         async with bench(ScriptedGates(before=True)) as b:
             for model in ("local", "auto"):
                 response = await b.ask(model, stream=True)

@@ -90,7 +90,7 @@ def test_chats_of_one_socket(daemon: tuple[str, subprocess.Popen[str]], cloud: F
 def test_a_chat_is_cancelled_by_a_message_and_by_leaving(
     daemon: tuple[str, subprocess.Popen[str]], cloud: FakeCloud
 ) -> None:
-    cloud.mode = "drip"
+    cloud.mode = "hang"
     with connect(daemon[0], additional_headers=KEY) as socket:
         for chat_id in ("a", "b"):
             ask(socket, id=chat_id, stream=True, **CHAT)
