@@ -15,11 +15,12 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/router/accounting/test_spend.py tests/cloud_engine/gateway/limits/test_spend.py \
 	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
 
-# What drives the page's tests: too heavy for `make install`.
-BROWSER := "playwright>=1.50" "axe-playwright-python>=0.1.6"
+# The driver of the page's tests: too heavy for `make install`. And a real model. Both are fetched once.
+DRIVER  := "playwright>=1.50" "axe-playwright-python>=0.1.6"
+FETCHED := out/browser/ready out/models/smollm2.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat service test test-openai test-floors test-page screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat service test test-openai test-floors test-page fetched screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +40,13 @@ service:  ## run the router in the background from now on, with SmolLM2 as the l
 	@$(SETUP) --extras edge
 	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
-test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
+test: check fetched  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
 	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
-	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest $(XDIST) tests/sdk
+	@PYTHONPATH="$(CURDIR)/out/openai2$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(XDIST) tests/sdk
 
 FLOORS := $(CURDIR)/out/floors
 test-floors:  ## the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)
@@ -59,12 +60,23 @@ test-floors:  ## the main tests with the lowest allowed version of each dependen
 	  tests/cloud_engine/gateway/test_usage.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_help.py \
 	  tests/cli/test_keys.py tests/cli/ledger $(ARGS)
 
-test-page:  ## the page's tests in Chromium (apt-get install chromium), with a driver put beside the environment
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target out/browser $(BROWSER)
-	@PYTHONPATH="$(CURDIR)/out/browser:$$PYTHONPATH" $(BIN)/python -m pytest tests/router/page $(ARGS)
+test-page: install fetched  ## the page's tests in Chromium, a part of `make test`
+	@$(BIN)/python -m pytest tests/router/page $(ARGS)
 
-screenshots:  ## take the docs' pictures of the page anew; what `make test-page` installs is used
-	@PYTHONPATH="$(CURDIR)/out/browser:$(CURDIR)/.typing:$$PYTHONPATH" $(BIN)/python tests/support/screenshots.py docs/images
+# Tests are skipped, and say so, where something cannot be had: offline, or without root for Debian's packages.
+fetched:
+	@$(BIN)/python tests/support/programs.py
+	@-$(MAKE) --silent --no-print-directory --keep-going $(FETCHED)
+
+out/browser/ready: Makefile
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(@D) $(DRIVER)
+	@touch $@
+
+out/models/smollm2.gguf:
+	@UPDRAFT_MODELS="$(CURDIR)/$(@D)" $(BIN)/updraft pull smollm2
+
+screenshots: install fetched  ## take the docs' pictures of the page anew
+	@PYTHONPATH="$(CURDIR)/.typing" $(BIN)/python tests/support/screenshots.py docs/images
 
 INTEROP := $(CURDIR)/out/interop
 interop:  ## other libraries' clients and suites against ours, with openai 2 and 3; installs them into out/

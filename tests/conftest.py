@@ -2,6 +2,7 @@
 
 import signal
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,6 +12,10 @@ settings.register_profile(
 # pytest --hypothesis-profile thorough
 settings.register_profile("thorough", settings.get_profile("updraft"), max_examples=1000)
 settings.load_profile("updraft")
+
+# httpx gives up after five seconds where a call names no timeout: too few on a busy machine.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
 
 
 def pytest_configure() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 
 from ...protocol.decoding import UNREADABLE
-from ...protocol.errors import StorageError, DiskSpaceError
+from ...protocol.errors import DiskSpaceError, StorageError
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
 from .table import LedgerTable, Values

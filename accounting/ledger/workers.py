@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
-from ...protocol.errors import ConfigurationError
+from ...protocol.errors import StorageError
 from ...protocol.safety.forks import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import try_lock
@@ -18,7 +18,7 @@ MAX_WORKERS = 32
 class WorkerSlot:
     """A numbered place in `folder`, one of `most`, held by this object until `close()` or the death of the process.
 
-    Raises ConfigurationError if all are taken, or the folder cannot be used.
+    Raises StorageError if all are taken, or the folder cannot be used.
     """
 
     def __init__(self, folder: Path, most: int = MAX_WORKERS) -> None:
@@ -29,7 +29,7 @@ class WorkerSlot:
             self._file, self.number = self._take()
             os.write(self._file, self.id.encode())
         except OSError as error:
-            raise ConfigurationError(f"Cannot use {folder} for the locks of the workers: {error}.") from error
+            raise StorageError(f"Cannot use {folder} for the locks of the workers: {error}.") from error
         FORKS.add(self)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class WorkerSlot:
             if try_lock(file):
                 return file, number
             os.close(file)
-        raise ConfigurationError(f"{self._most} workers share {self.folder} already: use fewer, or another --db.")
+        raise StorageError(f"{self._most} processes share {self.folder} already: use fewer, or another database.")
 
     def _holder(self, number: int) -> str:
         """Empty: nobody."""

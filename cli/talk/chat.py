@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...protocol.errors import UpdraftError
-from ...protocol.safety.private_files import has_file
 from ..shared import options, output
 from ..shared.option_groups import Without
 

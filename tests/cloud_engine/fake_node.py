@@ -3,6 +3,7 @@
 It answers with the prompt's last user words, or what is missing of them, a token per `--delay` seconds; its embedding
 of a text is the number of tokens in it. Words in the prompt make it misbehave:
 `die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine.
+While the file of `--hold` exists, every answer stops after three tokens: a test kills or stops its node there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONTEXT = 2000
+HELD_AFTER = 3  # tokens
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -48,10 +50,11 @@ def byte_tokenizer() -> Tokenizer:
 class FakeEngine:
     """Echoes the last turn of the prompt."""
 
-    def __init__(self, tokenizer: Tokenizer, delay: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, delay: float, hold: Path | None) -> None:
         self.error: str | None = None
         self._tokenizer = tokenizer
         self._delay = delay
+        self._hold = hold
         self._stats = EngineStats()
 
     @property
@@ -98,6 +101,8 @@ class FakeEngine:
         try:
             for position, token in enumerate(answer_ids):
                 await asyncio.sleep(self._delay)
+                while begun + position == HELD_AFTER and self._is_held():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
                 self._misbehave(prompt, begun + position)
                 finished = position == len(answer_ids) - 1
                 logprobs = [TokenLogprob(-0.5, ((token, -0.5), (65, -1.5)))] * (request.params.logprobs is not None)
@@ -106,6 +111,9 @@ class FakeEngine:
         finally:
             self._stats.running -= 1
             self._stats.aborted_requests += not finished
+
+    def _is_held(self) -> bool:
+        return self._hold is not None and self._hold.exists()
 
     def _misbehave(self, prompt: str, position: int) -> None:
         if "die-first" in prompt or ("die-middle" in prompt and position == 5):
@@ -119,6 +127,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--hold", type=Path)
     parser.add_argument("--tool-parser", default="auto")
     parser.add_argument("--ready-file", type=Path)
     parser.add_argument("--register")
@@ -126,7 +135,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    engine = ServedEngine(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser)
+    engine = ServedEngine(
+        FakeEngine(tokenizer, options.delay, options.hold), tokenizer, "echo", CONTEXT, options.tool_parser
+    )
     with bind_socket("127.0.0.1", options.port) as sock:
         registration = None
         if options.register:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from real_model import SMOLLM2, needs_smollm2
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
 from updraft.protocol.errors import InvalidRequestError
@@ -71,9 +70,9 @@ def test_the_bound_of_an_answer_that_nobody_bounded() -> None:
         LocalEngine.load(pocket_small_gguf(), LocalOptions(default_max_tokens=0))
 
 
-@pytest.mark.skipif("UPDRAFT_TEST_SMOLLM2" not in os.environ, reason="UPDRAFT_TEST_SMOLLM2 names no model file")
+@needs_smollm2
 def test_a_real_model_answers_in_sentences_and_comes_to_an_end() -> None:
-    with LocalEngine.load(Path(os.environ["UPDRAFT_TEST_SMOLLM2"])) as engine:
+    with LocalEngine.load(SMOLLM2) as engine:
         messages = [Message(role="user", content="What is the capital of France?")]
         greedy = engine.start(messages, SamplingParams(temperature=0.0))
         assert "Paris" in "".join(token.text for token in greedy)

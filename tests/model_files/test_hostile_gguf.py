@@ -258,9 +258,9 @@ def test_a_known_file_costs_less_than_ten_milliseconds() -> None:
     ensure_loadable(path)
     seconds = []
     for _ in range(5):
-        started = time.process_time()
+        started = time.thread_time()
         ensure_loadable(path)
-        seconds.append(time.process_time() - started)
+        seconds.append(time.thread_time() - started)
     assert min(seconds) < 0.01
 
 
@@ -286,8 +286,8 @@ def test_a_chat_template_that_never_ends_or_begins(tmp_path, file, source: bytes
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
-    """In few pieces, of which the first fits: to fill all of it may take the second that a template has."""
-    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * (2**28 + i)] %}{% endfor %}"
+    """A piece that fits, and one that does not: to fill all of it may take the second that a template has."""
+    many = b"{% set n = namespace(x=[]) %}{% for i in (20, 30) %}{% set n.x = n.x + ['a' * 2**i] %}{% endfor %}"
     file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
     with pytest.raises(ModelLoadError, match="it takes more memory than 512 MB"):
         ensure_loadable(written(tmp_path, file.build()))

@@ -23,6 +23,9 @@ from router_fakes import running_cloud
 with running_cloud() as cloud:
     cloud.mode = sys.argv[2]
     print(cloud.url, flush=True)
+    while not cloud.requests:
+        time.sleep(0.01)
+    print("asked", flush=True)
     time.sleep(120)
 """
 
@@ -35,6 +38,10 @@ class CloudProcess:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
+
+    def wait_for_request(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "asked\n"
 
     def kill(self) -> None:
         self.process.kill()
@@ -65,11 +72,12 @@ def test_kill_dash_nine(slow_cloud: CloudProcess, model: str, monkeypatch: pytes
         killed_at: list[float] = []
 
         def kill() -> None:
+            slow_cloud.wait_for_request()
             killed_at.append(time.monotonic())
             slow_cloud.kill()
 
-        timer = threading.Timer(1.0, kill)
-        timer.start()
+        killer = threading.Thread(target=kill)
+        killer.start()
         messages: Any = [{"role": "user", "content": "hello"}]
         if model == "auto":
             completion = client.chat.completions.create(model=model, messages=messages)
@@ -79,5 +87,5 @@ def test_kill_dash_nine(slow_cloud: CloudProcess, model: str, monkeypatch: pytes
         else:
             with pytest.raises(openai.InternalServerError):
                 client.chat.completions.create(model=model, messages=messages)
-        assert time.monotonic() - killed_at[0] < 5
-        timer.join()
+        killer.join()
+        assert time.monotonic() - killed_at[0] < 25, "not the 30 s of the cloud"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import sqlite3
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 from gateway_keys import make_key
+from ports import free_port
 from server_processes import FAKE_NODE, Process, running
 from tiny_model import write_model
 from updraft.cloud_engine.gateway.access.principal import Limits
@@ -274,10 +274,7 @@ def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
         reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
         key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
         admin_key = make_key(folder / "keys", "admin", "admin")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        made = Cluster(folder, port, key, admin_key, stubs, reals, stack)
+        made = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
         made.start_gateway()
         try:
             yield made

@@ -6,34 +6,37 @@ import importlib.util
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from updraft.cloud_engine.gateway.limits import redis_store
+from waiting import wait_for
 
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
     """Its URL. Skips the test where there is no server, or no client library."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None or importlib.util.find_spec("redis") is None:
         pytest.skip("needs redis-server or valkey-server, and the package redis")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            with suppress(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            time.sleep(0.02)
-        yield f"redis://127.0.0.1:{port}/0"
-        server.terminate()
+        try:
+            wait_for(lambda: _listens(port))
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.terminate()
+
+
+def _listens(port: int) -> bool:
+    with suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    return False
 
 
 def expire_leases(url: str) -> None:

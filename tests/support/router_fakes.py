@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import re
-import socket
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from ports import free_port
 from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -386,9 +386,7 @@ def running_cloud() -> Iterator[FakeCloud]:
 
 def unused_url() -> str:
     """An address on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:

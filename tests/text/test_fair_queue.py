@@ -26,7 +26,7 @@ def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], FairQueue], 
             await asyncio.sleep(0.01)
             await test(tasks, turns)
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(1), turns.turn("last"):  # no turn was lost
+        async with asyncio.timeout(60), turns.turn("last"):  # no turn was lost
             pass
 
     asyncio.run(run())

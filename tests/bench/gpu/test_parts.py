@@ -91,7 +91,7 @@ def test_parts_have_what_is_left_of_the_time(tmp_path: Path, monkeypatch: pytest
     sleeps = [Part(name, 60, ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")) for name in "ab"]
     started = time.monotonic()
     assert run_parts(sleeps, tmp_path, "gpu-2026-01-01") == {"a": 124, "b": 124}
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 50
 
 
 def test_a_part_that_is_stopped_takes_its_children_along(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ time.sleep(60)
         patched.setattr(gpu, "_GRACE_S", 0.2)
         started = time.monotonic()
         assert run(("stubborn",), 2) == 124
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.wait_procs([psutil.Process(int(child.read_text()))], timeout=5)
         assert psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from real_model import SMOLLM2, needs_smollm2
 from typer.testing import CliRunner
 from updraft.bench.live.measure import QUALITIES
 from updraft.bench.live.stub_cloud import stub_cloud
@@ -17,8 +17,6 @@ from updraft.bench.live.written import written_questions
 from updraft.classifier.calibration.bounds import max_losses, mean_lower_bound
 from updraft.classifier.calibration.operating_point import DELTA
 from updraft.cli.main import app
-
-MODEL = os.environ.get("UPDRAFT_TEST_SMOLLM2")
 
 
 def test_there_are_300_different_questions_and_their_answers_are_right() -> None:
@@ -44,7 +42,8 @@ def test_the_stub_cloud_knows_what_is_on_its_sheet() -> None:
             ask("What is 3 + 3?")
 
 
-@pytest.mark.skipif(not MODEL, reason="UPDRAFT_TEST_SMOLLM2 names no model file")
+@needs_smollm2
+@pytest.mark.soak  # two minutes of processor time; tests/cli/test_first_hour.py calibrates and routes in less
 @pytest.mark.timeout(1200)
 def test_of_a_real_model(tmp_path: Path) -> None:
     """200 questions: half of them make the policy, which stands behind what the other half gets."""
@@ -52,7 +51,7 @@ def test_of_a_real_model(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "out.json"
     options = ["--questions", "200", "--seeds", "1", "--json", str(out)]
-    result = CliRunner().invoke(app, ["bench", "live", "--local", str(MODEL), *options])
+    result = CliRunner().invoke(app, ["bench", "live", "--local", str(SMOLLM2), *options])
     assert result.exit_code == 0, result.output
     metrics = json.loads(out.read_text())["metrics"]
     assert metrics["cloud_score"] == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from package_index import Index, running, wheel
+from ports import free_port
 from updraft.embedded.pocket import pocket_small_gguf
 
 #: Does for one unit what systemd does: reads the file, starts the command, and says whether it runs.
@@ -64,12 +65,6 @@ def registry(environment: dict[str, str]) -> Iterator[None]:
     with running(Index({"a-model": {file: data}})) as server:
         environment.update(server.settings)
         yield
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def wait_for_log(path: Path, text: str) -> str:

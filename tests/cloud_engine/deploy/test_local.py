@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from cloud_up import Clients, cloud_up
 from gateway_keys import make_key
 from homes import home_in
+from ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +18,9 @@ pytestmark = pytest.mark.slow
 def test_what_is_killed_comes_back_and_all_ends_with_it(tmp_path: Path) -> None:
     home = home_in(tmp_path)
     key = make_key(home / "keys.sqlite3", "tester")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     config = tmp_path / "cloud.yaml"
     model = "{name: pocket, model: pocket, engine: {num_threads: 1}, replicas: {min: 2, max: 2}}"
-    written = f"gateway: {{port: {port}, replicas: 1}}\nmodels: [{model}]\n"
+    written = f"gateway: {{port: {free_port()}, replicas: 1}}\nmodels: [{model}]\n"
     config.write_text(written)
     with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:
         with Clients(cloud, count=4) as clients:

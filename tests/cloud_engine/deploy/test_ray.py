@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from cloud_up import MODEL, Clients, CloudUp, cloud_up, command, ready_url
 from gateway_keys import make_key
 from homes import home_in
+from ports import free_port
 
 pytest.importorskip("ray", reason="needs the [scale] extra")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,10 +45,7 @@ def cloud(config: Path) -> Iterator[CloudUp]:
     ray_folder = tempfile.mkdtemp(prefix="ray")  # short: sockets are in it
     environment = {"UPDRAFT_HOME": str(home), "RAY_TMPDIR": ray_folder, "HOME": str(config.parent)}
     key = make_key(home / "keys.sqlite3", "tester")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    write(config, port, least=2, most=2)
+    write(config, free_port(), least=2, most=2)
     try:
         with cloud_up(config, environment, key, "--ray") as running:
             yield running

@@ -46,6 +46,10 @@ class Load:
                 self.finished += 1
         assert all(self.steps - since < MAX_STEPS for _, since in self.open.values()), "a request is stuck"
 
+    def has_seen_all(self) -> bool:
+        stats = self.engine.stats()
+        return bool(stats.preemptions and stats.prefix_hit_tokens and self.aborted and self.finished)
+
     def ask(self) -> None:
         self.requested += 1
         request = self.request(f"r{self.requested}")
@@ -89,7 +93,7 @@ def soak(engine: Engine, seconds: float, seed: int = 0) -> Load:
     load, process = Load(engine, seed), psutil.Process()
     end, settled = time.monotonic() + seconds, time.monotonic() + min(60.0, seconds / 3)
     before = None
-    while time.monotonic() < end:
+    while time.monotonic() < end or not load.has_seen_all():
         load.step()
         if before is None and time.monotonic() > settled:
             gc.collect()
@@ -101,7 +105,6 @@ def soak(engine: Engine, seconds: float, seed: int = 0) -> Load:
     assert process.memory_info().rss - before < MAX_GROWTH, "memory grows"
     stats = engine.stats()
     assert stats.kv_blocks_used == stats.running == stats.waiting == stats.kv_slots_wasted == 0
-    assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and load.aborted > 0 and load.finished > 0
     return load
 
 
@@ -120,7 +123,7 @@ def make_soaked(make_engine: Callable[..., Engine], draft: Any) -> Callable[[], 
 
 
 def test_a_short_soak(make_soaked: Callable[[], Engine]) -> None:
-    soak(make_soaked(), 12.0)
+    soak(make_soaked(), 6.0)
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ import openai
 import pytest
 from updraft.cloud_engine.gateway.access.principal import Limits
 from updraft.cloud_engine.gateway.ledger.opening import open_reader
+from waiting import wait_for
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 PRICES = """
@@ -67,12 +68,8 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
 
 def settled(tmp_path: Path, count: int) -> list[dict[str, Any]]:
     """The rows, as soon as so many are settled."""
-    for _ in range(600):
-        found = rows(tmp_path)
-        if sum(each["state"] == "settled" for each in found) >= count:
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"only {rows(tmp_path)}")
+    wait_for(lambda: sum(each["state"] == "settled" for each in rows(tmp_path)) >= count)
+    return rows(tmp_path)
 
 
 def test_limits_and_prices_on_the_wire(
@@ -108,11 +105,11 @@ def test_limits_and_prices_on_the_wire(
 
 
 def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
-    start: Callable[..., Any], make_key: Callable[..., str], spawn_fake_node: Any, tmp_path: Path
+    start: Callable[..., Any], make_key: Callable[..., str], spawn_held_node: Any, hold: Path, tmp_path: Path
 ) -> None:
     """The cut request is abandoned, not lost; its place among the concurrent ones is free again."""
     key = make_key("tester", concurrent=1, tokens_per_minute=500)
-    node = spawn_fake_node("--delay", "0.05")
+    node = spawn_held_node()
     gateway, began = start(node), threading.Event()
 
     def stream() -> None:
@@ -129,6 +126,7 @@ def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
         asking.chat.completions.create(model="echo", messages=HELLO, max_tokens=1)
     settled(tmp_path, 1)
     gateway.popen.kill()
+    hold.unlink()
     reading.join()
     again = start(node)
     with client(again.url, key) as asking:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sqlite3
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
@@ -15,15 +13,15 @@ from typing import Any
 
 import httpx
 import pytest
+from dying_node import dying
 from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tiny_model import write_model
-from waiting import wait_for
 
-TOKENS = 600
+TOKENS = 100
 
 
 def start_gateway(spawn: Any, tmp_path: Path, *urls: str) -> Any:
@@ -45,41 +43,6 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def generated(node: Any) -> float:
-    """The tokens that came out of a node's model so far."""
-    lines = httpx.get(f"{node.url}/metrics", timeout=60).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_generated_tokens_total "))
-
-
-def killing(
-    gateway: Any, nodes: list[Any], path: str, body: dict[str, Any], after: tuple[int, ...]
-) -> list[dict[str, Any]]:
-    """The chunks of a stream whose node is killed whenever the client has as many of them.
-
-    Each node says something of its own first: two that die without are the request's fault, which is refused then.
-    """
-    got: list[dict[str, Any]] = []
-    said = {node.url: generated(node) for node in nodes if node.popen.poll() is None}
-    with httpx.stream("POST", f"{gateway.url}{path}", json={**body, "stream": True}, timeout=120) as response:
-        assert response.status_code == 200
-        for event in events(response.iter_lines()):
-            got.append(event)
-            if len(got) in after:
-                wait_for(lambda: busy_nodes(gateway, nodes))
-                (busy,) = busy_nodes(gateway, nodes)
-                wait_for(lambda node=busy: generated(node) > said[node.url] + 10)
-                os.kill(busy.popen.pid, signal.SIGKILL)
-                busy.popen.wait()
-    return got
-
-
-def busy_nodes(gateway: Any, nodes: list[Any]) -> list[Any]:
-    """Of those that live: a stream may be at a dead one until the gateway sees that."""
-    listed = httpx.get(f"{gateway.url}/admin/nodes", timeout=60).json()["nodes"]
-    busy = {each["url"] for each in listed if each["in_flight"]}
-    return [node for node in nodes if node.url in busy and node.popen.poll() is None]
-
-
 def text_of(chunks: list[dict[str, Any]]) -> str:
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
@@ -95,30 +58,42 @@ def test_the_text_equals_that_of_an_unbroken_run(spawn: Any, tmp_path: Path) -> 
     """Greedy and by a seed, twice in one answer: the random model writes broken characters, so tokens must do."""
     folder = write_model(tmp_path / "tiny", 0, context=2048)
     command = ("-m", "updraft", "node", "--port", "0", "--threads", "1", "--model", str(folder), "--exit-with-parent")
-    nodes = [spawn(*command) for _ in range(4)]
-    gateway = start_gateway(spawn, tmp_path, *(node.url for node in nodes))
+    nodes, deaths = [spawn(*command) for _ in range(4)], deque[int]()
     cases: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
-        (CHAT, {"messages": MESSAGES, "temperature": 1.3, "seed": 11, "ignore_eos": True}, (20, 60)),
+        (CHAT, {"messages": MESSAGES, "temperature": 1.3, "seed": 11, "ignore_eos": True}, (20, 40)),
         (COMPLETIONS, {"prompt": "Tell me something", "temperature": 0}, (20,)),
     ]
-    for path, asked, kills in cases:
-        body = {"model": "tiny", "max_tokens": TOKENS, "stream_options": {"include_usage": True}, **asked}
-        alive = next(node for node in nodes if node.popen.poll() is None)
-        whole = httpx.post(f"{alive.url}{path}", json={**body, "stream": True}, timeout=120)
-        expected = list(events(iter(whole.text.splitlines())))
-        got = killing(gateway, nodes, path, body, kills)
-        assert text_of(got) == text_of(expected)
-        assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in got}) == 1
-        choices = [choice for chunk in got for choice in chunk["choices"]]
-        assert sum("role" in choice.get("delta", {}) for choice in choices) == (path == CHAT)
-        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
-        assert not any("token_ids" in choice for choice in choices)
-        names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        counts = [got[-1]["usage"][name] for name in names]
-        assert counts == [expected[-1]["usage"][name] for name in names]
-        row = rows(tmp_path, gateway)[-1]
-        assert (row["status"], row["retries"]) == (200, len(kills))
-        assert (row["prompt_tokens"], row["completion_tokens"]) == tuple(counts[:2])
+    with ExitStack() as stack:
+        gateway = start_gateway(spawn, tmp_path, *(stack.enter_context(dying(node, deaths)) for node in nodes))
+        for path, asked, kills in cases:
+            body = {"model": "tiny", "max_tokens": TOKENS, "stream_options": {"include_usage": True}, **asked}
+            alive = next(node for node in nodes if node.popen.poll() is None)
+            expected = streamed(alive.url, path, body)
+            deaths.extend(kills)
+            got = streamed(gateway.url, path, body)
+            assert not deaths
+            check_equal(got, expected, path)
+            row = rows(tmp_path, gateway)[-1]
+            assert (row["status"], row["retries"]) == (200, len(kills))
+            usage = got[-1]["usage"]
+            assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], TOKENS)
+
+
+def streamed(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = httpx.post(f"{url}{path}", json={**body, "stream": True}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return list(events(iter(answer.text.splitlines())))
+
+
+def check_equal(got: list[dict[str, Any]], expected: list[dict[str, Any]], path: str) -> None:
+    assert text_of(got) == text_of(expected)
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in got}) == 1
+    choices = [choice for chunk in got for choice in chunk["choices"]]
+    assert sum("role" in choice.get("delta", {}) for choice in choices) == (path == CHAT)
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert not any("token_ids" in choice for choice in choices)
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [got[-1]["usage"][name] for name in names] == [expected[-1]["usage"][name] for name in names]
 
 
 @dataclass

@@ -113,7 +113,7 @@ def test_who_finds_the_line_full_is_refused_unread_and_costs_the_others_nothing(
 
 
 def test_a_node_is_left_as_soon_as_its_client_is_gone(spawn: Any, tmp_path: Path) -> None:
-    """Within 250 ms is wanted, and some 10 were measured; the bound is for busy machines."""
+    """Within 250 ms is wanted, and some 10 were measured; the bound is for busy machines, and below all timeouts."""
     stub = Stub(1)
     with serving(stub.app()) as node:
         url = start(spawn, tmp_path, node)
@@ -121,6 +121,6 @@ def test_a_node_is_left_as_soon_as_its_client_is_gone(spawn: Any, tmp_path: Path
             lines = response.iter_lines()
             next(lines)
             left = time.monotonic()
-        assert stub.left.wait(30)
+        assert stub.left.wait(60)
         print(f"left after {(stub.left_at - left) * 1e3:.0f} ms")
-        assert stub.left_at - left < 2
+        assert stub.left_at - left < 20

@@ -19,6 +19,7 @@ import openai
 import pytest
 from full_cloud import running_full_cloud
 from gateway_keys import make_key
+from ports import free_port
 from waiting import wait_for
 
 pytestmark = pytest.mark.slow  # such files come first
@@ -215,17 +216,18 @@ def asked_by_four(gateway: Running) -> tuple[list[threading.Thread], list[str]]:
     return threads, answers
 
 
-def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
     """Both nodes get the poisoned request once the first died; a harmless one that was in flight moves over."""
-    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
+    nodes = [spawn_held_node() for _ in range(2)]
     gateway = spawn_gateway(*nodes)
     threads, answers = asked_by_four(gateway)
     wait_for(lambda: all(running(node.url) == 2 for node in nodes))  # least loaded: two each
     nodes[0].popen.kill()
     killed = time.monotonic()
+    hold.unlink()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - killed < 10 + 40 * 0.05
+    assert time.monotonic() - killed < 60, "half the time that a first token may take"
     assert len([answer for answer in answers if "x" * 40 in answer]) == 4
     rows = gateway.rows()
     assert sorted(row["retries"] for row in rows) == [0, 0, 1, 1]
@@ -233,16 +235,19 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: 
     assert gateway.healthy() == 1
 
 
-def test_what_a_hanging_node_has_not_answered_goes_to_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
-    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
+def test_what_a_hanging_node_has_not_answered_goes_to_another(
+    spawn_gateway: Any, spawn_held_node: Any, hold: Path
+) -> None:
+    nodes = [spawn_held_node() for _ in range(2)]
     gateway = spawn_gateway(*nodes)
     threads, answers = asked_by_four(gateway)
     wait_for(lambda: all(running(node.url) == 2 for node in nodes))
     nodes[0].popen.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
+    hold.unlink()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - stopped < 20, "three late probes are enough"
+    assert time.monotonic() - stopped < 60, "three late probes are enough: half the time that a first token may take"
     assert len([answer for answer in answers if "x" * 40 in answer]) == 4
     assert sorted(row["retries"] for row in gateway.rows()) == [0, 0, 1, 1]
     nodes[0].popen.send_signal(signal.SIGCONT)
@@ -268,11 +273,9 @@ def test_a_request_that_kills_nodes_in_mid_stream_kills_two(spawn_gateway: Any, 
     gateway = spawn_gateway(*(spawn_fake_node("--delay", "0.02") for _ in range(3)))
     texts: list[str] = []
     with gateway.client() as client:
-        started = time.monotonic()
         with pytest.raises(openai.APIError, match="send the request again") as caught:
             for chunk in client.chat.completions.create(model="echo", messages=say("die-middle"), stream=True):
                 texts.append(chunk.choices[0].delta.content or "")
-        assert time.monotonic() - started < 10  # 0.2 s on an idle machine
         assert caught.value.type == "upstream_error"
         assert "".join(texts) == "die-m"
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
@@ -298,16 +301,17 @@ def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any,
     assert following["status"] == 200  # by the third node, or one whose engine is back
 
 
-def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
-    nodes = [spawn_fake_node("--delay", "0.02") for _ in range(2)]
-    gateway, text = spawn_gateway(*nodes), "0123456789" * 20
-    got: list[str] = []
+def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
+    nodes = [spawn_held_node() for _ in range(2)]
+    gateway, text, got = spawn_gateway(*nodes), "0123456789" * 20, ""
     with gateway.client() as client:
         for chunk in client.chat.completions.create(model="echo", messages=say(text), stream=True):
-            got.append(chunk.choices[0].delta.content or "")
-            if len(got) == 5:
-                next(node for node in nodes if running(node.url)).popen.send_signal(signal.SIGSTOP)
-    assert "".join(got) == text
+            got += chunk.choices[0].delta.content or ""
+            if got == text[:3] and hold.exists():
+                (busy,) = [node for node in nodes if running(node.url)]
+                busy.popen.send_signal(signal.SIGSTOP)
+                hold.unlink()
+    assert got == text
     assert [(row["status"], row["retries"], row["completion_tokens"]) for row in gateway.rows()] == [(200, 1, 200)]
 
 
@@ -326,7 +330,7 @@ def test_a_poisoned_request_is_refused_once_it_killed_two_nodes(pair: tuple[Runn
 
 
 def test_a_node_that_returns_is_used_again(spawn_gateway: Any, spawn_fake_node: Any) -> None:
-    node = spawn_fake_node()
+    node = spawn_fake_node("--port", str(free_port()))
     gateway = spawn_gateway(node)
     node.popen.kill()
     node.popen.wait()
@@ -365,8 +369,8 @@ def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_nod
     assert expected in httpx.get(f"{gateway.url}/metrics").text
 
 
-def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
-    answers: list[Any] = []
+def test_sigterm_finishes_answers_and_writes_rows(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
+    gateway, answers = spawn_gateway(spawn_held_node()), list[Any]()
 
     def ask() -> None:
         with gateway.client() as client:
@@ -378,6 +382,7 @@ def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
         lambda: re.search(r"node_in_flight\{node=.*\} 1\.0$", httpx.get(f"{gateway.url}/metrics").text, re.MULTILINE)
     )
     gateway.process.terminate()
+    hold.unlink()
     thread.join()
     assert gateway.process.wait(60) == 0
     assert answers[0].choices[0].message.content == "x" * 100

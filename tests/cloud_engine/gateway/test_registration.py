@@ -19,6 +19,7 @@ import gateway_keys
 import httpx
 import psutil
 import pytest
+from ports import free_port
 from updraft.cloud_engine.gateway.balancing import directory
 from updraft.cloud_engine.gateway.balancing.directory import LEASE_S, NodeDirectory
 from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
@@ -90,7 +91,7 @@ def test_a_killed_node_vanishes_when_its_heartbeats_stop(gateway: Gateway, spawn
 
 
 def test_a_gateway_that_starts_anew_has_its_nodes_again(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
-    first = gateway()
+    first = gateway(port=str(free_port()))
     node = spawn_fake_node("--register", first.url, "--register-key", keys.node)
     wait_for(lambda: nodes_of(first.url, keys) == [node.url])
     first.popen.kill()

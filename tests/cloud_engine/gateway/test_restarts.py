@@ -44,11 +44,11 @@ def ask(url: str, key: str, text: str = "hello") -> httpx.Response:
 
 
 def test_sigterm_ends_streams_whole_and_sighup_ends_none(
-    start: Callable[..., Any], spawn_fake_node: Any, tmp_path: Path
+    start: Callable[..., Any], spawn_held_node: Any, hold: Path, tmp_path: Path
 ) -> None:
     """The first half of a rolling restart: what has begun goes on, and what comes is sent elsewhere."""
-    key, node = make_key(tmp_path / "keys", "tester"), spawn_fake_node("--delay", "0.02")
-    gateway = start(node)
+    key = make_key(tmp_path / "keys", "tester")
+    gateway = start(spawn_held_node())
     workers = psutil.Process(gateway.popen.pid).children()
     for process in (gateway.popen.pid, *(worker.pid for worker in workers)):
         os.kill(process, signal.SIGHUP)
@@ -69,6 +69,7 @@ def test_sigterm_ends_streams_whole_and_sighup_ends_none(
         thread.start()
     all_began.wait(60)
     gateway.popen.send_signal(signal.SIGTERM)
+    hold.unlink()
     for thread in threads:
         thread.join()
     assert gateway.popen.wait(60) == 0
@@ -79,10 +80,10 @@ def test_sigterm_ends_streams_whole_and_sighup_ends_none(
 
 
 def test_a_stream_gets_the_seconds_of_the_drain_and_no_more(
-    start: Callable[..., Any], spawn_fake_node: Any, tmp_path: Path
+    start: Callable[..., Any], spawn_held_node: Any, tmp_path: Path
 ) -> None:
-    key, node = make_key(tmp_path / "keys", "tester"), spawn_fake_node("--delay", "0.05")
-    gateway = start(node, "--drain-seconds", "0.2")
+    key = make_key(tmp_path / "keys", "tester")
+    gateway = start(spawn_held_node(), "--drain-seconds", "0.2")
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1500}], "stream": True}
     url = f"{gateway.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, headers=bearer(key), timeout=60) as response:

@@ -227,7 +227,7 @@ def test_who_leaves_closes_the_connection_at_once() -> None:
             asking = asyncio.create_task(Upstream(None).get(server.target, b"/"))
             await asyncio.sleep(0.2)
             asking.cancel()
-            await asyncio.wait_for(closed.wait(), 10)
+            await asyncio.wait_for(closed.wait(), 60)
 
     asyncio.run(run())
 

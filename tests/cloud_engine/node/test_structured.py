@@ -205,7 +205,7 @@ def test_unusable_constraints(
     with pytest.raises(openai.BadRequestError, match=says) as caught:
         ask(client, **fields, stream=stream)
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
-    assert time.perf_counter() - started < 15
+    assert time.perf_counter() - started < 60
     assert ask(client, max_tokens=1).choices[0].finish_reason == "length"
 
 

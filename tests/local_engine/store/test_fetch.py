@@ -414,4 +414,4 @@ def test_headers_drop_by_drop_are_a_failure(retry_policy: RetryPolicy) -> None:
                 report=ProgressReport(say=lines.append),
             )
         done.set()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60

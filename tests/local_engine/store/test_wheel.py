@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 from model_hub import tiny_gguf
 from package_index import Index, running, wheel
+from real_model import SMOLLM2, needs_smollm2
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.known import DEFAULT, KNOWN, KnownModel
 from updraft.local_engine.store.library import Library, Manifest
@@ -188,15 +188,12 @@ def test_a_short_name_is_pinned(index: Index, library: Library, monkeypatch: pyt
         check_space(library, find("large"))
 
 
+@needs_smollm2
 def test_smollm2_is_what_its_name_says() -> None:
-    """Against the real file, where the tests are given one."""
-    path = os.environ.get("UPDRAFT_TEST_SMOLLM2")
-    if not path:
-        pytest.skip("UPDRAFT_TEST_SMOLLM2 names no file")
     model = KNOWN[DEFAULT]
-    with Path(path).open("rb") as file:
+    with SMOLLM2.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
-    assert Path(path).stat().st_size == model.size
+    assert SMOLLM2.stat().st_size == model.size
 
 
 def test_the_wheel_of_the_tests_holds_code(tmp_path: Path) -> None:

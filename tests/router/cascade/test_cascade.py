@@ -466,7 +466,7 @@ def test_a_forced_cloud_that_fails_is_a_typed_error(
 ) -> None:
     async def test() -> None:
         cloud.mode = mode
-        async with bench(cloud_timeout_s=0.3 if mode == "slow" else 5.0) as b:
+        async with bench(cloud_timeout_s=0.3 if mode == "slow" else 60.0) as b:
             response = await b.ask("cloud")
             assert response.status == status
             assert json.loads(response.body)["error"]["type"] == kind
@@ -518,7 +518,7 @@ def test_a_deadline_that_ends_in_local_work_is_not_retried(bench: Any) -> None:
     async def test() -> None:
         async with bench() as b:
             b.local.hangs_at = 2
-            response = await b.ask(timeout_s=0.5)
+            response = await b.ask(timeout_s=2.0)
             assert response.status == 504
             assert json.loads(response.body)["error"]["code"] == "timeout"
             assert response.headers["x-should-retry"] == "false"
@@ -534,8 +534,8 @@ def test_cancelling_the_caller_stops_the_local_run(bench: Any) -> None:
         async with bench() as b:
             b.local.delay_s = 0.2
             task = asyncio.create_task(b.ask())
-            await asyncio.sleep(0.1)
-            assert b.local.running == 1
+            while not b.local.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -549,7 +549,7 @@ def test_cancelling_the_caller_stops_the_local_run(bench: Any) -> None:
 @pytest.mark.parametrize("read_one", [False, True])
 def test_closing_a_stream_stops_everything(bench: Any, cloud: FakeCloud, read_one: bool) -> None:
     async def test() -> None:
-        cloud.mode = "drip"
+        cloud.mode = "hang"
         async with bench(ScriptedGates(before=True)) as b:
             for model in ("local", "auto"):
                 response = await b.ask(model, stream=True)
@@ -665,7 +665,7 @@ def test_paths_and_methods(bench: Any) -> None:
 
 def test_sixty_four_requests_while_the_cloud_dies(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        async with bench(ScriptedGates(after=True), cloud_timeout_s=10.0) as b:
+        async with bench(ScriptedGates(after=True), cloud_timeout_s=60.0) as b:
             b.local.delay_s = 0.005
             cloud.fail_after = 20
             asks = [b.stream() if index % 2 else b.answer("cloud" if index % 8 == 0 else "auto") for index in range(64)]

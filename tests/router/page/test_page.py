@@ -211,7 +211,7 @@ def test_a_view_has_no_accessibility_fault(page: Watched, name: str, scheme: Any
 
 def accessibility_faults(tab: Any) -> list[tuple[str, str]]:
     """Of WCAG 2.2, levels A and AA."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make test-page")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not here: make test fetches it")
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
     return [(each["id"], each["nodes"][0]["html"]) for each in axe.Axe().run(tab, options=rules).response["violations"]]
 

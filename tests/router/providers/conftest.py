@@ -38,8 +38,8 @@ def ask(provider: ScriptedProvider) -> Ask:
             request = {"model": config.cloud_model, "messages": [{"role": "user", "content": "Hi"}], **body}
             try:
                 if not body.get("stream"):
-                    return await tier.complete(path, request, timeout_s=5.0)
-                stream = await tier.open(path, request, timeout_s=5.0)
+                    return await tier.complete(path, request, timeout_s=60.0)
+                stream = await tier.open(path, request, timeout_s=60.0)
                 try:
                     return [event async for _, event in stream]
                 finally:

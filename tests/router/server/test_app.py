@@ -80,7 +80,7 @@ def test_a_daemon_serves_any_openai_client_and_leaves_gracefully(
         ):
             answer = http.post("/v1/chat/completions", json=question, headers={"origin": origin})
             assert answer.status_code == status, origin
-        cloud.mode = "drip"
+        cloud.mode = "hang"
         body = {"model": "cloud", "messages": USER, "stream": True}
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_lines())

@@ -214,7 +214,7 @@ def test_how_an_answer_may_end(client: openai.OpenAI, cloud: FakeCloud) -> None:
 
 
 def test_a_stream_that_is_left_stops_the_cloud(client: openai.OpenAI, cloud: FakeCloud) -> None:
-    cloud.mode = "drip"
+    cloud.mode = "hang"
     with client.responses.create(model="cloud", input="hello", stream=True) as stream:
         assert next(iter(stream)).type == "response.created"
     wait_for(lambda: cloud.disconnects)

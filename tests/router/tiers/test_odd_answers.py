@@ -16,7 +16,7 @@ from updraft.router.tiers.providers.openai import OpenAIProvider
 from updraft.router.tiers.stream import HttpCloudStream
 
 URL = "https://cloud.example/v1"
-ENDPOINT = CloudEndpoint(URL, timeout_s=5.0)
+ENDPOINT = CloudEndpoint(URL, timeout_s=60.0)
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_redirect_is_one_wherever_it_leads(target: str) -> None:
             port = server.sockets[0].getsockname()[1]
             tier = HttpCloudTier(CloudEndpoint(f"http://127.0.0.1:{port}/v1"))
             with pytest.raises(CloudFailure, match="a redirect to") as caught:
-                await tier.complete("chat/completions", {"model": "m"}, timeout_s=5)
+                await tier.complete("chat/completions", {"model": "m"}, timeout_s=60)
             await tier.aclose()
         assert (caught.value.kind, caught.value.error.code) == ("refused", "redirected")
         assert ("http://h:1/new" in str(caught.value)) == (target == "http://h:1/new")

@@ -219,7 +219,7 @@ def test_nobody_waits_long_for_a_trial_and_its_late_answer_closes_the_circuit(mo
         await stream.closed.wait()
         assert await ask(cloud, answers) == "answer"
 
-    asyncio.run(asyncio.wait_for(test(), 10))
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def test_a_hung_cloud_costs_one_request_its_timeout() -> None:
@@ -227,11 +227,11 @@ def test_a_hung_cloud_costs_one_request_its_timeout() -> None:
         asked: list[asyncio.StreamWriter] = []  # what is not kept is closed
         server = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        tier = HttpCloudTier(CloudEndpoint(url, timeout_s=0.2))
+        tier = HttpCloudTier(CloudEndpoint(url, timeout_s=1.0))
         causes: list[str] = []
         for ask in (tier.complete, tier.open, tier.complete):
             with pytest.raises(CloudFailure) as caught:
-                await ask("chat/completions", {"model": "m", "messages": []}, timeout_s=0.2)
+                await ask("chat/completions", {"model": "m", "messages": []}, timeout_s=1.0)
             causes.append(caught.value.cause)
             assert url in caught.value.error.message
         assert [cause.partition(",")[0] for cause in causes] == [
@@ -284,7 +284,7 @@ def test_what_passes_is_tried_again_after_the_wait_that_the_server_asks_for() ->
 def test_what_does_not_pass_in_time_is_tried_once(failure: CloudFailure) -> None:
     made, took, raised = attempts(failure)
     assert (made, raised) == (1, failure)
-    assert took < 5
+    assert took < 25, "it had 30 s"
 
 
 def test_a_retry_that_is_refused_hides_no_bill() -> None:

@@ -52,7 +52,7 @@ def refused(url: str, model: str) -> CloudFailure:
     async def ask() -> None:
         tier = HttpCloudTier(CloudEndpoint(url))
         try:
-            await tier.complete("chat/completions", {"model": model, "messages": []}, timeout_s=20.0)
+            await tier.complete("chat/completions", {"model": model, "messages": []}, timeout_s=60.0)
         finally:
             await tier.aclose()
 

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ledger_worker
+import programs
 import pytest
 from homes import home_in
 from hypothesis import given, settings
@@ -34,8 +35,7 @@ from waiting import wait_for
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
     """The URL of a server of our own."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    initdb = shutil.which("initdb", path=f"{os.environ['PATH']}:{folders[-1] if folders else ''}")
+    initdb = shutil.which("initdb", path=programs.path())
     if initdb is None or importlib.util.find_spec("psycopg") is None:
         pytest.skip("needs PostgreSQL's programs, and the package psycopg")
     with TemporaryDirectory() as folder:
