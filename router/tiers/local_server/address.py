@@ -89,8 +89,8 @@ def check_private(address: ServerAddress) -> None:
     if not is_private(host):
         raise ConfigurationError(
             f"{address.source} names {shown_url(address.url)}, and {host} is no loopback or private address: what "
-            "privacy rules keep on this device would be sent there. Name the server by its address, make it the cloud (cloud_url), "
-            "or set local_public=true if you trust it as you trust this device.",
+            "privacy rules keep on this device would be sent there. Name the server by its address, make it the cloud "
+            "(cloud_url), or set local_public=true if you trust it as you trust this device.",
             param="local",
         )
 
