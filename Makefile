@@ -33,11 +33,11 @@ demo:  ## watch the pocket pair share real work: quality, cost and latency, in a
 	@$(BIN)/updraft demo $(ARGS)
 
 chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see which tier answers
-	@$(SETUP) --extras edge
+	@$(SETUP) --extras edge,calibrate
 	@$(BIN)/updraft chat $(ARGS)
 
 service:  ## run the router in the background from now on, with SmolLM2 as the local model
-	@$(SETUP) --extras edge
+	@$(SETUP) --extras edge,calibrate
 	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
 test: check fetched  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..protocol.errors import MissingDependencyError
 
 
-def load_module(name: str, extra: Literal["edge", "train", "embed", "ui"]) -> Any:
+def load_module(name: str, extra: Literal["edge", "calibrate", "train", "embed", "ui"]) -> Any:
     """The module `name`. Raises MissingDependencyError with the exact command if its package is not installed."""
     try:
         return importlib.import_module(name)
@@ -27,3 +27,10 @@ def load_onnxruntime() -> Any:
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return load_module("onnxruntime", "edge")
+
+
+def check_fitting() -> None:
+    """Raise MissingDependencyError if a policy cannot be fitted here: call it before any prompt is paid for."""
+    for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
+        load_module(name, "calibrate")
+    load_onnxruntime()

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 LLAMA_BUILD = ROOT / "local_engine" / "llama" / "build.py"
 OLDEST_PYTHON = (3, 11)
-COVERS = {"all": {"edge", "cloud", "train", "scale", "dev", "all"}}
+COVERS = {"all": {"edge", "calibrate", "cloud", "train", "scale", "dev", "all"}}
 
 
 class SetupError(Exception):

@@ -92,10 +92,14 @@ def init(
     _write(answers, path)
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
     if answers.local and answers.cloud_url:
+        from ..classifier.target import DEFAULT_QUALITY
+        from ..classifier.training.gates import prompts_to_promise
+
+        prompts = prompts_to_promise(DEFAULT_QUALITY)
         _say(
-            "A target such as quality = 0.98 needs a calibration of this pair. Put at least 100 prompts of your own "
-            "into a file, one a line, such as past questions to your app. Both models answer them:\n"
-            "  updraft calibrate --live 100 --prompts FILE"
+            f"A target such as quality = {DEFAULT_QUALITY} needs a calibration of this pair. Put at least {prompts} "
+            "prompts of your own into a file, one a line, such as past questions to your app. Both models answer them:"
+            f"\n  updraft calibrate --live {prompts} --prompts FILE"
         )
     if as_json:
         facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or None}

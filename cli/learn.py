@@ -27,7 +27,7 @@ def learn(
 
     Labels of escalations alone are one-sided. So set exploration (say 0.05) in the settings, or
     shadow = true for a while: both tiers then answer a random share of the requests.
-    Routers take the new policy when they start. Takes pip install '.[train]' in a clone of Updraft.
+    Routers take the new policy when they start. Takes pip install '.[calibrate]' in a clone of Updraft.
 
     \b
     Examples
@@ -35,8 +35,11 @@ def learn(
       updraft learn
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
+    from ..classifier.optional import check_fitting
+
     config = pair.config()
     path = _kept(config.experience)
+    check_fitting()
     from ..classifier.online.experience import Experience, readable
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit

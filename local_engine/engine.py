@@ -29,6 +29,7 @@ from ..text.templates import tool_messages as tool_turns
 from ..text.templates.reasoning import ReasoningStyle
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
+from .llama.byte_tokens import missing_bytes
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
 from .llama.plain_text import PlainText, suspicious_settings
@@ -101,7 +102,12 @@ class LocalEngine:
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         options = settled(header, options)
-        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
+        model = LlamaModel(
+            path,
+            gpu_layers=options.gpu_layers,
+            repack=options.repack is not False,
+            missing=missing_bytes(path, header),
+        )
         try:
             if options.context_length is not None and options.context_length > model.train_context:
                 raise ModelLoadError(

@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,14 @@ _CONTEXT = 64
 _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _TIMEOUT_S = 30.0
-_SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
+_SURROGATES = range(0xD800, 0xE000)
+# Texts that no tokenizer may crash on: every lead byte of UTF-8, every plane, special tokens, no text, long runs.
+_SAMPLES = (
+    "".join(chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 0x3F1)) if code not in _SURROGATES),
+    "\ufffe\uffff\ufeff\U0001f468\u200d\U0001f469 日本語 🙂 <unk><s></s><|im_end|><|endoftext|> \n",
+    "",
+    *(unit * 5_000 for unit in ("a", "aA", "a ", "1", ".", " ", "\t", "\r\n", "中", "é", "e\u0301", "🙂")),
+)
 
 
 if TYPE_CHECKING:
@@ -116,8 +124,11 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
             tokens = header.arrays.get("tokenizer.ggml.tokens")
             for token in range(0 if tokens is None else tokens.length):
                 engine.token_bytes(token, skip_special=False)
-            engine.encode(_SAMPLE, allow_special=True)
-            for _ in engine.start_text("A", SamplingParams(max_tokens=1, temperature=0.0)):
+            for text in _SAMPLES:
+                engine.encode(text, allow_special=True)
+                with suppress(InvalidRequestError):  # the vocabulary has no token for some of it
+                    engine.encode(text)
+            for _ in engine.start_text([0], SamplingParams(max_tokens=1, temperature=0.0)):
                 pass
             return _template_complaint(engine)
     except UpdraftError as error:

@@ -71,6 +71,12 @@ def read_texts(path: Path, array: GgufArray) -> list[str]:
         return [reader.string() for _ in range(array.length)]
 
 
+def read_short_texts(path: Path, array: GgufArray, longest: int) -> set[bytes]:
+    """The items of at most `longest` bytes of a text array, such as byte tokens. Raises ModelLoadError."""
+    with _mapped(path) as data:
+        return _Reader(data, array.start).skip_strings(array.length, longest)
+
+
 class _UnusableError(Exception):
     """A header that cannot be used; `_mapped` makes a ModelLoadError of it."""
 
@@ -141,7 +147,7 @@ class _Reader:
         kind, count = self.scalar("I"), self.scalar("Q")
         start = self.position
         if kind == _STRING:
-            self._skip_strings(count)
+            self.skip_strings(count)
             return GgufArray(kind, count, None, start)
         if kind not in _SCALARS:
             raise _UnusableError(f"its header is garbled (an array of type {kind})")
@@ -150,18 +156,21 @@ class _Reader:
         kept = struct.unpack_from(f"<{count}{code}", self._data, start) if count <= _MAX_KEPT else None
         return GgufArray(kind, count, kept, start)
 
-    def _skip_strings(self, count: int) -> None:
-        """Without a call for each of the 100,000s that a vocabulary has."""
+    def skip_strings(self, count: int, longest: int = -1) -> set[bytes]:
+        """Return those of at most `longest` bytes. No call for each of the 100,000s that a vocabulary has."""
         self.skip(0 if count * 8 <= self._end - self.position else self._end)
         read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.position, self._end - 8
+        short: set[bytes] = set()
         for _ in range(count):
             if at > end:
-                break
-            at += 8 + read(data, at)[0]
-        else:
-            self.position = at
-            return self.skip(0)
-        return self.skip(self._end)
+                self.skip(self._end)
+            start = at + 8
+            at = start + read(data, at)[0]
+            if at - start <= longest:
+                short.add(data[start:at])
+        self.position = at
+        self.skip(0)
+        return short
 
 
 def _parse(reader: _Reader) -> GgufHeader:

@@ -129,8 +129,8 @@ class RouterConfig:
     """Settings of one router, exactly as given. `settings_sources.load_config` adds the user's own."""
 
     # The model on this device: the path of a GGUF file, the name of a pulled model, or `pocket` (the demo model in the
-    # package). Or a server here: `ollama:MODEL`, or the URL of llama-server, LM Studio or another OpenAI-compatible
-    # one. `none`: there is no local tier.
+    # package). Or a server here: `ollama:MODEL` (at OLLAMA_HOST), or the URL of llama-server, LM Studio or another
+    # OpenAI-compatible one. `none`: there is no local tier.
     local: str | None = None
     # How the local model writes tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` asks its chat
     # template. Set it for a model whose template knows no tools: they are then told in text.

@@ -6,6 +6,13 @@ import codecs
 from collections.abc import Callable
 
 
+def gpt2_byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte value, as character -> byte (`bytes_to_unicode` in its encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
 class IncrementalDetokenizer:
     """Turns token ids into text, holding back the bytes of a character that is not complete yet.
 

@@ -20,6 +20,7 @@ from ..protocol.requests import Message
 from ..protocol.structured import RenderOptions
 from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
+from .detokenize import gpt2_byte_alphabet
 from .marks import typed_marks
 from .templates.sources import TemplateSources
 
@@ -166,13 +167,6 @@ def _ids(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool
     if len(text) < _LONG:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-
-def gpt2_byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte value, as character -> byte (`bytes_to_unicode` in its encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _byte_decoder(definition: dict[str, Any]) -> Any:

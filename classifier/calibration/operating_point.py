@@ -9,8 +9,9 @@ What requests cost is expected only: no answer is too long to be rare, and rows 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log, log1p
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .threshold_path import Path, Thresholds, escalated
 
 DELTA = 0.1
 _ENDLESS = 10**12
+_MOST_ROWS = 10**9
 # The part of delta that goes to the cloud's own score where a quality is asked for.
 _DELTA_OF_SCORE = 0.1
 
@@ -95,6 +97,16 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
     up = escalated(rows, path.walk(path.sums(rows.gain) <= alpha / 2 * n))
     lost = float((rows.gain & ~up).mean())
     return RowsNeeded(least(0.0), least(lost), float(1 - up.mean()), lost)
+
+
+def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) -> int:
+    """The least number of calibration rows that can promise a quality below 1, if none of them is lost."""
+
+    def promises(n: int) -> bool:
+        alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
+        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # as `max_losses` allows none
+
+    return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
 def floor_of_risk(mu: float, alpha: float) -> float:

@@ -39,7 +39,7 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     order = np.argsort(scores, kind="stable")
     parts = np.array_split(order, bins)
     counts = np.array([len(part) for part in parts], np.float64)
-    isotonic = load_module("sklearn.isotonic", "train").isotonic_regression
+    isotonic = load_module("sklearn.isotonic", "calibrate").isotonic_regression
     rates = np.asarray(isotonic([float(positive[part].mean()) for part in parts], sample_weight=counts), np.float64)
     middles = np.array([scores[part].mean() for part in parts])
     kept = _spread(middles)
@@ -61,7 +61,7 @@ def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
     centre, scale = float(scores.mean()), float(scores.std()) or 1.0
     # Each row stands there twice, as a positive and as a negative of its target's weight.
     standard, labels = np.tile((scores - centre) / scale, 2)[:, None], np.repeat((1, 0), n)
-    logistic = load_module("sklearn.linear_model", "train").LogisticRegression(C=1e6, solver="newton-cholesky")
+    logistic = load_module("sklearn.linear_model", "calibrate").LogisticRegression(C=1e6, solver="newton-cholesky")
     logistic.fit(standard, labels, sample_weight=np.concatenate((target, 1 - target)))
     slope = max(float(logistic.coef_[0, 0]) / scale, 1e-3)
     return slope, float(logistic.intercept_[0]) - slope * centre

@@ -30,7 +30,7 @@ def auroc(scores: NDArray[Any], positive: Bools) -> float:
     """The chance that a positive row scores above a negative one, ties counting half; NaN if a class is missing."""
     if positive.all() or not positive.any():
         return float("nan")
-    return float(load_module("sklearn.metrics", "train").roc_auc_score(positive, scores))
+    return float(load_module("sklearn.metrics", "calibrate").roc_auc_score(positive, scores))
 
 
 def reliability(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> list[ReliabilityBin]:

@@ -51,7 +51,7 @@ class FeatureRows:
 
 def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureRows:
     """These blocks of all rows."""
-    names, sparse = list(names), load_module("scipy.sparse", "train")
+    names, sparse = list(names), load_module("scipy.sparse", "calibrate")
     counts: list[Any] = []
     found: dict[BlockName, list[Array]] = {name: [] for name in names}
     # In pieces: dense counts of many thousand rows would not fit in memory.

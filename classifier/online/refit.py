@@ -110,7 +110,7 @@ def _features(rows: Sequence[Observation]) -> FeatureRows:
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
     counts = np.concatenate([each for _, _, each in unpacked])
-    sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
+    sparse = load_module("scipy.sparse", "calibrate").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
     names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
     blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
     return FeatureRows(sparse, blocks)

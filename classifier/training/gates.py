@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Bools, Floats
+from ..calibration.operating_point import DELTA, rows_to_promise
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
@@ -24,6 +26,8 @@ from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels
 # Of the rows to promise on. Simulated populations chose it (`updraft bench guarantee`).
 HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1
+# The cloud's mean score where none is known yet.
+_CLOUD_SCORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,15 @@ def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBER
         mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
     }
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
+
+
+def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
+    """The least number of graded prompts, in tens, that can promise a quality below 1 of a cloud that scores 0.9.
+
+    With fewer every request escalates, however good the local model is.
+    """
+    rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
+    return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)
 
 
 def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -102,7 +102,7 @@ class Topics:
     def fit(cls, counts: Any, seed: int) -> Topics:
         document_frequency = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + document_frequency)) + 1.0
-        svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
+        svd = load_module("sklearn.decomposition", "calibrate").TruncatedSVD(_TOPICS, random_state=seed)
         with np.errstate(invalid="ignore"):  # the shares of a variance of zero, where all prompts have the same words
             directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
@@ -234,7 +234,7 @@ def _folds(labels: Labels, seed: int) -> NDArray[Any]:
 def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
         return _fit_ridge(inputs, labels.gain, labels.weight)
-    ensemble = load_module("sklearn.ensemble", "train")
+    ensemble = load_module("sklearn.ensemble", "calibrate")
     # Small leaves of many rows follow single words: a typo then turns more decisions, and P(gain) is less honest.
     leaf = max(_LEAF, len(inputs.x) // _LEAVES)
     trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=leaf, max_features=0.3, random_state=seed)
@@ -248,7 +248,7 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
     # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
     scale[:_TOPICS] = 1.0
-    linear = load_module("sklearn.linear_model", "train").Ridge(_PENALTY, solver="cholesky")
+    linear = load_module("sklearn.linear_model", "calibrate").Ridge(_PENALTY, solver="cholesky")
     linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)
     return Ridge(mean, scale, np.asarray(linear.coef_ * weight, np.float64), float(linear.intercept_))
 
@@ -259,7 +259,7 @@ def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) ->
 
 def _weighted(counts: Any, weights: Floats) -> Any:
     """Counts times term weights, words and characters each of unit length over the square root of two (or zero)."""
-    sparse = load_module("scipy.sparse", "train")
+    sparse = load_module("scipy.sparse", "calibrate")
     halves: list[Any] = []
     for half in (slice(0, COUNTS // 2), slice(COUNTS // 2, COUNTS)):
         part = counts[:, half].astype(np.float64).multiply(weights[half]).tocsr()

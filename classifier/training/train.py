@@ -24,7 +24,7 @@ from ..features.blocks import BLOCKS, Mode, blocks_of_all, prompt_of
 from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
-from ..optional import load_module, load_onnxruntime
+from ..optional import load_onnxruntime
 from ..policy.calibrated_on import CalibratedOn
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
@@ -53,13 +53,6 @@ class FitRecipe:
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # As in the card.
     local_model: ModelIdentity | None = None
-
-
-def check_installed() -> None:
-    """Raises MissingDependencyError if what fitting takes is missing: to be asked before rows are paid for."""
-    for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
-        load_module(name, "train")
-    load_onnxruntime()
 
 
 def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:

@@ -10,14 +10,14 @@ from ...classifier.optional import load_module
 
 def check_plotting() -> None:
     """Raises MissingDependencyError without matplotlib: to be asked before rows are paid for."""
-    load_module("matplotlib.figure", "train")
+    load_module("matplotlib.figure", "ui")
 
 
 def curve_png(router: CostQualityCurve, oracle: CostQualityCurve, point: tuple[float, float]) -> bytes:
     """Score against the share that goes to the cloud: of the router, the best possible router and a random one, and
     `point`, where the target lies.
     """
-    figure = load_module("matplotlib.figure", "train").Figure(figsize=(9, 5.6), layout="constrained")
+    figure = load_module("matplotlib.figure", "ui").Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.add_subplot(xlabel="share to the cloud", ylabel="score")
     axes.plot(oracle.share, oracle.accuracy, color="tab:green", label="best possible")
     axes.plot(router.share, router.accuracy, color="tab:blue", label="router")

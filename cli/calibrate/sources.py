@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...classifier.grading.questions import Prompt
     from ...classifier.online.experience import Observation
     from ...classifier.policy.policy import Source
+    from ...classifier.target import Target
     from ...router.config import RouterConfig
     from ...router.tiers.interfaces import LocalTier
     from .asking import LiveRows
@@ -171,7 +172,6 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
     """Of the first `n` prompts in `file`, which both tiers answer now."""
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
-    from ...classifier.training.train import check_installed
     from ...router.factory import local_identity
     from ..shared.console import Console
     from ..shared.watch import Watch
@@ -187,7 +187,11 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
     if len(prompts) < n:
         watch.say(f"{n - len(prompts)} of {n} prompts are kept on this device by a privacy rule, and not asked.")
     _check_enough(len(prompts))  # what can be known to fail must not be paid for first
-    check_installed()
+    if (needed := _for_promise(config.target)) > len(prompts):
+        watch.say(
+            f"{config.target} takes at least {needed} graded prompts, {needed - len(prompts)} more than these: with "
+            "fewer every request escalates."
+        )
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
             raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
@@ -303,6 +307,14 @@ def _check_rows(found: LiveRows, count: int) -> None:
     if found.unasked:
         why += f", and {found.unasked} are not: {found.budget}. Raise --budget, and the same command goes on"
     _check_enough(len(found.rows), f"{why}. {shown}".strip())
+
+
+def _for_promise(target: Target) -> int:
+    """The prompts that a promise takes; 0 for a target that any number can keep, or none."""
+    from ...classifier.training.gates import prompts_to_promise
+
+    promises = target.name == "quality" and target.promise == "confidence" and target.value < 1
+    return prompts_to_promise(target.value) if promises else 0
 
 
 def _check_enough(rows: int, why: str = "") -> None:

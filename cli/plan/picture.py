@@ -11,7 +11,7 @@ from ...cloud_engine.planning.plan import FleetFigures
 
 def fleets_png(tried: Sequence[FleetFigures], share: float) -> bytes:
     """By the number of nodes: requests within the objective, and the slowest percent's time to the first token."""
-    figure = load_module("matplotlib.figure", "train").Figure(figsize=(9, 5.6), layout="constrained")
+    figure = load_module("matplotlib.figure", "ui").Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.add_subplot(xlabel="nodes", ylabel="requests within the objective")
     nodes = [each.nodes for each in tried]
     axes.plot(nodes, [each.share for each in tried], "o-", color="tab:blue")

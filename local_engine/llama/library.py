@@ -6,7 +6,9 @@ import ctypes
 import functools
 import itertools
 import os
+import re
 import threading
+import unicodedata
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ from .kernels import check_switch, served_by
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
+_LONGEST_PIECE = 4096  # characters
+_BEFORE_SPACE, _AFTER_WORD = (re.compile(rf".*\w(?={after})", re.DOTALL) for after in (r" \w", r"\W"))
 _loading = threading.Lock()
 
 
@@ -73,10 +77,16 @@ def _loaded() -> Llama:
 class LlamaModel:
     """The mapped weights and the vocabulary of one file. Thread-safe."""
 
-    def __init__(self, path: Path, *, gpu_layers: int | None = None, repack: bool = True) -> None:
-        """Raises ModelLoadError, with llama.cpp's own words, if it refuses the file. `gpu_layers` None: its default."""
+    def __init__(
+        self, path: Path, *, gpu_layers: int | None = None, repack: bool = True, missing: frozenset[int] = frozenset()
+    ) -> None:
+        """Raises ModelLoadError, with llama.cpp's own words, if it refuses the file. `gpu_layers` None: its default.
+
+        `missing`: bytes without a token, as `byte_tokens` finds them.
+        """
         library = llama()
         self._api = api = library.api
+        self._missing = missing
         self._readers = 0  # of the vocabulary: side by side, since a long text takes seconds; `close` waits for them
         self._changed = threading.Condition()
         library.last_errors()
@@ -92,6 +102,7 @@ class LlamaModel:
             self.close()
             raise ModelLoadError(f"{path} is no decoder-only language model: it cannot continue text.")
         self._vocab = api.llama_model_get_vocab(self._model)
+        self._is_bpe = api.llama_vocab_type(self._vocab) == api.LLAMA_VOCAB_TYPE_BPE
         self.vocab_size: int = api.llama_vocab_n_tokens(self._vocab)
         self.hidden_size: int = api.llama_model_n_embd(self._model)
         self.parameters: int = api.llama_model_n_params(self._model)
@@ -136,15 +147,45 @@ class LlamaModel:
         return self._control_texts.get(text)
 
     def tokenize(self, text: str, *, allow_special: bool) -> list[int]:
-        """Token ids, nothing added. `allow_special`: read control tokens in `text`."""
+        """Token ids, nothing added. `allow_special`: read control tokens in `text`.
+
+        Raises InvalidRequestError for a character that the vocabulary cannot write.
+        """
         raw = text.encode("utf-8", "replace")
+        if self._missing and not allow_special and not self._missing.isdisjoint(raw):
+            self._refuse_unwritable(text)
+        if self._is_bpe and len(text) > _LONGEST_PIECE:
+            pieces = (piece.encode("utf-8", "replace") for piece in _pieces(text))
+            return [token for piece in pieces for token in self._tokenize(piece, allow_special)]
+        return self._tokenize(raw, allow_special)
+
+    def _tokenize(self, raw: bytes, allow_special: bool) -> list[int]:
         room = len(raw) + 2
-        with self._open() as api:
-            buffer = (api.llama_token * room)()
-            count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, room, False, allow_special)
-        if count < 0:
-            raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
-        return buffer[:count]
+        while True:
+            buffer = (ctypes.c_int32 * room)()
+            with self._open() as api:
+                count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, room, False, allow_special)
+            if count >= 0:
+                break
+            if not room < -count < 2**31 - 1:
+                raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
+            room = -count  # more tokens than bytes: a space may take three
+        tokens = buffer[:count]
+        if tokens and min(tokens) < 0:
+            raise InvalidRequestError("The vocabulary has neither a token for this text nor an unknown token.")
+        return tokens
+
+    def _refuse_unwritable(self, text: str) -> None:
+        """Raise for a lost character. Control codes and unassigned code points are dropped, as in other libraries."""
+        for character in set(text):
+            lost = not self._missing.isdisjoint(character.encode("utf-8", "replace"))
+            if lost and (character in "\t\n\r" or unicodedata.category(character) not in ("Cc", "Cn")):
+                raise InvalidRequestError(
+                    f"The model's vocabulary has no token for U+{ord(character):04X}: leave the character out, or use "
+                    "another model.",
+                    param="messages",
+                    code="invalid_value",
+                )
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
         """The bytes a token stands for; empty for a control token unless asked for. Raises InvalidRequestError."""
@@ -187,6 +228,22 @@ class LlamaModel:
                 self._readers -= 1
                 if not self._readers:
                     self._changed.notify_all()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text where tokenizers split anyway, as far as it has such places.
+
+    llama.cpp splits words with std::regex, whose recursion takes up to 1 kB of stack for each character of a match:
+    some 10,000 letters without a space end the process.
+    """
+    start = 0
+    while len(text) - start > _LONGEST_PIECE:
+        limit = start + _LONGEST_PIECE
+        word = _BEFORE_SPACE.match(text, start, limit) or _AFTER_WORD.match(text, start, limit)
+        end = word.end() if word else limit
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _with(attributes: list[int], attribute: int) -> frozenset[int]:

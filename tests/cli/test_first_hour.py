@@ -89,7 +89,7 @@ def registry(environment: dict[str, str]) -> Iterator[None]:
 @pytest.mark.usefixtures("registry")
 def test_the_session_is_as_shown(environment: dict[str, str], fake_cloud, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    pytest.importorskip("sklearn", reason="needs the [train] extra")
+    pytest.importorskip("sklearn", reason="needs the [calibrate] extra")
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "first_hour.py").write_text(program)
     (tmp_path / "examples").symlink_to(PROMPTS.parent)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
 from dataclasses import dataclass
 
 import httpx
@@ -27,12 +29,14 @@ class ServerAddress:
     url: str
     # None: the only model that it has.
     model: str | None = None
+    # The setting or variable that names the server.
+    source: str = "local"
 
 
 def server_address(local: str | None, model: str | None = None) -> ServerAddress | None:
     """The server that `local` names: `ollama:MODEL`, or a URL; None where it is a model file. `model`: at a URL.
 
-    Raises ConfigurationError.
+    `OLLAMA_HOST` says where Ollama listens. Raises ConfigurationError.
     """
     if local is None:
         return None
@@ -40,22 +44,40 @@ def server_address(local: str | None, model: str | None = None) -> ServerAddress
         name = local.removeprefix("ollama:")
         if not name:
             raise ConfigurationError("local must name a model after ollama:, as in ollama:qwen3.", param="local")
-        return ServerAddress(f"http://127.0.0.1:{OLLAMA_PORT}/v1", name)
-    if not local.startswith(("http://", "https://")):
-        return None
+        host = os.environ.get("OLLAMA_HOST", "").strip(" \t\r\n\"'")
+        return _checked(_ollama_url(host), name, "OLLAMA_HOST" if host else "local")
+    return _checked(local, model, "local") if local.startswith(("http://", "https://")) else None
+
+
+def _ollama_url(host: str) -> str:
+    """The URL that Ollama makes of `OLLAMA_HOST`: each part of `scheme://host:port/path` may be missing."""
+    scheme, separator, rest = host.rpartition("://")
+    port = {"http": "80", "https": "443"}.get(scheme, "") if separator else str(OLLAMA_PORT)
+    rest, _, path = rest.partition("/")
+    if parts := re.fullmatch(r"(\[.*\]|[^:\[\]]*):([^:]*)", rest):
+        rest, port = parts[1], parts[2] or port
+    name = rest.strip("[]")
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # where a server listens everywhere
+    path = f"/{path}".rstrip("/")
+    return f"{scheme or 'http'}://{f'[{name}]' if ':' in name else name}:{port}{path}/v1"
+
+
+def _checked(url: str, model: str | None, source: str) -> ServerAddress:
     try:
-        parsed = httpx.URL(local)
+        parsed = httpx.URL(url)
         _ = parsed.host  # is decoded only now
+        if (parsed.port or 0) > 65_535:
+            raise ValueError
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigurationError(f"local {shown_url(local)!r} is not a URL.", param="local") from error
-    if not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
+        raise ConfigurationError(f"{source} {shown_url(url)!r} is not a URL.", param="local") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise ConfigurationError(
-            f"local {shown_url(local)!r} must be a URL of host, port and path: name the model with local_model, and "
+            f"{source} {shown_url(url)!r} must be a URL of host, port and path: name the model with local_model, and "
             "give no credentials.",
             param="local",
         )
     path = parsed.path.rstrip("/") or "/v1"
-    return ServerAddress(str(parsed.copy_with(path=path)), model)
+    return ServerAddress(str(parsed.copy_with(path=path)), model, source)
 
 
 def check_private(address: ServerAddress) -> None:
@@ -66,9 +88,9 @@ def check_private(address: ServerAddress) -> None:
     host = httpx.URL(address.url).host
     if not is_private(host):
         raise ConfigurationError(
-            f"local names {shown_url(address.url)}, and {host} is no loopback or private address: what privacy rules "
-            "keep on this device would be sent there. Name the server by its address, make it the cloud (cloud_url), "
-            "or set local_public=true if you trust it as you trust this device.",
+            f"{address.source} names {shown_url(address.url)}, and {host} is no loopback or private address: what "
+            "privacy rules keep on this device would be sent there. Name the server by its address, make it the cloud "
+            "(cloud_url), or set local_public=true if you trust it as you trust this device.",
             param="local",
         )
 

@@ -176,7 +176,7 @@ def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> N
     call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
     done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "PYTHONPATH": path})
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: scipy is not installed: pip install '.[train]' in a clone of Updraft."
+    assert done.stderr.strip() == "error: scipy is not installed: pip install '.[calibrate]' in a clone of Updraft."
 
 
 def test_a_model_server_as_the_local_tier(updraft, oracle: str, tmp_path: Path) -> None:

@@ -189,7 +189,54 @@ def test_loopback_and_private_addresses_are(host: str) -> None:
     assert is_private(host)
 
 
-def test_what_local_may_say() -> None:
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:11434/v1"),
+        ("127.0.0.1", "http://127.0.0.1:11434/v1"),
+        ("127.0.0.1:1234", "http://127.0.0.1:1234/v1"),
+        ("127.0.0.1:", "http://127.0.0.1:11434/v1"),
+        ("localhost:99", "http://localhost:99/v1"),
+        (":1234", "http://127.0.0.1:1234/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0:1234", "http://127.0.0.1:1234/v1"),
+        ("http://127.0.0.1", "http://127.0.0.1/v1"),
+        ("http://127.0.0.1:8080/ollama/", "http://127.0.0.1:8080/ollama/v1"),
+        ("https://10.0.0.7", "https://10.0.0.7/v1"),
+        ("::1", "http://[::1]:11434/v1"),
+        ("[::1]", "http://[::1]:11434/v1"),
+        ("[::1]:12", "http://[::1]:12/v1"),
+        ("[::]:12", "http://[::1]:12/v1"),
+        (" '127.0.0.1:7' ", "http://127.0.0.1:7/v1"),
+    ],
+)
+def test_ollama_listens_where_its_variable_says(monkeypatch, host: str, url: str) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    assert RouterConfig(local="ollama:qwen3").local == "ollama:qwen3"
+    address = server_address("ollama:qwen3")
+    assert address is not None and (address.url, address.model) == (url, "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("host", "fault"),
+    [
+        ("ollama.com", "OLLAMA_HOST names .* privacy rules .* local_public"),
+        ("8.8.8.8:11434", "OLLAMA_HOST names .* no loopback or private address"),
+        ("127.0.0.1:port", "OLLAMA_HOST .* is not a URL"),
+        ("127.0.0.1:99999", "OLLAMA_HOST .* is not a URL"),
+        ("ftp://127.0.0.1", "OLLAMA_HOST .* must be a URL"),
+        ("http://user:word@127.0.0.1", "give no credentials"),
+    ],
+)
+def test_an_ollama_that_is_not_on_the_device(monkeypatch, host: str, fault: str) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", host)
+    with pytest.raises(ConfigurationError, match=fault) as raised:
+        RouterConfig(local="ollama:qwen3")
+    assert "word" not in raised.value.message
+
+
+def test_what_local_may_say(monkeypatch) -> None:
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
     ollama = server_address("ollama:qwen3:4b")
     assert ollama is not None and (ollama.url, ollama.model) == ("http://127.0.0.1:11434/v1", "qwen3:4b")
     assert server_address("model.gguf") is None
