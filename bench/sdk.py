@@ -17,8 +17,9 @@ from ..local_engine.sampling.signals import TokenSignals
 from ..router.config import RouterConfig
 from ..router.router import Router
 from ..router.state import Tiers
+from ..sdk.caller_keys import BASE_URL
 from ..sdk.sharing import RuntimeLease, RuntimePool
-from ..sdk.transport import BASE_URL, httpx_of_openai, sync_transport
+from ..sdk.transport import httpx_of_openai, sync_transport
 from .shared.recorded_tier import RecordedAnswer, RecordedTier
 
 _MODEL = "stub"

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -162,9 +161,14 @@ class Router:
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
             return
+        ledger: Ledger | None = None
         try:
-            ledger, writer = await asyncio.to_thread(self._opened_ledger, path)
+            ledger = await asyncio.to_thread(Ledger, path, busy_s=0.0)  # the event loop waits for no other process
+            self._budget = _budget(self.config, ledger)  # the writer deletes no rows that a budget counts
+            writer = await asyncio.to_thread(RequestWriter, path, self._keep_from)
         except (StorageError, DiskSpaceError) as error:
+            if ledger is not None:
+                ledger.close()
             if self._ledger_problem is None:
                 log.warning("Requests go on without a ledger. %s", error.message)
             self._ledger_problem = error.message
@@ -176,18 +180,8 @@ class Router:
             return
         if self._ledger_problem is not None:
             log.warning("The ledger %s can be used again.", path)
-        self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
-        self._budget = _budget(self.config, ledger)
-
-    def _opened_ledger(self, path: Path) -> tuple[Ledger, RequestWriter]:
-        ledger = Ledger(path, busy_s=0.0)  # the event loop waits for no other process
-        try:
-            writer = RequestWriter(path, self._keep_from)
-        except UpdraftError:
-            ledger.close()
-            raise
         ledger.flush = self.flush_ledger
-        return ledger, writer
+        self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
 
     def _use(self, tiers: Tiers) -> None:
         """Raises ConfigurationError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ..protocol.errors import BudgetExceededError
-from .accounting.budget import Budget, Charge, Reservation
+from .accounting.budget import Budget, Demand, Reservation
 from .request.caller import Caller
 
 #: Seconds between two tries to open the ledger. Requests start them.
@@ -19,12 +19,12 @@ class UnknownBudget(Budget):
         super().__init__({}, None)  # pyright: ignore[reportArgumentType] - nothing here reads a ledger
         self._problem = problem
 
-    async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError:
-        del caller, charge
+    async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError:
+        del caller, demand
         return self._error()
 
-    async def reserve(self, caller: Caller, more: Charge, held: Reservation | None = None) -> NoReturn:
-        del caller, more, held
+    async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> NoReturn:
+        del caller, demand, held
         raise self._error()
 
     def _error(self) -> BudgetExceededError:
