@@ -127,7 +127,7 @@ def test_no_bracket_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
 
 def test_help_texts_have_brackets_that_could_be_lost() -> None:
     found = [each for path in TREE for text in sources(path) for each in BRACKETED.findall(text)]
-    assert {"[all cores]", "[train]", "[all]", "[weak]"} <= set(found)
+    assert {"[all cores]", "[calibrate]", "[all]", "[weak]"} <= set(found)
 
 
 def test_an_unknown_style_in_a_help_text_is_text() -> None:
