@@ -110,9 +110,9 @@ class NodeRoutes:
 
 
 async def _why_out_of_reach(node: Node, request: Request) -> str:
-    """The reason why no node may register with this address; empty if it may.
+    """Return the reason why a node cannot register with this address; empty if the address is allowed.
 
-    Such addresses lead to services of the cloud or of this machine that trust their network.
+    The refused addresses lead to services of the cloud or of this machine that trust their network.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(

@@ -103,7 +103,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             for event in batch:
                 failure = passage.read(event)
                 if failure is not None and not (passage.ended and (shown or call.answered)):
-                    passage.ended = False  # another node is asked, or the client gets an event of ours
+                    passage.ended = False  # another node is asked, or the gateway ends the stream
                     break
                 whole = event + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)

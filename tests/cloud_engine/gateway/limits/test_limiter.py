@@ -270,7 +270,7 @@ def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(
 
 
 def test_sizes() -> None:
-    size = decode_size(json.dumps({"model": "m", "n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
+    size = decode_size(json.dumps({"n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
     assert size.answer == AnswerSize(50, 3)
     assert 1000 <= size.prompt_tokens < 1050
     two = decode_size(json.dumps({"prompt": ["a", "b"], "n": 3, "max_completion_tokens": 1, "max_tokens": 50}).encode())
