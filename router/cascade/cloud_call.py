@@ -223,5 +223,5 @@ def work_of(body: dict[str, Any]) -> str:
 
 
 def traced(forwarded: Forwarded, span: Span) -> Forwarded:
-    """With `span` as the parent of what the cloud does."""
+    """Return `forwarded` with `span` as the parent of the cloud's spans."""
     return replace(forwarded, headers=span.headers(forwarded.headers))
