@@ -76,12 +76,17 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all texts in decoded JSON."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, dict):
-        return sum(map(text_bytes, cast("dict[str, Any]", value).values()))
-    return sum(map(text_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
+    """Return the UTF-8 bytes of all texts in decoded JSON, however deep it is."""
+    total, values = 0, [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            total += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+        elif isinstance(value, dict):
+            values.extend(cast("dict[str, Any]", value).values())
+        elif isinstance(value, list):
+            values.extend(cast("list[Any]", value))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
                 tables += [inner] if name in NESTED else []
     limit = None
     if is_limited and None not in lengths:
-        limit = max(1, *filter(None, lengths)) + thinking
+        limit = max([1, *filter(None, lengths)]) + thinking
     if prompts is None:
         given = fields.get("prompt")
         items = cast("list[Any]", given) if isinstance(given, list) else []

@@ -124,7 +124,7 @@ class Budget:
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return the error of a caller whose budget has no room for the least of `demand`, or None. Reserves nothing."""
+        """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
         charge, day = demand.charge(demand.wanted.least), _today()
         try:
             return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
