@@ -44,6 +44,7 @@ THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
 #: All fields that `answer_size` reads, but for the prompts.
 LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 
+_COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of `\u20ac`
 _ESCAPED_BYTES = 3  # of UTF-8, at most
@@ -75,12 +76,17 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all texts in decoded JSON."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, dict):
-        return sum(map(text_bytes, cast("dict[str, Any]", value).values()))
-    return sum(map(text_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
+    """Return the UTF-8 bytes of all texts in decoded JSON, however deep it is."""
+    total, values = 0, [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            total += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+        elif isinstance(value, dict):
+            values.extend(cast("dict[str, Any]", value).values())
+        elif isinstance(value, list):
+            values.extend(cast("list[Any]", value))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +122,24 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
     """Read the size from a decoded request to `path`. `prompts`: their number, where the caller has counted them."""
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
-    tables = [fields, *(found for name in NESTED if (found := _table(fields.get(name))) is not None)]
-    is_limited = any(fields.get(name) is not None for name in LIMITS[path])
-    counts = [_count(value) for table in tables for name in LENGTHENING if (value := table.get(name)) is not None]
-    limit = max(1, *filter(None, counts)) if is_limited and None not in counts else None
-    for name, budget in THINKING.items():
-        thinking = _count((_table(fields.get(name)) or {}).get(budget))
-        limit = None if limit is None else limit + (thinking or 0)
-    answers = max((count for table in tables for name in MULTIPLYING if (count := _count(table.get(name)))), default=1)
+    lengths: list[int | None] = []
+    answers, thinking, is_limited = 1, 0, False
+    tables: list[Mapping[str, Any]] = [fields]
+    for table in tables:
+        for name in table.keys() & _COUNTED:
+            if (value := table[name]) is None:
+                continue
+            if name in LENGTHENING:
+                lengths.append(_count(value))
+                is_limited = is_limited or (table is fields and name in LIMITS[path])
+            elif name in MULTIPLYING:
+                answers = max(answers, _count(value) or 1)
+            elif (inner := _table(value)) is not None and table is fields:
+                thinking += _count(inner.get(THINKING.get(name, ""))) or 0
+                tables += [inner] if name in NESTED else []
+    limit = None
+    if is_limited and None not in lengths:
+        limit = max([1, *filter(None, lengths)]) + thinking
     if prompts is None:
         given = fields.get("prompt")
         items = cast("list[Any]", given) if isinstance(given, list) else []

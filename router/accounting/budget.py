@@ -124,7 +124,7 @@ class Budget:
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """The reason why the least of `demand` does not fit into what is left; None if it does. Reserves nothing."""
+        """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
         charge, day = demand.charge(demand.wanted.least), _today()
         try:
             return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
@@ -159,7 +159,7 @@ class Budget:
         return reservation
 
     async def settlement(self, until: float) -> bool:
-        """Wait for the settlement of another request; False at once if there is none, or after `until` (monotonic)."""
+        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight."""
         left = until - time.monotonic()
         if not self._in_flight or left <= 0:
             return False

@@ -170,15 +170,16 @@ class MeteredStream:
         if self._ended:
             raise StopAsyncIteration
         payload, event = await anext(self._stream)
+        goes_on = False
         for choice in event["choices"]:
-            if isinstance(index := choice.get("index"), int):
-                self._indices[index] = None
+            goes_on = goes_on or not choice.get("finish_reason")
+            self._indices[_index(choice)] = None
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # usage of the answer so far
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
-        if self._answer.is_short and not await self._topped_up():
+        if goes_on and self._answer.is_short and not await self._topped_up():
             event = await self._cut(event)
             payload = msgspec.json.encode(event)
         return payload, event
@@ -207,12 +208,17 @@ class MeteredStream:
         self._record.time_dependent = True
         await self._stream.aclose()
         is_text = event.get("object") == "text_completion"
-        pieces = {choice.get("index"): choice for choice in event["choices"]}
+        pieces = {_index(choice): choice for choice in event["choices"]}
         empty: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
         choices = [
             {**empty, **pieces.get(index, {}), "index": index, "finish_reason": "length"} for index in self._indices
         ]
         return {**event, "choices": choices}
+
+
+def _index(choice: dict[str, Any]) -> int:
+    index = choice.get("index")
+    return index if isinstance(index, int) else 0
 
 
 def work_of(body: dict[str, Any]) -> str:
@@ -223,5 +229,5 @@ def work_of(body: dict[str, Any]) -> str:
 
 
 def traced(forwarded: Forwarded, span: Span) -> Forwarded:
-    """With `span` as the parent of what the cloud does."""
+    """Return `forwarded` with `span` as the parent of the cloud's spans."""
     return replace(forwarded, headers=span.headers(forwarded.headers))

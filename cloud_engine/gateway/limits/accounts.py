@@ -64,7 +64,7 @@ class Standing(msgspec.Struct, frozen=True):
     reserved: float
 
     def fits(self, claim: Claim) -> bool:
-        """Whether the claim fits. What costs nothing always does, also where a budget is spent."""
+        """Return whether the claim fits. A claim on nothing always fits, also into a spent budget."""
         return claim.amount <= 0 or self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
 
     def wait_s(self, claim: Claim, now: float) -> float:
