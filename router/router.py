@@ -102,6 +102,7 @@ class Router:
         self._budget: Budget | None = None
         self._ledger_problem: str | None = None  # why the ledger is not open
         self._ledger_tried = 0.0  # on the clock of time.monotonic()
+        self._ledger_retry: asyncio.Task[None] | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
         self._local_pause = load_pause(config)
@@ -125,7 +126,8 @@ class Router:
         if self._closed:
             raise OverloadedError("The router is closed.")
         if self._ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
-            await self._open_ledger()
+            self._ledger_tried = time.monotonic()  # one try at a time
+            self._ledger_retry = asyncio.create_task(self._open_ledger())
         missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
             self._local_retry = asyncio.create_task(self._load_local())
@@ -154,9 +156,9 @@ class Router:
         return self._ledger_problem or (None if self._ledger_writer is None else self._ledger_writer.problem)
 
     async def _open_ledger(self) -> None:
-        """Open the ledger, unless it is open or none is kept. Without it requests go on: the log says so once.
+        """Open the ledger, if one is kept. Without it requests go on, which the log says once.
 
-        Raises ConfigurationError if the file is no ledger, or one of a newer version.
+        Raises ConfigurationError at first if the file is no ledger, or one of a newer version.
         """
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
@@ -166,17 +168,15 @@ class Router:
             ledger = await asyncio.to_thread(Ledger, path, busy_s=0.0)  # the event loop waits for no other process
             self._budget = _budget(self.config, ledger)  # the writer deletes no rows that a budget counts
             writer = await asyncio.to_thread(RequestWriter, path, self._keep_from)
-        except (StorageError, DiskSpaceError) as error:
+        except (ConfigurationError, DiskSpaceError) as error:
             if ledger is not None:
                 ledger.close()
             if self._ledger_problem is None:
+                if not isinstance(error, StorageError | DiskSpaceError):
+                    raise
                 log.warning("Requests go on without a ledger. %s", error.message)
             self._ledger_problem = error.message
             self._budget = _budget(self.config, None, error.message)
-            return
-        if self._ledger_writer is not None or self._closed:  # another request, or the end, was faster
-            await writer.aclose()
-            ledger.close()
             return
         if self._ledger_problem is not None:
             log.warning("The ledger %s can be used again.", path)
@@ -231,7 +231,8 @@ class Router:
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
         self._closed = True
-        if loads := [task for task in (self._loading, self._local_retry) if task is not None]:
+        waits = (self._loading, self._local_retry, self._ledger_retry)
+        if loads := [task for task in waits if task is not None]:
             await asyncio.wait(loads)  # no thread that loads a model can be stopped
         for body in list(self._open):
             await body.aclose()
