@@ -6,17 +6,17 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
 from updraft.classifier.policy.policy import Policy
 from updraft.cli.calibrate.kept_answers import AnsweredPair
 from updraft.protocol.safety.system import KILL
+from waiting import wait_for
 
 N = 110
 THINGS = ("river", "table", "cloud", "lamp", "music", "stone", "paper", "garden", "window", "bread")
@@ -36,7 +36,8 @@ class Server:
     def __init__(self) -> None:
         self.cloud: list[str] = []
         self.judged = 0
-        self.delay_s = 0.0
+        self.answers_left = 10**6  # of the cloud, before it falls silent until it may `go_on`
+        self.go_on = Event()
         self.broken = False
         self.lock = Lock()
 
@@ -51,7 +52,10 @@ class Server:
                 return 200, completion(self.verdict(body["messages"][-1]["content"]))
             prompt = body["messages"][-1]["content"]
             self.cloud.append(prompt)
-        time.sleep(self.delay_s)
+            self.answers_left -= 1
+            is_silent = self.answers_left < 0
+        if is_silent:
+            self.go_on.wait(60)
         return 200, completion(answer_of(prompt))
 
     def verdict(self, text: str) -> str:
@@ -126,18 +130,18 @@ def test_killed_and_resumed(
     updraft: Any, environment: dict[str, str], server: tuple[Server, str], tmp_path: Path
 ) -> None:
     state, url = server
-    state.delay_s = 0.05
+    state.answers_left = 30
     command = [sys.executable, "-m", "updraft", *call(url, tmp_path)]
     running = subprocess.Popen(
         command, env={**environment, **PRICES}, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while len(kept_in(tmp_path)) < 20 and running.poll() is None:
-        time.sleep(0.02)
+    wait_for(lambda: len(kept_in(tmp_path)) >= 20)
     running.send_signal(KILL)
     running.wait()
     before = len(kept_in(tmp_path))
     assert 20 <= before < N
-    state.delay_s = 0.0
+    state.answers_left = 10**6
+    state.go_on.set()
     sent = len(state.cloud)
     done = updraft(*call(url, tmp_path, "--json", "out.json"), env=PRICES)
     assert done.returncode == 0, done.stderr
