@@ -27,7 +27,7 @@ class LongCloud:
     gate: threading.Barrier | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     costs: list[tuple[int, int]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -40,6 +40,12 @@ class LongCloud:
     def book(self, written: int) -> None:
         with self.lock:
             self.costs.append((PROMPT_TOKENS, written))
+            self.lock.notify_all()
+
+    def ended(self, answers: int) -> bool:
+        """Wait until so many answers have ended, also those whose reader has left."""
+        with self.lock:
+            return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
     def length(self, body: dict[str, Any]) -> int:
         caps = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name)]
