@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,10 +21,8 @@ class LongCloud:
     tokens: int = 16_000
     chunk: int = 1
     reports: bool = True
-    # Status and message with which a field is refused.
+    # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
-    # A whole answer waits until so many requests are there together.
-    gate: threading.Barrier | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     costs: list[tuple[int, int]] = field(default_factory=list)
     lock: threading.Condition = field(default_factory=threading.Condition)
@@ -74,9 +72,6 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             if body.get("stream"):
                 self.stream(body, length)
                 return
-            if cloud.gate is not None:
-                with suppress(threading.BrokenBarrierError):
-                    cloud.gate.wait(5)
             prompts = body.get("prompt")
             count = (body.get("n") or 1) * (len(prompts) if isinstance(prompts, list) else 1)
             cloud.book(length * count)
