@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,13 +21,11 @@ class LongCloud:
     tokens: int = 16_000
     chunk: int = 1
     reports: bool = True
-    # Status and message with which a field is refused.
+    # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
-    # A whole answer waits until so many requests are there together.
-    gate: threading.Barrier | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     costs: list[tuple[int, int]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -40,6 +38,12 @@ class LongCloud:
     def book(self, written: int) -> None:
         with self.lock:
             self.costs.append((PROMPT_TOKENS, written))
+            self.lock.notify_all()
+
+    def ended(self, answers: int) -> bool:
+        """Wait until so many answers have ended, also those whose reader has left."""
+        with self.lock:
+            return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
     def length(self, body: dict[str, Any]) -> int:
         caps = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name)]
@@ -68,9 +72,6 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             if body.get("stream"):
                 self.stream(body, length)
                 return
-            if cloud.gate is not None:
-                with suppress(threading.BrokenBarrierError):
-                    cloud.gate.wait(5)
             prompts = body.get("prompt")
             count = (body.get("n") or 1) * (len(prompts) if isinstance(prompts, list) else 1)
             cloud.book(length * count)

@@ -71,7 +71,7 @@ def test_streams_top_up_and_end_where_the_budget_ends(spending: Callable[..., An
             assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
             assert any("budget" in note for note in updraft_of(events)["notes"])
         cloud.stopped.set()
-        assert max(len(text_of(events).split()) for _, events, _ in streams) > 4096, "one has topped up"
+        assert max(len(text_of(events).split()) for _, events, _ in streams) > 3000, "one has topped up"
         assert spent(b.ledger)[2] <= 0.10
 
     with long_cloud(chunk=64, tokens=30_000) as cloud:

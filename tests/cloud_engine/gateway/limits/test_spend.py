@@ -79,6 +79,7 @@ def test_a_stream_tops_up_and_ends_where_the_budget_ends(gateway: Spending, key:
         assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
         notes = [*events[-1].get("updraft", {}).get("notes", []), each.headers.get("x-updraft-notes", "")]
         assert "budget" in "".join(notes), "cut by the gateway, or capped at the node"
+    assert gateway.cloud.ended(3)
     assert 0.05 < gateway.cloud.usd(INPUT, OUTPUT) <= LIMIT * 1.2, "what is on its way when a stream is cut"
 
 
