@@ -40,7 +40,7 @@ service:  ## run the router in the background from now on, with SmolLM2 as the l
 	@$(SETUP) --extras edge,calibrate
 	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
-test: check fetched  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
+test: check fetched  ## everything CI runs: lint, formatting, types, tests; fetches what tests lack (ARGS go to pytest)
 	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
