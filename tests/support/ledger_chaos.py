@@ -144,7 +144,7 @@ class Daemon:
             home.users[user] = home.users.get(user, 0) + 1
         elif response.status_code == 429:
             home.refused += 1
-        else:
+        elif '"draining"' not in text:
             home.faults.append(f"an answer {response.status_code}: {text[-300:]}")
 
     def _look(self) -> None:
@@ -153,7 +153,8 @@ class Daemon:
                 for path in ("/updraft/requests?limit=5", "/updraft/savings", "/health"):
                     with contextlib.suppress(httpx.HTTPError):
                         response = client.get(path)
-                        if response.status_code != 200 or "unavailable" in response.text:
+                        works = response.status_code == 200 and "unavailable" not in response.text
+                        if not works and '"draining"' not in response.text:
                             self._home.faults.append(f"{path} {response.status_code}: {response.text[:300]}")
 
 
