@@ -10,7 +10,8 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 # Holes whose tests need what lies beside them: passwords in metrics, live revocation, timing across tenants, redirects.
-ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_keys.py tests/cli/test_hostile_folder.py \
+ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_keys.py \
+	tests/cli/test_hostile_folder.py tests/cloud_engine/gateway/test_broken_answers.py \
 	tests/cloud_engine/gateway/test_real_engine.py tests/cloud_engine/gateway/test_timeouts.py \
 	tests/router/accounting/test_spend.py tests/cloud_engine/gateway/limits/test_spend.py \
 	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
