@@ -16,6 +16,7 @@ from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
 from ...accounting.prices import Price
 from ...accounting.token_estimate import LIMITS, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
+from ...protocol.http.foreign import json_bytes
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Charge, Demand
@@ -181,7 +182,7 @@ class MeteredStream:
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         if goes_on and self._answer.is_short and not await self._topped_up():
             event = await self._cut(event)
-            payload = msgspec.json.encode(event)
+            payload = json_bytes(event)
         return payload, event
 
     async def aclose(self) -> None:
