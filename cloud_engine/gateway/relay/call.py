@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from ....accounting.token_estimate import ATTACHED_TOKENS, LIMITS, STEP_TOKENS, AnswerSize, capped
+from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
 from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
 from ....protocol.dialects.forms import read_upload
 from ....protocol.errors import InvalidRequestError
@@ -115,8 +115,9 @@ class Call:
         """Cap each answer at `cap` tokens, and tell the client."""
         limits = LIMITS.get(self.path.partition(b"?")[0].removeprefix(b"/v1/").decode())
         if limits is not None:
-            fields = msgspec.json.decode(self.body, type=dict[str, Any])
-            self.body = msgspec.json.encode(capped(fields, cap, limits))
+            fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # all others stay as they are
+            lengths = {name: msgspec.json.decode(fields[name]) for name in LENGTH_FIELDS if name in fields}
+            self.body = msgspec.json.encode(capped({**fields, **lengths}, cap, limits))
             self.begun = BegunAnswer(self.path, self.body)
             note = f"{limits[0]}: the budget leaves {cap} tokens for this answer"
             self.limit_headers.append((b"x-updraft-notes", note.encode()))

@@ -70,6 +70,14 @@ def test_long_answers_at_once_stay_within_the_limit(gateway: Spending, key: str,
     assert {each.status_code for each in answers} == {200, 429}
 
 
+def test_a_cap_leaves_all_other_fields_as_they_are(gateway: Spending, key: str) -> None:
+    body = b'{"model":"big","messages":[{"role":"user","content":"hi"}],"metadata":{"x":1e999}}'
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", content=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "the budget leaves" in answer.headers["x-updraft-notes"]
+
+
 def test_a_stream_tops_up_and_ends_where_the_budget_ends(gateway: Spending, key: str) -> None:
     gateway.cloud.tokens = 30_000
     streams = gateway.ask_many(3, key, stream=True)
