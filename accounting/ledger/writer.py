@@ -223,13 +223,12 @@ class LedgerWriter:
         return self._closes_at is None or time.monotonic() < self._closes_at
 
     def _write(self) -> None:
-        batch = self._unwritten
-        if not batch:
+        if not self._unwritten:
             self.problem = None  # the next row finds out
             return
         self._committing_since = time.monotonic()
         try:
-            self._commit(batch)
+            self._commit(self._unwritten)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on and says so
             if self.failures == self._healed_failures:
                 message = "The ledger cannot be written: %s. Requests %s."
@@ -237,17 +236,14 @@ class LedgerWriter:
                 _log.error(message, error, self._consequence, exc_info=is_unknown)
             self.problem = str(error)
             self.failures += 1
-            kept = [each for each in batch if each.settled or not self._drops_intents]
+            _tell(self._unwritten, is_written=False)
+            kept = [each for each in self._unwritten if each.settled or not self._drops_intents]
             self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
-            _tell(batch, is_written=False)
         else:
             if self.failures != self._healed_failures:
                 _log.warning("The ledger is written again.")
             self._healed_failures = self.failures
             self.problem = None
-            self._unwritten = []
-            self._forget(batch)
-            _tell(batch, is_written=True)
         finally:
             self._committing_since = None
 
@@ -258,6 +254,7 @@ class LedgerWriter:
                 self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[Entry]) -> None:
+        """Commit rows together, or one by one if one of them is refused. None of them is written twice."""
         try:
             self._store.write(
                 [each.values for each in batch if not each.settled],
@@ -268,9 +265,13 @@ class LedgerWriter:
             if len(batch) > 1:
                 for each in batch:
                     self._commit([each])
-            else:
-                self.lost += 1
-                _log.error("A row cannot be entered in the ledger: %s.", error)
+                return
+            self.lost += 1
+            _log.error("A row cannot be entered in the ledger: %s.", error)
+        done = set(map(id, batch))
+        self._unwritten = [each for each in self._unwritten if id(each) not in done]
+        self._forget(batch)
+        _tell(batch, is_written=True)
 
     def _keep_house(self) -> None:
         """Now and then: enter what dead workers left behind, mark their intents, and delete old rows."""
