@@ -1,7 +1,7 @@
 """Learns P(gain) from graded rows: the mean of two plain models, calibrated by cross-validation.
 
 Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
-002). The two models err differently (decision 023): a ridge, and a forest that predicts both tiers' scores at once, so
+002). The two models err differently (decision 060): a ridge, and a forest that predicts both tiers' scores at once, so
 that its splits are found with twice the evidence. Both read topics, the main directions of the wording, which prompts
 without labels help to find, and blocks of measures.
 """

@@ -144,7 +144,7 @@ def soak(seconds: float, kind: str) -> Counter[str]:
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
     if request.param == "flash attention" and not llama().kernels.attention:
-        pytest.skip("llama.cpp's own attention depends on its company (decision 039)")
+        pytest.skip("llama.cpp's own attention depends on its company (decision 051)")
     if request.param == "too few cells":
         monkeypatch.setattr(layout, "DEFAULT_CELLS", 256)
     return request.param
