@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -17,7 +18,6 @@ import msgspec
 from ..accounting.ledger.writer import DAY_S, FLUSH_S
 from ..protocol.errors import (
     ConfigurationError,
-    DiskSpaceError,
     EngineError,
     NotFoundError,
     OverloadedError,
@@ -51,12 +51,13 @@ from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent, LocalTier
-from .without_ledger import RETRY_S, UnknownBudget
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 MAX_PULLS = 2
+#: Seconds between two tries to open the ledger. Requests start them.
+RETRY_S = 30.0
 
 #: Gives the decoded body of a request, and the model that it asks for.
 BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
@@ -125,8 +126,8 @@ class Router:
             await asyncio.shield(self._loading)
         if self._closed:
             raise OverloadedError("The router is closed.")
-        if self._ledger_problem is not None and time.monotonic() > self._ledger_tried + RETRY_S:
-            self._ledger_tried = time.monotonic()  # one try at a time
+        is_trying = self._ledger_retry is not None and not self._ledger_retry.done()
+        if self._ledger_problem is not None and not is_trying and time.monotonic() > self._ledger_tried + RETRY_S:
             self._ledger_retry = asyncio.create_task(self._open_ledger())
         missing = self.tiers.local_missing
         if missing is not None and self._local_retry is None and self._local_pause.error is None:
@@ -144,7 +145,7 @@ class Router:
 
     def _keep_from(self) -> float:
         """The time before which ledger rows are deleted. Rows that a running budget counts stay."""
-        days, budget = self.config.ledger_days, self._budget
+        days, budget = self.config.ledger_days, _budget(self.config, None)
         if days is None:
             return 0.0
         before = time.time() - days * DAY_S
@@ -163,25 +164,28 @@ class Router:
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
             return
-        ledger: Ledger | None = None
         try:
-            ledger = await asyncio.to_thread(Ledger, path, busy_s=0.0)  # the event loop waits for no other process
-            self._budget = _budget(self.config, ledger)  # the writer deletes no rows that a budget counts
-            writer = await asyncio.to_thread(RequestWriter, path, self._keep_from)
-        except (ConfigurationError, DiskSpaceError) as error:
-            if ledger is not None:
-                ledger.close()
+            ledger, writer = await _finished(lambda: self._opened(path))
+        except ConfigurationError as error:
             if self._ledger_problem is None:
-                if not isinstance(error, StorageError | DiskSpaceError):
+                if not isinstance(error, StorageError):
                     raise
                 log.warning("Requests go on without a ledger. %s", error.message)
             self._ledger_problem = error.message
-            self._budget = _budget(self.config, None, error.message)
-            return
-        if self._ledger_problem is not None:
-            log.warning("The ledger %s can be used again.", path)
-        ledger.flush = self.flush_ledger
-        self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
+        else:
+            if self._ledger_problem is not None:
+                log.warning("The ledger %s can be used again.", path)
+            ledger.flush = self.flush_ledger
+            self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
+        self._budget = _budget(self.config, self._ledger, self._ledger_problem or "")
+
+    def _opened(self, path: Path) -> tuple[Ledger, RequestWriter]:
+        ledger = Ledger(path, busy_s=0.0)  # the event loop waits for no other process
+        try:
+            return ledger, RequestWriter(path, self._keep_from)
+        except BaseException:
+            ledger.close()
+            raise
 
     def _use(self, tiers: Tiers) -> None:
         """Raises ConfigurationError."""
@@ -568,4 +572,17 @@ def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> B
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
     if not any(limits.values()):
         return None
-    return UnknownBudget(problem) if ledger is None else Budget(limits, ledger)
+    return Budget(limits, ledger, problem)
+
+
+async def _finished(work: Callable[[], T]) -> T:
+    """The result of `work` in a thread. A cancellation counts after its end, so that what it opens is not lost."""
+    done, is_cancelled = asyncio.get_running_loop().run_in_executor(None, work), False
+    while not done.done():
+        try:
+            await asyncio.wait((done,))
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled and (task := asyncio.current_task()) is not None:
+        task.cancel()
+    return done.result()

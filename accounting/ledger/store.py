@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from ...protocol.errors import ConfigurationError
+from ...protocol.errors import ConfigurationError, DiskSpaceError
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from .intents import IntentFile, KeptRows
@@ -72,7 +72,7 @@ class SqliteStore:
     """A file that several processes write (WAL): a commit survives the death of each of them.
 
     `needs_intents`: whether a folder for the intent files is required, or the rows may be in memory alone without it.
-    Raises ConfigurationError.
+    Raises ConfigurationError, DiskSpaceError.
     """
 
     commits_intents = False
@@ -84,7 +84,7 @@ class SqliteStore:
         self._kept: KeptRows | None = None
         try:
             self._kept = KeptRows(_workers_folder(path), table)
-        except ConfigurationError as error:
+        except (ConfigurationError, DiskSpaceError) as error:
             if needs_intents:
                 self._database.close()
                 raise

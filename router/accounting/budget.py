@@ -14,16 +14,17 @@ import operator
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
-from typing import get_args
+from typing import TypeVar, get_args
 
 from ...accounting.budget import DAY_S, Period, Wanted, first_day, next_first_day
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
 from .ledger import Ledger
 
+T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 _WOKEN = 8  # waiting requests that one settlement lets try again
@@ -111,11 +112,15 @@ class Reservation:
 
 
 class Budget:
-    """The limits of one router, by scope: "all", "key" and "user"."""
+    """The limits of one router, by scope: "all", "key" and "user".
 
-    def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger) -> None:
+    Without a ledger, because of `problem`, the rest is unknown, and nothing is spent.
+    """
+
+    def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger | None, problem: str = "") -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
+        self._problem = problem
         self._in_flight = 0  # requests of this process that hold a reservation
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -127,9 +132,9 @@ class Budget:
         """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
         charge, day = demand.charge(demand.wanted.least), _today()
         try:
-            return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
-        except sqlite3.Error:
-            return _unreadable()
+            return await self._alone(lambda connection: self._exceeded(connection, day, caller, charge))
+        except BudgetExceededError as error:
+            return error
 
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
         """Take `demand` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
@@ -151,10 +156,7 @@ class Budget:
             self._add(connection, before.day, caller, demand.charge(tokens))
             return Reservation(before.day, before.charge + demand.charge(tokens), tokens, room)
 
-        try:
-            reservation = await self._ledger.alone(take)
-        except sqlite3.Error as error:
-            raise _unreadable() from error
+        reservation = await self._alone(take)
         self._in_flight += held is None
         return reservation
 
@@ -186,6 +188,16 @@ class Budget:
             self._add(connection, _today(), caller, actual)
         else:
             self._add(connection, reserved.day, caller, actual - reserved.charge)
+
+    async def _alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The result of `work` in a transaction of the ledger. Raises BudgetExceededError if there is none now."""
+        if self._ledger is None:
+            problem = f"budget unknown, so nothing is spent: {self._problem}"
+            raise BudgetExceededError(problem, code="ledger_unavailable")
+        try:
+            return await self._ledger.alone(work)
+        except sqlite3.Error as error:
+            raise _unreadable() from error
 
     def _exceeded(
         self, connection: sqlite3.Connection, day: int, caller: Caller, charge: Charge

@@ -99,7 +99,7 @@ ROOMS = {
     "router": [
         "server",
         "router settings_checks",
-        "factory model_names without_ledger",
+        "factory model_names",
         "responses",
         "cascade",
         "state",

@@ -7,8 +7,10 @@ import json
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.ledger_writer import RequestWriter
 from updraft.router.config import RouterConfig
 from updraft.router.factory import middle_tiers, open_cloud
 from updraft.router.router import Router
@@ -201,13 +204,17 @@ def test_a_disk_that_fills_up_later_stops_nobody(bench: Any, tmp_path: Path) -> 
     async def test() -> None:
         b = bench(ledger)
         await b.answer("cloud")
-        connection = b.router._ledger._connection
-        (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        connection.execute(f"PRAGMA max_page_count={pages}")
+        database = b.router._ledger_writer._store._database
+        with database.use() as connection:
+            (pages,) = connection.execute("PRAGMA page_count").fetchone()
+            connection.execute(f"PRAGMA max_page_count={pages}")
         for number in range(40):  # until the last page is full
             assert "error" not in await b.answer("cloud", user=f"user-{number}")
+        while b.router.ledger_problem is None:  # noqa: ASYNC110 - the writer's thread sets no event
+            await asyncio.sleep(0.01)
         assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
-        connection.execute("PRAGMA max_page_count=100000")
+        with database.use() as connection:
+            connection.execute("PRAGMA max_page_count=100000")
         assert "error" not in await b.answer("cloud")
         await b.router.close()
         assert len(b.rows()) == 42
@@ -240,3 +247,61 @@ def test_a_ledger_of_a_newer_version_is_refused(bench: Any, tmp_path: Path) -> N
         await b.router.close()
 
     run(test())
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Writers of ledgers that wait: the first event tells that one does, the second lets them go on."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class SlowWriter(RequestWriter):
+        def __init__(self, *given: Any) -> None:
+            begun.set()
+            goes_on.wait(30)
+            super().__init__(*given)
+
+    monkeypatch.setattr("updraft.router.router.RequestWriter", SlowWriter)
+    yield begun, goes_on
+    goes_on.set()
+
+
+def test_settings_that_change_while_a_ledger_is_opened_hold_for_its_budget(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: tuple[threading.Event, threading.Event]
+) -> None:
+    ledger, (begun, goes_on) = tmp_path / "ledger.sqlite3", opening
+    ledger.write_bytes(b"no database at all" * 100)
+    monkeypatch.setattr("updraft.router.router.RETRY_S", 0.5)
+
+    async def test() -> None:
+        b = bench(ledger, budget=BudgetLimits(cloud_tokens=10_000))
+        await b.answer("cloud")
+        ledger.unlink()
+        await asyncio.sleep(0.6)
+        await b.answer("cloud")
+        await asyncio.to_thread(begun.wait, 30)
+        await b.router.reconfigure(replace(b.router.config, budget=BudgetLimits(cloud_tokens=20_000)))
+        goes_on.set()
+        await b.router._ledger_retry
+        assert "error" not in await b.answer("cloud", max_tokens=15_000), "the new limit holds"
+        await b.router.close()
+
+    run(test())
+
+
+def test_a_start_that_is_cancelled_leaves_no_writer(
+    bench: Any, tmp_path: Path, opening: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, goes_on = opening
+
+    async def test() -> None:
+        b = bench(tmp_path / "ledger.sqlite3")
+        start = asyncio.create_task(b.router.start())
+        await asyncio.to_thread(begun.wait, 30)
+        b.router._loading.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(start, return_exceptions=True)
+        await b.router.close()
+
+    run(test())
+    assert "updraft-ledger" not in [thread.name for thread in threading.enumerate()]
