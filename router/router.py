@@ -479,9 +479,11 @@ class Router:
     def _write(self, record: RequestRecord, status: int) -> None:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
-            self._ledger_writer.enter(record.row(status), self._settlement(record))
-            if self._budget is not None:
-                self._budget.settled(record.reserved)
+            committed, budget, reserved = None, self._budget, record.reserved
+            if budget is not None and reserved is not None:  # others read the rest of the budget after the commit
+                committed = asyncio.get_running_loop().create_future()
+                committed.add_done_callback(lambda _: budget.settled())
+            self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
 
     def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
         budget = self._budget

@@ -151,8 +151,14 @@ class LedgerWriter:
                 self._places[row_id] = place
         return row_id in self._places
 
-    def _settle(self, row_id: str, values: Values, extra: ExtraWrite | None = None) -> None:
-        self._enter(Entry(values, settled=True, place=self._places.pop(row_id, None), extra=extra))
+    def _settle(
+        self,
+        row_id: str,
+        values: Values,
+        extra: ExtraWrite | None = None,
+        committed: asyncio.Future[bool] | None = None,
+    ) -> None:
+        self._enter(Entry(values, True, committed, self._places.pop(row_id, None), extra))
 
     def _enter(self, entry: Entry) -> None:
         if self.waiting >= MAX_WAITING:

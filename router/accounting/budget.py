@@ -156,7 +156,15 @@ class Budget:
             self._add(connection, before.day, caller, demand.charge(tokens))
             return Reservation(before.day, before.charge + demand.charge(tokens), tokens, room)
 
+<<<<<<< ours
         reservation = await self._alone(take)
+=======
+        try:
+            # Without a flush no other request of this process gets in between `exceeded` and this.
+            reservation = await self._ledger.alone(take, flushed=False)
+        except sqlite3.Error as error:
+            raise _unreadable() from error
+>>>>>>> theirs
         self._in_flight += held is None
         return reservation
 
@@ -171,10 +179,8 @@ class Budget:
         settled.cancel()
         return True
 
-    def settled(self, reserved: Reservation | None) -> None:
-        """Let waiting requests try again, after a request that may have held a reservation has ended."""
-        if reserved is None:
-            return
+    def settled(self) -> None:
+        """Let waiting requests try again, after the settlement of a reservation is in the ledger."""
         self._in_flight = max(0, self._in_flight - 1)
         for _ in range(min(_WOKEN, len(self._waiting))):
             if not (waiting := self._waiting.popleft()).done():

@@ -301,9 +301,13 @@ class Ledger:
             found = connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
             return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
 
-    async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work` in a transaction. Waits for other writers up to 5 seconds, off the event loop."""
-        await asyncio.to_thread(self.flush)
+    async def alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
+        """The result of `work` in a transaction. Waits for other writers up to 5 seconds, off the event loop.
+
+        `flushed`: wait also for the rows of this process that are on their way. Otherwise a free file is used at once.
+        """
+        if flushed:
+            await asyncio.to_thread(self.flush)
         until, pause_s = time.monotonic() + _ALONE_S, _FIRST_PAUSE_S
         while True:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -33,12 +34,17 @@ class RequestWriter(LedgerWriter):
             consequence=f"go on, and rows wait in memory. `updraft doctor` says whether {path} is damaged",
         )
 
-    def enter(self, row: LedgerRow, extra: ExtraWrite | None = None) -> None:
-        """Write one row soon, and in the same transaction what `extra` writes. Raises nothing."""
+    def enter(
+        self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
+    ) -> None:
+        """Write one row soon, and in the same transaction what `extra` writes. Raises nothing.
+
+        `committed` is resolved after the commit, or once it has failed for the first time.
+        """
         values = astuple(row)
         if not self._keep(row.id, values):  # too long for a place
             self._keep(row.id, astuple(replace(row, decisions="[]")))
-        self._settle(row.id, values, extra)
+        self._settle(row.id, values, extra, committed)
 
 
 def collect_rows(path: Path) -> None:

@@ -24,7 +24,7 @@ from .dialects import Passage
 from .stream import FINISH, NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
-_ERROR = re.compile(rb'"error":\s?(?!null|\s)')  # answers have none, or null
+_ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # answers have none, or null
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _CUT = "the budget ends here: the answer is cut"
 

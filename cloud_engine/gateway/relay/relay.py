@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from ....protocol.errors import RequestCancelledError, RequestTimeoutError, UpdraftError, UpstreamError
+from ....protocol.errors import (
+    OverloadedError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    UpdraftError,
+    UpstreamError,
+)
 from ....protocol.http import sse
 from ....protocol.http.body_memory import BODY_OWNER
 from ....protocol.http.shell import read_body, request_id, while_connected
@@ -103,7 +109,9 @@ class Relay:
         try:
             async with asyncio.timeout_at(deadline):
                 await self.cache.answer(call, self.dispatch.answer)
-        except (TimeoutError, UpstreamFailure) as error:
+        except (TimeoutError, UpstreamFailure, OverloadedError) as error:
+            if isinstance(error, OverloadedError) and not call.answered:
+                raise
             failure = _typed(error, self.dispatch.timeouts.whole_s)
             call.row.status = failure.status
             if not call.answered:
@@ -143,7 +151,9 @@ def _end(span: Span, row: UsageRow) -> None:
     )
 
 
-def _typed(error: TimeoutError | UpstreamFailure, whole_s: float) -> UpdraftError:
+def _typed(error: TimeoutError | UpstreamFailure | OverloadedError, whole_s: float) -> UpdraftError:
+    if isinstance(error, OverloadedError):
+        return error
     if isinstance(error, TimeoutError):
         return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
     if isinstance(error, UpstreamTimeout):

@@ -165,8 +165,10 @@ def test_an_answer_without_usage_costs_its_bytes_at_most(spending: Callable[...,
     async def test(cloud: LongCloud) -> None:
         async with spending(cloud) as b:
             await b.answer("cloud")
+            await asyncio.to_thread(b.router.flush_ledger)
             assert 0 < spent(b.ledger)[2] < 0.002, "not the thousands of tokens that were reserved"
             await b.stream("cloud", max_tokens=500)
+            await asyncio.to_thread(b.router.flush_ledger)
             assert 0.0025 < spent(b.ledger)[2] < 0.02
 
     with long_cloud(reports=False) as cloud:
@@ -178,6 +180,7 @@ def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Calla
         cloud.length = lambda body: 30_000  # type: ignore[method-assign]
         async with spending(cloud) as b:
             await b.answer("cloud")
+            await asyncio.to_thread(b.router.flush_ledger)
             assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT)) and spent(b.ledger)[2] > 0.1
             assert (await b.ask("cloud")).status == 429
 
@@ -315,7 +318,7 @@ def test_no_sequence_of_reservations_passes_a_limit(
                     true += 0 if kind == "lose" else actual.usd
                     with ledger.transaction() as connection:
                         budget.settle(connection, Caller(), reserved, reserved.charge if kind == "lose" else actual)
-                    budget.settled(reserved)
+                    budget.settled()
             _, used, usd = spent(ledger.path) if held or true else (0, 0, 0.0)
             assert limits.usd is None or usd <= limits.usd + 1e-9
             assert limits.cloud_tokens is None or used <= limits.cloud_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -106,3 +107,16 @@ def test_an_answer_that_the_budget_covers_is_sent_and_answered_as_it_is(
 def test_short_answers_give_back_what_they_do_not_use(gateway: Spending, key: str) -> None:
     gateway.cloud.tokens = 100
     assert [gateway.ask(key, max_tokens=15_000).status_code for _ in range(20)] == [200] * 20
+
+
+@pytest.mark.parametrize("key", [Limits(usd_per_day=2.0)], indirect=True)
+def test_a_stream_whose_budget_cannot_be_read_any_more_ends_with_an_error(gateway: Spending, key: str) -> None:
+    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert "word" in next(lines)
+        with gateway.keys.with_name("usage.sqlite.limits").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            rest = list(lines)
+    assert "try again later" in [line for line in rest if line][-1]
