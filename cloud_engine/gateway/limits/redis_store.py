@@ -157,7 +157,7 @@ class RedisStore:
         receipt, reserved = secrets.token_hex(8), [float(each.is_reserved) for each in claims]
         try:
             now, outcome, at, *numbers = await self._run("admit", claims, reserved, receipt)
-        except OverloadedError:  # an answer that did not come may have been a yes
+        except (OverloadedError, asyncio.CancelledError):  # an answer that did not come may have been a yes
             self._unsettled.append((*_settlement(claims, {}), receipt))
             raise
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
@@ -177,8 +177,10 @@ class RedisStore:
             return
         try:
             await self._run("settle", reserved, settled, receipt)
-        except OverloadedError:
+        except (OverloadedError, asyncio.CancelledError) as error:
             self._unsettled.append((reserved, settled, receipt))
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     async def seed(self, claim: Claim, spent: float) -> None:
         await self._run("seed", [claim], [spent])
