@@ -100,7 +100,8 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """The console script. Exit code 0: done; 1: it failed; 2: the call was wrong; 130: interrupted."""
     # An empty or relative entry is the working folder, whose programs would run as compilers and system tools.
-    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)))
+    programs = filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep))
+    os.environ["PATH"] = os.pathsep.join(programs) or os.defpath  # an empty PATH is the working folder, too
     if os.environ.get("UPDRAFT_DEBUG"):
         app(prog_name="updraft")
     try:

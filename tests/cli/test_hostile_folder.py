@@ -73,13 +73,14 @@ def test_an_empty_entry_of_the_module_path_stays_out_of_children(environment: di
     assert str(ROOT / ".typing") in entries
 
 
-def test_no_program_of_the_folder_is_found(folder: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("usual", [True, False])
+def test_no_program_of_the_folder_is_found(folder: Path, environment: dict[str, str], usual: bool) -> None:
     """An empty entry of PATH is the working folder, and `clang` may be installed nowhere else."""
     show = (
         "import atexit, os, sys; atexit.register(lambda: print(os.environ['PATH'])); sys.argv = ['updraft', 'version']"
     )
     code = f"{show}; from updraft.cli.main import main; main()"
-    environment["PATH"] = os.pathsep.join(["", ".", "bin", environment["PATH"], ""])
+    environment["PATH"] = os.pathsep.join(["", ".", "bin", *([environment["PATH"]] if usual else []), ""])
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     assert all(map(os.path.isabs, done.stdout.splitlines()[-1].split(os.pathsep)))

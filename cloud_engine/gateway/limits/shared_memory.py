@@ -62,7 +62,7 @@ class SharedMemoryStore:
                 self._clear(self._slot.number)
                 self._memory[self._slot.number] = 1
             unlock(self._file)
-        except (OSError, OverloadedError) as error:
+        except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
     async def admit(self, claims: Sequence[Claim]) -> Admission:
