@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from ..protocol.decoding import UNREADABLE, integral
+from ..protocol.http.foreign import object_of, objects_of
 
 #: An answer without a limit is reserved in steps of this many tokens, and never capped below them.
 STEP_TOKENS = 1024
@@ -134,7 +135,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
                 is_limited = is_limited or (table is fields and name in LIMITS[path])
             elif name in MULTIPLYING:
                 answers = max(answers, _count(value) or 1)
-            elif (inner := _table(value)) is not None and table is fields:
+            elif (inner := object_of(value)) and table is fields:
                 thinking += _count(inner.get(THINKING.get(name, ""))) or 0
                 tables += [inner] if name in NESTED else []
     limit = None
@@ -152,13 +153,13 @@ def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str
     """Return `body` with answers of at most `cap` tokens: in those of `limits` that it has, or else in the first."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
-    nested = {name: dict(found) for name in NESTED if (found := _table(body.get(name))) is not None}
+    nested = {name: dict(found) for name in NESTED if (found := object_of(body.get(name)))}
     changed |= nested
     for table in (changed, *nested.values()):
         table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
     for name, budget in THINKING.items():  # a part of the answer's limit
-        thinking = _table(body.get(name))
-        if thinking is not None and (_count(thinking.get(budget)) or 0) >= cap:
+        thinking = object_of(body.get(name))
+        if (_count(thinking.get(budget)) or 0) >= cap:
             changed[name] = {**thinking, budget: max(1, cap - 1)}
     return changed
 
@@ -186,20 +187,11 @@ def _attached_bytes(body: bytes) -> tuple[int, int]:
 
 def _attached(fields: Mapping[str, Any]) -> Iterator[str]:
     for messages in (fields.get("messages"), fields.get("input")):
-        for message in _tables(messages):
-            for part in _tables(message.get("content")):
+        for message in objects_of(messages):
+            for part in objects_of(message.get("content")):
                 for kind, path in _PARTS:
                     data: Any = part if part.get("type") == kind else None
                     for name in path:
-                        data = (_table(data) or {}).get(name)
+                        data = object_of(data).get(name)
                     if isinstance(data, str):
                         yield data
-
-
-def _table(value: Any) -> dict[str, Any] | None:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    items = cast("list[Any]", value) if isinstance(value, list) else []
-    return [each for each in items if isinstance(each, dict)]
