@@ -118,18 +118,11 @@ class Policy(ExportedGates):
     @classmethod
     def _load(cls, folder: FilePath) -> Policy:
         card = valid_card(folder)
-
-        def stored(name: str) -> tuple[FilePath, str | None]:
-            found = file_named(card.files, name) or name
-            return folder / found, card.files.get(found)
-
         graphs = Graphs(
-            open_graph(*stored(TOPICS_FILE)), {mode: open_graph(*stored(GATE_FILES[mode])) for mode in card.blocks}
+            open_graph(*_stored(folder, card, TOPICS_FILE)),
+            {mode: open_graph(*_stored(folder, card, GATE_FILES[mode])) for mode in card.blocks},
         )
-        path, digest = stored(CALIBRATION_NAME)
-        calibration = unpack_calibration(path, read_checked(path, digest))
-        _check_whole(folder / CARD_NAME, card, calibration)
-        policy = cls(card, graphs, calibration)
+        policy = cls(card, graphs, _calibration(folder, card))
         try:
             policy.warm_up()
         except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
@@ -157,6 +150,32 @@ def valid_card(folder: FilePath) -> PolicyCard:
         return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+
+
+def checked_card(folder: FilePath) -> PolicyCard:
+    """As `valid_card`, and each file is the one that the card names. Nothing is run. Raises as `Policy.load`."""
+    return settled(folder, _checked_card)
+
+
+def _checked_card(folder: FilePath) -> PolicyCard:
+    card = valid_card(folder)
+    for name in (TOPICS_FILE, *(GATE_FILES[mode] for mode in card.blocks)):
+        read_checked(*_stored(folder, card, name))
+    _calibration(folder, card)
+    return card
+
+
+def _stored(folder: FilePath, card: PolicyCard, name: str) -> tuple[FilePath, str | None]:
+    """The path of a file, and the SHA-256 that the card names."""
+    found = file_named(card.files, name) or name
+    return folder / found, card.files.get(found)
+
+
+def _calibration(folder: FilePath, card: PolicyCard) -> CalibrationRows:
+    path, digest = _stored(folder, card, CALIBRATION_NAME)
+    rows = unpack_calibration(path, read_checked(path, digest))
+    _check_whole(folder / CARD_NAME, card, rows)
+    return rows
 
 
 def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> None:

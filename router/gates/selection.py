@@ -58,10 +58,10 @@ def load_gates(selection: GateSelection) -> Gates:
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check by its card alone the policy that `load_gates` would load; whether there is one. Raises as `load_gates`."""
-    from ...classifier.policy.policy import valid_card
+    """Check the files of the policy that `load_gates` would load; whether there is one. Raises as `load_gates`."""
+    from ...classifier.policy.policy import checked_card
 
-    found = _chosen(selection, valid_card)
+    found = _chosen(selection, checked_card)
     if found is None:
         return False
     _caveat(*found, selection)

@@ -33,6 +33,14 @@ def _policy(folder: Path, **card: Any) -> dict[str, Any]:
     return {**POCKET, "policy": str(made)}
 
 
+def _policy_without(folder: Path, pattern: str, content: bytes | None = None) -> dict[str, Any]:
+    """The packaged policy, in which a file is missing, or holds something else."""
+    settings = _policy(folder)
+    (found,) = Path(settings["policy"]).glob(pattern)
+    found.unlink() if content is None else found.write_bytes(content)
+    return settings
+
+
 def _newer_ledger(folder: Path) -> dict[str, Any]:
     Ledger(folder / "ledger.sqlite3").close()
     with closing(sqlite3.connect(folder / "ledger.sqlite3")) as connection:
@@ -44,6 +52,13 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "an old policy": (lambda folder: _policy(folder, format_version=3), "format_version 3.*updraft calibrate"),
     "a policy of old features": (lambda folder: _policy(folder, feature_version=1), "feature_version 1"),
     "a damaged card": (lambda folder: _policy(folder, rows="many"), "not a valid policy"),
+    "a policy without a gate": (lambda folder: _policy_without(folder, "gate1*"), "lacks gate1"),
+    "a policy without topics": (lambda folder: _policy_without(folder, "topics*"), "lacks topics"),
+    "a policy without rows": (lambda folder: _policy_without(folder, "*.npz"), "lacks calibration"),
+    "a damaged gate": (lambda folder: _policy_without(folder, "gate3*", b"x"), "damaged or replaced"),
+    "damaged rows": (lambda folder: _policy_without(folder, "*.npz", b"x"), "damaged or replaced"),
+    "a card without gates": (lambda folder: _policy(folder, blocks={}), "declares other gates"),
+    "a card without files": (lambda folder: _policy(folder, files={}), "lacks topics"),
     "no policy": (lambda folder: {**POCKET, "policy": str(folder)}, "policy.json is missing"),
     "a policy of another pair": (
         lambda _: {**POCKET, "cloud_model": "other", "policy": str(policy_folder())},
