@@ -154,7 +154,9 @@ class Router:
     @property
     def ledger_problem(self) -> str | None:
         """The reason why the configured ledger cannot be opened or written now; None where it can, or none is kept."""
-        return self._ledger_problem or (None if self._ledger_writer is None else self._ledger_writer.problem)
+        writer, budget = self._ledger_writer, self._budget
+        problems = (None if writer is None else writer.problem, None if budget is None else budget.problem)
+        return self._ledger_problem or next(filter(None, problems), None)
 
     async def _open_ledger(self) -> None:
         """Open the ledger, if one is kept. Without it requests go on, which the log says once.

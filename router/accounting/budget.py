@@ -120,7 +120,8 @@ class Budget:
     def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger | None, problem: str = "") -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
-        self._problem = problem
+        #: Why the ledger could not be asked last; None: it could.
+        self.problem: str | None = problem or None
         self._in_flight = 0  # requests of this process that hold a reservation
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -156,15 +157,8 @@ class Budget:
             self._add(connection, before.day, caller, demand.charge(tokens))
             return Reservation(before.day, before.charge + demand.charge(tokens), tokens, room)
 
-<<<<<<< ours
-        reservation = await self._alone(take)
-=======
-        try:
-            # Without a flush no other request of this process gets in between `exceeded` and this.
-            reservation = await self._ledger.alone(take, flushed=False)
-        except sqlite3.Error as error:
-            raise _unreadable() from error
->>>>>>> theirs
+        # Without a flush no other request of this process gets in between `exceeded` and this.
+        reservation = await self._alone(take, flushed=False)
         self._in_flight += held is None
         return reservation
 
@@ -195,15 +189,18 @@ class Budget:
         else:
             self._add(connection, reserved.day, caller, actual - reserved.charge)
 
-    async def _alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work` in a transaction of the ledger. Raises BudgetExceededError if there is none now."""
+    async def _alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
+        """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger cannot be asked."""
         if self._ledger is None:
-            problem = f"budget unknown, so nothing is spent: {self._problem}"
+            problem = f"budget unknown, so nothing is spent: {self.problem}"
             raise BudgetExceededError(problem, code="ledger_unavailable")
         try:
-            return await self._ledger.alone(work)
+            result = await self._ledger.alone(work, flushed=flushed)
         except sqlite3.Error as error:
+            self.problem = str(error)
             raise _unreadable() from error
+        self.problem = None
+        return result
 
     def _exceeded(
         self, connection: sqlite3.Connection, day: int, caller: Caller, charge: Charge

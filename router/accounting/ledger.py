@@ -190,8 +190,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
-    if _format(connection, path) == 0:
-        raise _no_ledger(path)
+    if _format(connection, path) == 0:  # whoever made it has not come further, or it was cut
+        raise StorageError(f"The ledger {path} is empty: the next start of the router fills it.", param="ledger")
 
 
 def _format(connection: sqlite3.Connection, path: Path) -> int:

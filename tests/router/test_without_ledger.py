@@ -305,3 +305,20 @@ def test_a_start_that_is_cancelled_leaves_no_writer(
 
     run(test())
     assert "updraft-ledger" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_nothing_is_made_in_the_background_that_nobody_could_retrieve(
+    bench: Any, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    (tmp_path / "answers").write_bytes(b"no database at all" * 100)
+
+    async def test() -> None:
+        b = bench(tmp_path / "ledger.sqlite3", store=tmp_path / "answers")
+        body = json.dumps({"model": "cloud", "input": "hello", "background": True}).encode()
+        made = await b.handle(WireRequest("POST", "/v1/responses", {}, body))
+        assert isinstance(made.body, bytes)
+        assert (made.status, json.loads(made.body)["error"]["code"]) == (503, "storage_unusable")
+        await b.router.close()
+
+    run(test())
+    assert not cloud.requests

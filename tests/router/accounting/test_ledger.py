@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from updraft.accounting.ledger.store import SqliteStore
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.router.accounting.ledger import GROUPS, REQUESTS, Ledger, LedgerRow
+from updraft.router.config import RouterConfig
+from updraft.router.settings_checks import check_settings
 
 ROW = LedgerRow(
     id="chatcmpl-0", ts=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
@@ -187,6 +189,17 @@ def test_the_database_of_others_stays_as_it_is(path: Path, version: int, read_on
     with pytest.raises(ConfigurationError, match="is no ledger of Updraft"):
         Ledger(path, read_only=read_only)
     assert path.read_bytes() == before
+
+
+def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
+    """A full disk, or a kill between the file and its tables, leaves one: no start may fail for it."""
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(StorageError, match="is empty"):
+        Ledger(path, read_only=True)
+    check_settings(RouterConfig(local=None, cloud_url="http://127.0.0.1:9/v1", cloud_model="m", ledger=path))
+    with closing(Ledger(path)) as ledger:
+        assert ledger.rows() == []
 
 
 def test_an_older_ledger_is_read_as_it_is(path: Path) -> None:

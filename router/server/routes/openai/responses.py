@@ -65,6 +65,7 @@ async def create(context: RequestContext) -> WireResponse:
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
     creation = _Creation(context, asked, items, chat, response)
     if asked.background:
+        await context.answers.use(lambda _: None)  # without a store nobody could retrieve it
         return _begin(creation)
     made = await context.router.chat(chat)
     if made.status != 200:
