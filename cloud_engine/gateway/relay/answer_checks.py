@@ -28,9 +28,17 @@ _T = TypeVar("_T")
 _Objects = list[dict[str, msgspec.Raw]]
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function | None = None
+
+
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Ranking(msgspec.Struct):
