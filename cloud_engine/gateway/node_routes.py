@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ...protocol.decoding import decode, prepare_types
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.http.access import is_loopback
+from ...protocol.http.access import host_is_loopback, is_loopback
 from ...protocol.http.shell import read_body, send_json
 from .access.keys import KeyStore
 from .access.principal import Scope
@@ -40,6 +40,7 @@ class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 prepare_types(Heartbeat)
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 
 
 class NodeRoutes:
@@ -120,13 +121,20 @@ async def _why_out_of_reach(node: Node, request: Request) -> str:
         )
     except (OSError, UnicodeError):
         return "its name cannot be resolved"
-    is_local = request.client is not None and is_loopback(request.client.host)
+    is_local = _is_from_this_machine(request)
     for *_, address in found:
         ip = ipaddress.ip_address(address[0])
         ip = getattr(ip, "ipv4_mapped", None) or ip
         if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local):
             return f"a node may not register with the address {ip}"
     return ""
+
+
+def _is_from_this_machine(request: Request) -> bool:
+    """A proxy on this machine relays others: it names the caller, or asks for the name that the caller did."""
+    if request.client is None or not is_loopback(request.client.host):
+        return False
+    return host_is_loopback(request.headers.get("host", "")) and not any(map(request.headers.get, _OF_PROXIES))
 
 
 def _node(heartbeat: Heartbeat, *, gets_shared_key: bool = False) -> Node:

@@ -129,6 +129,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_is_loopback(authority: str) -> bool:
+    """The same of a Host header, which may have a port."""
+    return is_loopback(_host_of(authority.lower()))
+
+
 def check_keyless(host: str, advice: str) -> None:
     """A server without a key serves this machine only, whatever a name stands for here. Raises ConfigurationError with
     what to do instead.

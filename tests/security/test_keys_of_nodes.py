@@ -123,9 +123,20 @@ def test_addresses_of_no_node_are_not_asked(tmp_path: Path, host: str) -> None:
         assert "may not register with the address" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("peer", "may"), [("127.0.0.1", True), ("10.0.0.9", False)])
-def test_only_this_machine_registers_its_loopback(peer: str, may: bool) -> None:
-    request: Any = SimpleNamespace(client=SimpleNamespace(host=peer))
+@pytest.mark.parametrize(
+    ("peer", "headers", "may"),
+    [
+        ("127.0.0.1", {"host": "127.0.0.1:8000"}, True),
+        ("::1", {"host": "LOCALHOST"}, True),
+        ("10.0.0.9", {"host": "127.0.0.1:8000"}, False),
+        ("127.0.0.1", {"host": "updraft.example"}, False),  # a proxy on this machine passes the caller's on
+        ("127.0.0.1", {"host": "127.0.0.1:8000", "x-forwarded-for": "203.0.113.9"}, False),
+        ("127.0.0.1", {"host": "127.0.0.1:8000", "via": "1.1 proxy"}, False),
+        ("127.0.0.1", {}, False),
+    ],
+)
+def test_only_this_machine_registers_its_loopback(peer: str, headers: dict[str, str], may: bool) -> None:
+    request: Any = SimpleNamespace(client=SimpleNamespace(host=peer), headers=headers)
     for url in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "http://127.1:1"):
         why = asyncio.run(node_routes._why_out_of_reach(Node(NodeAddress(url)), request))
         assert (why == "") is may, (url, why)
