@@ -87,11 +87,12 @@ class Breaker:
         if self.state == "half-open" or not self._rules.by_probes:
             self.state, self.reason = "closed", ""
 
-    def failed(self, reason: str, request: bytes | None = None) -> bool:
+    def failed(self, reason: str, request: bytes | None = None, *, answered: bool = False) -> bool:
         """Count a request that failed, after its retries. True: the failure opened the breaker.
 
         `request`: its digest. A request counts once, however often it is repeated, and reopens no half-open breaker.
-        None: the failure does not depend on the request.
+        None: the failure does not depend on the request. `answered`: the server said so itself, and may well answer the
+        next request, which is the trial.
         """
         self._on_trial = False
         now, key = self._clock(), object() if request is None else request
@@ -101,7 +102,10 @@ class Breaker:
             del self._failures[next(iter(self._failures))]
         self._failures[key] = now
         recent = sum(at > now - self._rules.window_s for at in self._failures.values())
-        return (self.needs_trial or recent >= self._rules.failures_to_open) and self.trip(reason)
+        opened = (self.needs_trial or recent >= self._rules.failures_to_open) and self.trip(reason)
+        if opened and answered:
+            self._recovery = 0.0
+        return opened
 
     def trip(self, reason: str) -> bool:
         """Open at once, or begin the recovery anew. False: the breaker was open already."""

@@ -35,7 +35,8 @@ class CloudCalls:
     """Sends requests to one cloud. The breaker counts requests, not attempts.
 
     A 5xx, a cut connection or a short timeout may be due to the request, so several distinct requests must fail in a
-    row. One request opens the circuit of a cloud that it never reaches, or that has been silent to all for long.
+    row. After answers with 5xx the next request is a trial at once: a cloud that answers is not down. One request opens
+    the circuit of a cloud that it never reaches, or that has been silent to all for long.
     `patience_s`: seconds until an attempt without an answer times out.
     """
 
@@ -122,7 +123,8 @@ class CloudCalls:
         if not failure.is_unreached:
             self._succeeded()
         elif trial or not self.is_open:
-            self._breaker.failed(failure.cause, None if digest is None else digest())
+            answered = failure.status is not None
+            self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
     def _is_hung(self, failure: CloudFailure, began: float) -> bool:
         """Whether nothing was answered to anybody for long."""

@@ -95,6 +95,15 @@ def test_one_request_that_the_cloud_answers_with_500_is_no_outage(bodies: list[b
     assert not cloud.is_open
 
 
+@pytest.mark.parametrize("status", [500, 503])
+def test_however_many_bodies_the_cloud_answers_with_5xx_the_next_good_one_is_sent(status: int) -> None:
+    cloud, _ = calls()
+    for number in range(10):
+        assert fail(cloud, refused(URL, status, {}, b""), b"%d" % number).status == status
+    assert asyncio.run(ask(cloud, answers)) == "answer"
+    assert not cloud.is_open
+
+
 def test_a_trial_with_a_request_that_failed_before_leaves_the_next_one_the_turn() -> None:
     cloud, clock = opened()
     clock.now += COOL_DOWN_S
@@ -110,7 +119,7 @@ def test_a_trial_that_fails_doubles_the_wait_and_one_trial_is_made_at_a_time() -
         clock.now += wait - 0.1
         assert "left alone" in fail(cloud, broken()).cause
         clock.now += 0.2
-        assert fail(cloud, broken(), b"new %d" % number).status == 500
+        assert fail(cloud, timed_out(URL, 1.0), b"new %d" % number).is_timeout
         assert "left alone" in fail(cloud, broken()).cause
     clock.now += 4 * COOL_DOWN_S
 
