@@ -97,7 +97,7 @@ class Comparing:
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
 
-    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:  # noqa: ARG002
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:  # noqa: ARG002
         return True
 
     def refuse_drafts(self) -> None:

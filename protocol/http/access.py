@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import os
 import re
 import socket
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from functools import cached_property, lru_cache
 from starlette.types import Scope
 
 from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
-from ..safety.system import connection_user
+from ..safety.system import connection_user, own_user
 
 #: Key of the connection's `PeerUser` in the state of each request.
 PEER = "updraft.peer"
@@ -37,9 +36,10 @@ class PeerUser:
     @cached_property
     def is_other_user(self) -> bool:
         """Whether a user of this machine other than ours and root sent it; False where the system does not tell."""
-        if self.client is None or self.server is None or self.server[1] is None or not hasattr(os, "geteuid"):
+        own = own_user()
+        if own is None or self.client is None or self.server is None or self.server[1] is None:
             return False
-        return connection_user(self.client, (self.server[0], self.server[1])) not in (None, 0, os.geteuid())
+        return connection_user(self.client, (self.server[0], self.server[1])) not in (None, 0, own)
 
 
 @dataclass(frozen=True, slots=True)

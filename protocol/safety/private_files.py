@@ -96,8 +96,12 @@ def _create(path: Path) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take the rights of others away. Paths of another user, read-only mounts, and folders for all like /tmp stay."""
-    with suppress(OSError):
+    """Take the rights of others away from a file or folder of this user.
+
+    Devices such as /dev/null keep their rights, and so do folders for all like /tmp.
+    """
+    with suppress(OSError):  # a path of another user, a read-only mount
         found = path.stat().st_mode
-        if found & 0o077 and not found & stat.S_ISVTX:
-            path.chmod(found & mode)
+        is_ours = stat.S_ISREG(found) or stat.S_ISDIR(found)
+        if is_ours and found & 0o077 and not found & stat.S_ISVTX:
+            path.chmod(stat.S_IMODE(found) & mode)

@@ -259,6 +259,12 @@ def listener_on(port: int) -> str | None:
     return None
 
 
+def own_user() -> int | None:
+    """The effective uid of this process; None if the system has none."""
+    user = getattr(os, "geteuid", None)
+    return None if user is None else user()
+
+
 def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """The uid of the client of a TCP connection within this machine. `server`: our end of the connection.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -69,7 +71,8 @@ def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
 
 def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
-    (tmp_path / "home" / "ledger.sqlite3").write_text("garbage, no database " * 100)
+    with closing(sqlite3.connect(tmp_path / "home" / "ledger.sqlite3")) as ledger:
+        ledger.execute("PRAGMA user_version=99")  # a newer version's
     done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

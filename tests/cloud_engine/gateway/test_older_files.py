@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from updraft.accounting.ledger.store import SqliteStore
 from updraft.cli.main import app
 from updraft.cloud_engine.gateway.access.database import KeyDatabase, digest_of
 from updraft.cloud_engine.gateway.ledger.metering import COLUMNS
-from updraft.cloud_engine.gateway.ledger.store import SqliteStore
+from updraft.cloud_engine.gateway.ledger.store import USAGE
 from updraft.protocol.errors import ConfigurationError
 
 BEFORE = (
@@ -32,7 +33,7 @@ def test_usage_rows_of_before_are_taken_over(tmp_path: Path) -> None:
             values = (f"r{number}", "team-a", "big", "node", 200, 7, 5, 1, 2, 12.5, None, 0, 90, 1700000000.0 + number)
             connection.execute(f"INSERT INTO usage VALUES (NULL, {', '.join('?' * 14)})", values)
     for _ in range(2):  # again finds the new format
-        SqliteStore(file).close()
+        SqliteStore(file, USAGE).close()
     with closing(sqlite3.connect(file)) as connection:
         rows = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage ORDER BY started_at").fetchall()
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
@@ -50,7 +51,7 @@ def test_a_table_of_somebody_else_stays(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("CREATE TABLE usage (id INTEGER PRIMARY KEY, hours REAL)")
     with pytest.raises(ConfigurationError, match="another version"):
-        SqliteStore(file)
+        SqliteStore(file, USAGE)
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT hours FROM usage").fetchall() == []
 

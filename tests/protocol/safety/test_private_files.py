@@ -115,3 +115,12 @@ def test_a_folder_of_all_users_is_left_to_them(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     private_file(tmp_path / "a")
     assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_what_is_no_file_keeps_its_rights(tmp_path: Path) -> None:
+    """A ledger or log file may be named /dev/null, which all users of the machine need."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pipe.chmod(0o666)
+    private_file(pipe)
+    assert pipe.stat().st_mode & 0o777 == 0o666
