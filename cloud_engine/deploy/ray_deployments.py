@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from ...protocol.errors import ConfigurationError, EngineDownError
+from ...protocol.http.access import key_proof
 from ..gateway.process import open_gateway
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
@@ -68,9 +69,10 @@ class EngineNode:
         self._process = ServerProcess(options, model.drain_seconds)
         url = self._process.wait_ready()
         credentials = Credentials(config.keys)
-        headers = {"authorization": f"Bearer {credentials.node_key()}"}
+        node_key = credentials.node_key()
+        headers = {"authorization": f"Bearer {node_key}"}
         self._node = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-        _register(config.url, credentials.register_key(), url)
+        _register(config.url, credentials.register_key(), {"url": url, "proof": key_proof(node_key, url)})
 
     async def check_health(self) -> None:
         """Raises for a node that is gone, or whose engine is: Ray then replaces the replica."""
@@ -93,14 +95,14 @@ class EngineNode:
         await asyncio.to_thread(self._process.stop)
 
 
-def _register(gateway: str, key: str, url: str) -> None:
+def _register(gateway: str, key: str, heartbeat: dict[str, str]) -> None:
     """Once more than the node does itself: a replica that Ray counts as running must be one that gets requests."""
     until, reason = time.monotonic() + _REGISTER_S, ""
     while time.monotonic() < until:
         try:
             answer = httpx.post(
                 f"{gateway}/admin/nodes",
-                json={"url": url},
+                json=heartbeat,
                 headers={"authorization": f"Bearer {key}"},
                 timeout=_TIMEOUT_S,
                 trust_env=False,
@@ -113,5 +115,6 @@ def _register(gateway: str, key: str, url: str) -> None:
             reason = f"{type(error).__name__}: {error}"
         time.sleep(_PAUSE_S)
     raise ConfigurationError(
-        f"The gateway {gateway} does not take the node {url}: {reason}. Between machines, set `insecure: true`."
+        f"The gateway {gateway} does not take the node {heartbeat['url']}: {reason}. "
+        "Between machines, set `insecure: true`."
     )
