@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a provider's option": (lambda _: {**CLOUD, "cloud_provider": "gemini", "cloud_continues": True}, "continues"),
     "a folder as ledger": (lambda folder: {**CLOUD, "ledger": folder}, "is a folder"),
     "a newer ledger": (_newer_ledger, "format 99"),
-    "a missing policy of a cloud": (lambda _: {**CLOUD, "policy": "/gone"}, "/gone"),
+    "a missing policy of a cloud": (lambda _: {**CLOUD, "policy": "/gone"}, "no policy at /gone"),
     "a folder as store": (lambda folder: {**CLOUD, "store": folder}, "^store: .* is a folder"),
     "a folder as experience": (lambda folder: {**CLOUD, "experience": folder}, "^experience: .* is a folder"),
     "a file as files": (lambda folder: {**CLOUD, "files": _file(folder)}, "^files: .* is a file"),
