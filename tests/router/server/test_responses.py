@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,13 @@ def _finished(client: openai.OpenAI, response_id: str) -> Response:
         if found.status not in ("queued", "in_progress"):
             return found
     raise AssertionError("it does not end")
+
+
+def test_an_answer_that_could_not_be_stored_says_so(client: openai.OpenAI, config: RouterConfig) -> None:
+    assert client.responses.create(input="hello", model="local").store
+    with closing(sqlite3.connect(str(config.store))) as file:
+        file.execute("DROP TABLE answers")
+    whole = checked(client.responses.create(input="hello", model="local"))
+    for made in (whole, streamed(client, model="local")[-1].response):
+        assert (made.status, made.store, made.output_text) == ("completed", False, whole.output_text)
+        assert made.to_dict()["updraft"]["notes"] == ["store: this answer could not be stored"]
