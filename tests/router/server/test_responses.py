@@ -353,10 +353,11 @@ def _finished(client: openai.OpenAI, response_id: str) -> Response:
 
 
 def test_an_answer_that_could_not_be_stored_says_so(client: openai.OpenAI, config: RouterConfig) -> None:
-    assert client.responses.create(input="hello", model="local").store
+    assert client.responses.create(input="hello", model="local").to_dict()["store"]
     with closing(sqlite3.connect(str(config.store))) as file:
         file.execute("DROP TABLE answers")
     whole = checked(client.responses.create(input="hello", model="local"))
     for made in (whole, streamed(client, model="local")[-1].response):
-        assert (made.status, made.store, made.output_text) == ("completed", False, whole.output_text)
-        assert made.to_dict()["updraft"]["notes"] == ["store: this answer could not be stored"]
+        found: Any = made.to_dict()
+        assert (made.output_text, found["status"], found["store"]) == (whole.output_text, "completed", False)
+        assert found["updraft"]["notes"] == ["store: this answer could not be stored"]
