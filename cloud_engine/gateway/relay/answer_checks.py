@@ -69,11 +69,6 @@ class NodeChunk(msgspec.Struct):
     object: Any = None
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the event has none of the fields that clients read."""
-        return self.choices is self.error is self.object is None and bytes(self.usage) in (b"", b"null")
-
-    @property
     def is_error(self) -> bool:
         return (self.error is not None and not self.choices) or self.object == "error"
 
@@ -169,7 +164,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
     """A `data:` event of a chat or completion, decoded and as strict readers take it. Raises AnswerFailure."""
     chunk, spelled = _decoded(_CHUNK, event[6:])
-    if chunk.choices is None and chunk.is_empty:
+    if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
         raise AnswerFailure("an event of its stream holds no part of an answer")
     return chunk, event if spelled is None else b"data: %b\n\n" % spelled
 
