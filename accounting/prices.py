@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -142,7 +143,12 @@ def _entries(table: Any) -> Sequence[DatedPrice]:
         if set(models) != {"models"}:
             raise msgspec.ValidationError("prices must be a list of entries, or hold the table models")
         found = [{"model": name, **entry} for name, entry in models["models"].items()]
-    return msgspec.convert({**fields, "prices": found}, _Table).prices
+    prices = msgspec.convert({**fields, "prices": found}, _Table).prices
+    for (model, since), count in Counter((each.model, each.since) for each in prices).items():
+        if count > 1:
+            day = "" if since is None else f" from {since}"
+            raise msgspec.ValidationError(f"the model {model!r} has {count} prices{day}: keep one")
+    return prices
 
 
 def _public(found: Mapping[str, _PublicPrice]) -> list[DatedPrice]:

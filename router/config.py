@@ -25,7 +25,7 @@ from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
-from .tiers.local_server.address import check_private, server_address
+from .tiers.local_server.address import check_private, checked_url, server_address
 from .tiers.providers.provider import Provider
 from .tiers.providers.registry import provider_of
 
@@ -414,9 +414,7 @@ def _check_continuation(provider: Provider, param: str, continues: bool) -> None
 
 def _parsed(url: str, name: str) -> httpx.URL:
     try:
-        parsed = httpx.URL(url)
-        _ = parsed.host  # is decoded only now
-        return parsed
+        return checked_url(url)
     except (httpx.InvalidURL, TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
 
@@ -427,8 +425,10 @@ def _base_url(url: str, path: str, name: str, key: str) -> str:
         raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
         raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
-    path = parsed.path.rstrip("/") or path
-    return str(parsed.copy_with(path=path, query=None, fragment=None))
+    if parsed.query or parsed.fragment:
+        query = key.replace("api_key", "query")
+        raise ConfigurationError(f"{name} must end with its path: set {query} for query parameters.", param=name)
+    return str(parsed.copy_with(path=parsed.path.rstrip("/") or path, query=None, fragment=None))
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:

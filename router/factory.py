@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from ..classifier.policy.folders import policy_folder_of
+from ..classifier.policy.folders import named_folder, policy_folder_of
 from ..classifier.policy.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
@@ -77,6 +77,10 @@ def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
 def has_policy(config: RouterConfig) -> bool:
     """Whether there is a policy for the configured pair, or may be. Raises ConfigurationError if it cannot be used."""
     if config.local is None:
+        if config.policy != "auto":
+            from ..classifier.policy.policy import checked_card
+
+            checked_card(named_folder(config.policy))
         return False
     address = local_server(config)
     if address is not None and address.model is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from ..protocol.safety.private_files import has_file
+from ..protocol.safety.shared_file import SharedFile
+from ..protocol.wal import tables
 from .accounting.ledger import Ledger
 from .config import RouterConfig
 from .factory import (
@@ -18,6 +22,7 @@ from .factory import (
     options_of,
 )
 from .privacy.rules import PrivacyRules
+from .storage.file_store import DATABASE
 from .tiers.connection import check_endpoint
 
 
@@ -29,6 +34,9 @@ def check_settings(config: RouterConfig) -> None:
     check_startable(config)
     PrivacyRules(config.privacy)
     _check_ledger(config.ledger)
+    _check_database("store", config.store, "answers")
+    _check_database("experience", config.experience, "observations")
+    _check_database("files", config.files and config.files / DATABASE, "files")
     if config.cloud_url is not None and not config.offline:
         for endpoint in (endpoint_of(config, config.cloud_url), *(middle_endpoint(config, m) for m in config.middle)):
             check_endpoint(endpoint)
@@ -47,6 +55,29 @@ def _check_ledger(path: Path | None) -> None:
             Ledger(path, read_only=True).close()
     except (StorageError, OSError):
         return
+
+
+def _check_database(setting: str, path: Path | None, table: str) -> None:
+    """Raise ConfigurationError for a path that holds something else. A database that cannot be read is no reason."""
+    if path is None:
+        return
+    problem = ""
+    try:
+        if setting == "files" and path.parent.is_file():
+            problem = f"{path.parent} is a file: name a folder."
+        elif path.is_dir():
+            problem = f"{path} is a folder: name a file."
+        elif path.is_file():
+            with closing(SharedFile(path, "", setting).open(tables, read_only=True)) as connection:
+                found = tables(connection)
+            problem = f"{path} holds something else: name another file." if found and table not in found else ""
+    except StorageError as error:
+        if getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            problem = f"{path} is no SQLite database: name another file, or move it away."
+    except OSError:
+        return
+    if problem:
+        raise ConfigurationError(f"{setting}: {problem}", param=setting)
 
 
 def _check_options(config: RouterConfig) -> None:

@@ -32,7 +32,8 @@ def read_card(folder: Path) -> dict[str, Any]:
         _check_file(path, _MAX_CARD)
         return msgspec.json.decode(read_text(path, ConfigurationError), type=dict[str, Any])
     except FileNotFoundError as error:
-        raise ConfigurationError(f"There is no policy at {folder}: {path.name} is missing.") from error
+        missing = f"There is no policy at {folder}: {path.name} is missing."
+        raise ConfigurationError(missing, param="policy") from error
     except (OSError, *UNREADABLE) as error:
         raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
 

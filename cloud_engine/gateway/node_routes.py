@@ -78,8 +78,7 @@ class NodeRoutes:
         self._admit(request, "node")
         directory = self._directory()
         heartbeat = decode(await read_body(request), Heartbeat)
-        is_proven = heartbeat.proof is not None and self._upstream.is_proven(heartbeat.url, heartbeat.proof)
-        node = _node(heartbeat, gets_shared_key=is_proven)
+        node = _node(heartbeat, gets_shared_key=(is_proven := self._is_proven(heartbeat)))
         if not any(known.url == node.url for known in self._registry.nodes):
             failure = await _why_out_of_reach(node, request) or await self._registry.failure_of(node)
             if failure and heartbeat.proof is not None and not is_proven:
@@ -96,10 +95,14 @@ class NodeRoutes:
         """A node that leaves: requests in flight on it go on."""
         self._admit(request, "node")
         directory = self._directory()
-        url = _node(decode(await read_body(request), Heartbeat)).url
-        await asyncio.to_thread(directory.remove, url)
+        heartbeat = decode(await read_body(request), Heartbeat)
+        url = _node(heartbeat).url
+        removed = await asyncio.to_thread(directory.remove, url, is_proven=self._is_proven(heartbeat))
         await self._registry.follow_directory()
-        return send_json({"url": url, "removed": True})
+        return send_json({"url": url, "removed": removed})
+
+    def _is_proven(self, heartbeat: Heartbeat) -> bool:
+        return heartbeat.proof is not None and self._upstream.is_proven(heartbeat.url, heartbeat.proof)
 
     def _admit(self, request: Request, scope: Scope) -> None:
         self._keys.principal(request.headers.get("authorization", "")).require(scope)

@@ -62,6 +62,10 @@ class SharedFile:
             raise self._unusable(error) from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
+        if self.path.is_file() and self.path.stat().st_size == 1:  # which SQLite takes for a new database
+            error = sqlite3.DatabaseError("file is not a database")
+            error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise error
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=self.busy_s, isolation_level=None, check_same_thread=False)
 

@@ -102,12 +102,14 @@ class AnswerService:
         """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
         return await asyncio.to_thread(self._use, work)
 
-    async def keep(self, answer: StoredAnswer) -> None:
-        """Store an answer. A failure is logged, for the caller has a use for the answer in any case."""
+    async def keep(self, answer: StoredAnswer) -> bool:
+        """Store an answer. A failure is logged and returns False, for the caller has a use for the answer anyway."""
         try:
             await self.use(lambda store: store.put(answer))
         except (sqlite3.Error, ConfigurationError) as error:
             log.error("the answer %s cannot be stored: %s", answer.id, error)
+            return False
+        return True
 
     def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
         """Do `work` in the background. Raises OverloadedError."""

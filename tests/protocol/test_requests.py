@@ -16,7 +16,7 @@ from updraft.cloud_engine.gateway.relay.call import _peek
 from updraft.protocol.decoding import MAX_ENTRIES, UNSUPPORTED, read_object
 from updraft.protocol.dialects.responses_request import ResponsesRequest
 from updraft.protocol.embeddings import EmbeddingRequest
-from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError
+from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError, WrongTypeError
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import MAX_MESSAGES, ChatRequest, CompletionRequest, parse_chat, parse_completion
 from updraft.router.request.chat_request import read_routing_request
@@ -183,6 +183,28 @@ def test_all_servers_take_as_many_messages_and_no_more() -> None:
         with pytest.raises(InvalidRequestError, match=f"{MAX_MESSAGES} at most") as caught:
             read()
         assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("name", ["n", "max_tokens", "max_completion_tokens"])
+def test_all_servers_take_an_integer_with_a_point_and_no_fraction(name: str) -> None:
+    def readers(value: float) -> list[Callable[[], object]]:
+        fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], name: value}
+        body = json.dumps(fields).encode()
+        wire = WireRequest("POST", "/v1/chat/completions", body=body)
+        return [
+            lambda: parse_chat(body),
+            lambda: size_of(body, _peek(body)),
+            lambda: read_routing_request(wire, fields, "auto", hold_tokens=None, started=0.0),
+        ]
+
+    for read in readers(2.0):
+        read()
+    for read in readers(2.5)[:2]:
+        with pytest.raises(WrongTypeError) as caught:
+            read()
+        assert caught.value.param == name
+    sizes = [size_of(body, _peek(body)) for body in (b'{"model":"m","n":2}', b'{"model":"m","n":2.0}')]
+    assert sizes[0].answer == sizes[1].answer
 
 
 @pytest.mark.parametrize("part", [b"{}", b"[]", b'{"a":[]}', b'["\\\\"]'])

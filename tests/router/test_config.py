@@ -183,6 +183,10 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
         ('cloud_url = "http://xn--/v1"', {}, {}, "cloud_url .* is not a URL"),
         ('local = "http://xn--/v1"', {}, {}, "local .* is not a URL"),
+        ('cloud_url = "http://h:65536/v1"', {}, {}, "cloud_url .* is not a URL"),
+        ('cloud_url = "http://h:1?x=1"', {}, {}, "cloud_url must end .* set cloud_query"),
+        ('cloud_url = "http://h/v1#f"', {}, {}, "cloud_url must end"),
+        ('[[middle]]\nurl = "http://m?x=1"\nmodel = "m"', {}, {}, "middle.url must end .* set middle.query"),
     ],
 )
 def test_what_is_refused(

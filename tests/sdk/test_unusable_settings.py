@@ -14,10 +14,12 @@ import pytest
 from bound_rights import python
 from router_fakes import FakeCloud
 from updraft import OpenAI
+from updraft.classifier.online.experience import Experience
 from updraft.embedded.pocket import policy_folder
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.settings_sources import load_config
+from updraft.router.storage.answer_store import AnswerStore
 
 CLOUD = {"cloud_url": "http://127.0.0.1:9/v1", "cloud_model": "big"}
 POCKET = {"local": "pocket", "cloud_url": "http://127.0.0.1:9/v1", "cloud_model": "pocket-large"}
@@ -46,6 +48,15 @@ def _newer_ledger(folder: Path) -> dict[str, Any]:
     with closing(sqlite3.connect(folder / "ledger.sqlite3")) as connection:
         connection.execute("PRAGMA user_version=99")
     return {**CLOUD, "ledger": folder / "ledger.sqlite3"}
+
+
+def _file(folder: Path, content: bytes = b"x") -> Path:
+    (folder / "a file").write_bytes(content)
+    return folder / "a file"
+
+
+def _moved(folder: Path) -> dict[str, Any]:
+    return {"ledger": None, "store": folder / "ledger.sqlite3"}
 
 
 CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
@@ -82,6 +93,19 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a provider's option": (lambda _: {**CLOUD, "cloud_provider": "gemini", "cloud_continues": True}, "continues"),
     "a folder as ledger": (lambda folder: {**CLOUD, "ledger": folder}, "is a folder"),
     "a newer ledger": (_newer_ledger, "format 99"),
+    "a missing policy of a cloud": (lambda _: {**CLOUD, "policy": "/gone"}, "no policy at /gone"),
+    "a folder as store": (lambda folder: {**CLOUD, "store": folder}, "^store: .* is a folder"),
+    "a folder as experience": (lambda folder: {**CLOUD, "experience": folder}, "^experience: .* is a folder"),
+    "a file as files": (lambda folder: {**CLOUD, "files": _file(folder)}, "^files: .* is a file"),
+    "a ledger as store": (lambda folder: {**_newer_ledger(folder), **_moved(folder)}, "^store: .* something else"),
+    **{
+        f"{len(content)} bytes as {setting}": (
+            lambda folder, setting=setting, content=content: {**CLOUD, setting: _file(folder, content)},
+            f"^{setting}: .* is no SQLite database",
+        )
+        for setting in ("store", "experience")
+        for content in (b"x", b"xy", b"x" * 5000)
+    },
 }
 
 
@@ -138,3 +162,12 @@ def test_the_word_none_is_no_ledger(cloud: FakeCloud, tmp_path: Path) -> None:
             client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hello"}])
         assert (tmp_path / "kept.sqlite3").exists() == bool(ledger and ledger != "none")
     assert not (tmp_path / "home" / "ledger.sqlite3").exists()
+
+
+@pytest.mark.parametrize("make", [Ledger, Experience, lambda path: AnswerStore(path, days=1, most=1)])
+def test_a_text_file_is_never_overwritten(make: Callable[[Path], object], tmp_path: Path) -> None:
+    for content in (b"x", b"xy", b"x" * 5000):
+        path = _file(tmp_path, content)
+        with pytest.raises(StorageError, match="not a database"):
+            make(path)
+        assert path.read_bytes() == content

@@ -20,8 +20,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from updraft.cloud_engine.gateway import node_routes
+from updraft.cloud_engine.gateway.balancing import directory
+from updraft.cloud_engine.gateway.balancing.directory import NodeDirectory
 from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
 from updraft.protocol.http.access import key_proof
+from updraft.protocol.safety.system import boot_time
 from waiting import wait_for
 
 SECRET = "canary-key-of-all-nodes"
@@ -61,9 +64,9 @@ def gateway(folder: Path, *more: str) -> Iterator[tuple[Process, Keys]]:
         yield process, keys
 
 
-def register(process: Process, keys: Keys, url: str, **more: Any) -> httpx.Response:
+def register(process: Process, keys: Keys, url: str, method: str = "POST", **more: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {keys.node}"}
-    return httpx.post(f"{process.url}/admin/nodes", json={"url": url, **more}, headers=headers, timeout=60)
+    return httpx.request(method, f"{process.url}/admin/nodes", json={"url": url, **more}, headers=headers, timeout=60)
 
 
 def chat(process: Process, keys: Keys) -> int:
@@ -83,7 +86,7 @@ def test_a_node_key_alone_sends_the_key_of_all_nodes_nowhere(tmp_path: Path, pro
     assert any("hello" in sent for sent in listener.sent)
 
 
-def test_a_node_that_proves_it_knows_the_key_gets_it_and_loses_it_with_the_proof(tmp_path: Path) -> None:
+def test_a_node_that_proves_it_knows_the_key_gets_it_and_nobody_without_a_proof_takes_it_away(tmp_path: Path) -> None:
     node = Listener(wants_key=True)
     with serving(node.app()) as url, gateway(tmp_path) as (process, keys):
         refused = register(process, keys, url)
@@ -93,10 +96,25 @@ def test_a_node_that_proves_it_knows_the_key_gets_it_and_loses_it_with_the_proof
         assert not any(SECRET in sent for sent in node.sent)
         assert register(process, keys, url, proof=key_proof(SECRET, url)).status_code == 200
         assert chat(process, keys) == 200
+        assert register(process, keys, url, "DELETE").json()["removed"] is False
         assert register(process, keys, url).status_code == 200  # a heartbeat without it
         node.sent.clear()
-        wait_for(lambda: len(node.sent) > 2)
-        assert not any(SECRET in sent for sent in node.sent)
+        assert chat(process, keys) == 200
+        assert all(SECRET in sent for sent in node.sent)
+        assert register(process, keys, url, "DELETE", proof=key_proof(SECRET, url)).json()["removed"] is True
+        refused = register(process, keys, url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "node_unusable")
+
+
+def test_a_proof_that_expires_is_renewed_by_a_proof_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = boot_time()
+    monkeypatch.setattr(directory, "boot_time", lambda: now)
+    kept = NodeDirectory(tmp_path / "nodes")
+    kept.create()
+    for passed, is_proven, proven in ((0, True, [True]), (6, False, [True]), (11, False, [False]), (12, True, [True])):
+        monkeypatch.setattr(directory, "boot_time", lambda passed=passed: now + passed)
+        kept.register("http://a", 1, is_proven=is_proven)
+        assert [node.gets_shared_key for node in kept.addresses()] == proven
 
 
 def test_a_redirect_of_a_proven_node_takes_the_key_nowhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,20 +41,24 @@ class NodeDirectory:
     def register(self, url: str, concurrency: int | None, *, is_proven: bool) -> None:
         """Keep a node for the length of a lease, by `boot_time`. Raises OverloadedError if there are too many.
 
-        `is_proven`: whether the node has proved that it knows the key of all nodes.
+        `is_proven`: whether the node has proved that it knows the key of all nodes. A proven lease stays as it is until
+        it expires, unless a proof renews it: anybody may have the key to register, and the name of another node.
         """
         now, boot = boot_time(), boot_id()
         with self._file.connected() as connection, transaction(connection):
-            connection.execute("DELETE FROM leases WHERE expires_at <= ? OR boot <> ? OR url = ?", (now, boot, url))
+            connection.execute("DELETE FROM leases WHERE expires_at <= ? OR boot <> ?", (now, boot))
+            if not _given_up(connection, url, is_proven):
+                return
             (count,) = connection.execute("SELECT count(*) FROM leases").fetchone()
             if count >= _MAX_NODES:
                 raise OverloadedError(f"{_MAX_NODES} nodes are registered, and more are not taken.")
             row = url, concurrency, is_proven, boot, now + LEASE_S
             connection.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
-    def remove(self, url: str) -> None:
-        with self._file.connected() as connection:
-            connection.execute("DELETE FROM leases WHERE url = ?", (url,))
+    def remove(self, url: str, *, is_proven: bool) -> bool:
+        """Drop the lease of a node. A proven lease stays without a proof: return False."""
+        with self._file.connected() as connection, transaction(connection):
+            return _given_up(connection, url, is_proven)
 
     def addresses(self) -> list[NodeAddress]:
         """The nodes whose lease lasts, with one worker's share of what they take."""
@@ -71,3 +76,9 @@ class NodeDirectory:
     @property
     def _file(self) -> SharedFile:
         return SharedFile(self.path, "for registered nodes", "keys", _BUSY_S)
+
+
+def _given_up(connection: sqlite3.Connection, url: str, is_proven: bool) -> bool:
+    """Delete the lease of `url`, unless the lease is proven and the caller is not; whether it is gone."""
+    connection.execute("DELETE FROM leases WHERE url = ? AND is_proven <= ?", (url, is_proven))
+    return connection.execute("SELECT 1 FROM leases WHERE url = ?", (url,)).fetchone() is None

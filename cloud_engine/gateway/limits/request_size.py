@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....accounting.token_estimate import LENGTH_FIELDS, AnswerSize, answer_size, prompt_tokens
-from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.embeddings import MAX_INPUTS
 from ....protocol.errors import InvalidRequestError
 from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
@@ -26,6 +26,7 @@ _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
 _DOCUMENTS = ("documents", "texts", "passages")  # as servers call them
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
+_INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
 
@@ -58,11 +59,11 @@ class _Message(msgspec.Struct):
 class SizeFields(_Schemas):
     """The fields of a request that say how large its answer may become: `LENGTH_FIELDS`, and its lists."""
 
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
+    max_tokens: int | float | None = None
+    max_completion_tokens: int | float | None = None
+    max_output_tokens: int | float | None = None
+    n: int | float | None = None
+    best_of: int | float | None = None
     num_return_sequences: Any = None
     num_beams: Any = None
     candidate_count: Any = None
@@ -106,6 +107,9 @@ class RequestSize:
 
 def size_of(body: bytes, fields: SizeFields, path: str = "chat/completions") -> RequestSize:
     """Return the size of a request to `path`. Raises InvalidRequestError where a number passes the gateway's bounds."""
+    for name in _INTEGERS:
+        if isinstance(value := getattr(fields, name), float) and not value.is_integer():
+            raise refusal(f"Expected `int`, got `float` - at `$.{name}`")
     _check("n", fields.n or 1, MAX_ANSWERS)
     _check("best_of", fields.best_of or 1, MAX_ANSWERS)
     given = {name: value for name in LENGTH_FIELDS if (value := getattr(fields, name)) is not None}

@@ -105,7 +105,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 if failure is not None and not (passage.ended and (shown or call.answered)):
                     passage.ended = False  # another node is asked, or the gateway ends the stream
                     break
-                whole = event + b"\n\n"
+                whole = passage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
                 failure = None
             if passage.ended:
@@ -173,7 +173,9 @@ class _EventReader:
         for event in events:
             if self.ended:
                 break
-            if (failure := self._failure_in(event)) is not None:
+            try:
+                event = self._checked(event)  # noqa: PLW2901
+            except AnswerFailure as failure:
                 if failure.event and not self._breaks(failure.event):  # the client reads it, and no more
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
@@ -189,21 +191,19 @@ class _EventReader:
             out.append(shown)
         return b"".join(out)
 
-    def _failure_in(self, event: bytes) -> AnswerFailure | None:
-        """The failure that an event is or reports. The node lives, but its answer is over."""
+    def _checked(self, event: bytes) -> bytes:
+        """The event for the client. Raises AnswerFailure for a broken event, and for an error that it reports."""
         if event.startswith(b"data: {"):
-            try:
-                chunk = chunk_of(event)
-            except AnswerFailure as failure:
-                return failure
+            chunk, event = chunk_of(event)
             self.has_choices = self.has_choices or bool(chunk.choices)
-            return self._reported(event) if chunk.is_error else None
-        if event.startswith(b"data: [DONE]"):
-            has_answer = self.has_choices or self.call.begun.is_finished
-            return None if has_answer else AnswerFailure("the stream ended without an answer")
-        if sse.data_of(event) or not is_comment(event):
-            return AnswerFailure("its stream holds something that is no event")
-        return None
+            if chunk.is_error:
+                raise self._reported(event)
+        elif event.startswith(b"data: [DONE]"):
+            if not (self.has_choices or self.call.begun.is_finished):
+                raise AnswerFailure("the stream ended without an answer")
+        elif sse.data_of(event) or not is_comment(event):
+            raise AnswerFailure("its stream holds something that is no event")
+        return event
 
     def _reported(self, event: bytes) -> AnswerFailure:
         event = self.without_key(event)

@@ -54,6 +54,7 @@ class _Item(msgspec.Struct):
 
 
 class _ChunkChoice(msgspec.Struct):
+    index: int | None = None
     delta: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -63,6 +64,7 @@ class NodeChunk(msgspec.Struct):
     """An event of a chat or a completion."""
 
     choices: list[_ChunkChoice] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: Any = None
     object: Any = None
 
@@ -75,6 +77,8 @@ class _Event(msgspec.Struct):
     """An event of Responses, Messages or audio."""
 
     type: str
+    response: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
 
 
 class _Fault(msgspec.Struct):
@@ -82,6 +86,9 @@ class _Fault(msgspec.Struct):
 
 
 prepare_types(NodeChunk, _Event, _Fault)
+_OF_RESPONSE = frozenset(
+    f"response.{name}" for name in ("queued", "created", "in_progress", "completed", "incomplete", "failed")
+)
 _CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
 
 
@@ -154,31 +161,47 @@ def reported_in(body: bytes) -> UpstreamError | None:
     return UpstreamError(said["message"], param=said["param"], code=said["code"])
 
 
-def chunk_of(event: bytes) -> NodeChunk:
-    """A `data:` event of a chat or completion. Raises AnswerFailure."""
-    return _decoded(_CHUNK, event[6:])
+def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
+    """A `data:` event of a chat or completion, decoded and as strict readers take it. Raises AnswerFailure."""
+    chunk, spelled = _decoded(_CHUNK, event[6:])
+    if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
+        raise AnswerFailure("an event of its stream holds no part of an answer")
+    return chunk, event if spelled is None else b"data: %b\n\n" % spelled
 
 
-def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
-    """Decode the data of an event. Halves of surrogate pairs are valid: streams cut an emoji in two."""
+def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes | None]:
+    """Decode the data of an event, and spell JSON anew that only lenient readers take, such as NaN.
+
+    Halves of surrogate pairs are valid: streams cut an emoji in two.
+    """
     try:
         _ = data.isascii() or data.decode()
         try:
-            return decoder.decode(data)
+            return decoder.decode(data), None
         except msgspec.ValidationError:
             raise
         except UNREADABLE:
-            return decoder.decode(json_bytes(json_of(data)))
+            return decoder.decode(json_bytes(json_of(data))), json_bytes(json_of(data, exact=True))
     except (*UNREADABLE, ValueError) as error:
         raise AnswerFailure(f"an event of its stream is unreadable: {error}") from error
 
 
-def type_of(event: bytes) -> str:
-    """The type of an event of Responses, Messages or audio; empty for comments and `[DONE]`. Raises AnswerFailure."""
+def type_of(event: bytes) -> tuple[str, bytes]:
+    """The type of an event of Responses, Messages or audio, and the event as strict readers take it.
+
+    The type is empty for comments and `[DONE]`. Raises AnswerFailure.
+    """
     data = sse.data_of(event)
     if data == b"[DONE]" or (not data and is_comment(event)):
-        return ""
-    return _decoded(_EVENT, data).type
+        return "", event
+    found, spelled = _decoded(_EVENT, data)
+    held = found.response if found.type in _OF_RESPONSE else found.message
+    if (found.type in _OF_RESPONSE or found.type == "message_start") and not bytes(held).startswith(b"{"):
+        raise AnswerFailure(f"its event {found.type} holds no answer")
+    if spelled is None:
+        return found.type, event
+    fields = (line for line in event.split(b"\n") if not line.startswith(b"data"))
+    return found.type, b"\n".join((*fields, b"data: " + spelled))
 
 
 def is_comment(event: bytes) -> bool:

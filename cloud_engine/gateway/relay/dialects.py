@@ -63,15 +63,18 @@ class Passage:
         self._row = row
         self._texts = 0
         self._last = b""
+        #: The event that was read last, as strict readers take it.
+        self.shown = b""
         self.ended = False
 
     def read(self, event: bytes) -> AnswerFailure | None:
         """Note what an event says. A failure, if the event is unreadable, or the answer ends in an error."""
+        self.shown = event
         try:
-            kind = type_of(event)
+            kind, self.shown = type_of(event)
         except AnswerFailure as failure:
             return failure
-        self._last = event
+        self._last = event = self.shown
         self._texts += _TEXT.fullmatch(kind) is not None
         if kind in _ENDS or b'_tokens"' in event:
             self._note(sse.data_of(event))

@@ -45,8 +45,8 @@ def server_address(local: str | None, model: str | None = None) -> ServerAddress
         if not name:
             raise ConfigurationError("local must name a model after ollama:, as in ollama:qwen3.", param="local")
         host = os.environ.get("OLLAMA_HOST", "").strip(" \t\r\n\"'")
-        return _checked(_ollama_url(host), name, "OLLAMA_HOST" if host else "local")
-    return _checked(local, model, "local") if local.startswith(("http://", "https://")) else None
+        return _checked(_ollama_url(host), host, name, "OLLAMA_HOST" if host else "local")
+    return _checked(local, local, model, "local") if local.startswith(("http://", "https://")) else None
 
 
 def _ollama_url(host: str) -> str:
@@ -54,25 +54,33 @@ def _ollama_url(host: str) -> str:
     scheme, separator, rest = host.rpartition("://")
     port = {"http": "80", "https": "443"}.get(scheme, "") if separator else str(OLLAMA_PORT)
     rest, _, path = rest.partition("/")
+    user, at, rest = rest.rpartition("@")
     if parts := re.fullmatch(r"(\[.*\]|[^:\[\]]*):([^:]*)", rest):
         rest, port = parts[1], parts[2] or port
     name = rest.strip("[]")
     name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # where a server listens everywhere
     path = f"/{path}".rstrip("/")
-    return f"{scheme or 'http'}://{f'[{name}]' if ':' in name else name}:{port}{path}/v1"
+    return f"{scheme or 'http'}://{user}{at}{f'[{name}]' if ':' in name else name}:{port}{path}/v1"
 
 
-def _checked(url: str, model: str | None, source: str) -> ServerAddress:
+def checked_url(url: str) -> httpx.URL:
+    """Parse a URL. Raises httpx.InvalidURL or ValueError for one that no client can use."""
+    parsed = httpx.URL(url)
+    _ = parsed.host  # is decoded only now
+    if (parsed.port or 0) > 65_535:
+        raise ValueError("a port is at most 65535")
+    return parsed
+
+
+def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddress:
+    """The server at `url`. `given`: the setting, for messages."""
     try:
-        parsed = httpx.URL(url)
-        _ = parsed.host  # is decoded only now
-        if (parsed.port or 0) > 65_535:
-            raise ValueError
+        parsed = checked_url(url)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ConfigurationError(f"{source} {shown_url(url)!r} is not a URL.", param="local") from error
+        raise ConfigurationError(f"{source} {shown_url(given)!r} is not a URL.", param="local") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise ConfigurationError(
-            f"{source} {shown_url(url)!r} must be a URL of host, port and path: name the model with local_model, and "
+            f"{source} {shown_url(given)!r} must be a URL of host, port and path: name the model with local_model, and "
             "give no credentials.",
             param="local",
         )

@@ -183,10 +183,27 @@ WRONG = {
         b'data: {"error":{"message":"out of cheese","type":"server_error"}}\n\n',
         b'data: { "error": "out of cheese" }\n\n',
         b'data: {"object":"error","message":"out of cheese"}\n\n',
+        b"data: {}\n\n",
+        b'data: {"foo":1}\n\n',
+        b'data: {"choices":null}\n\n',
+        b'data: {"error":null,"usage":null}\n\n',
+        b'data: {"choices":[{"index":"0","delta":{"content":"Hi"}}]}\n\n',
         b"data: [DONE]\n\n",
     ),
-    RESPONSES: (b'event: x\ndata: {"type":5}\n\n', b'event: x\ndata: {"no":"type"}\n\n'),
-    MESSAGES: (b'event: x\ndata: {"type":[]}\n\n', b"data: {}\n\n"),
+    RESPONSES: (
+        b'event: x\ndata: {"type":5}\n\n',
+        b'event: x\ndata: {"no":"type"}\n\n',
+        *(
+            b'data: {"type":"response.%b"%b}\n\n' % (kind, held)
+            for kind in (b"created", b"completed", b"failed")
+            for held in (b',"response":null', b',"response":5', b"")
+        ),
+    ),
+    MESSAGES: (
+        b'data: {"type":"message_start","message":null}\n\n',
+        b'event: x\ndata: {"type":[]}\n\n',
+        b"data: {}\n\n",
+    ),
 }
 OPENINGS = [(path, EVENTS, body) for path in FIRST for body in (*BROKEN, *WRONG[path])]
 OPENINGS += [(path, HTML, b"<html>login</html>") for path in FIRST]
@@ -220,6 +237,42 @@ def test_a_stream_that_breaks_later_ends_in_an_error_event(setting: Setting, pat
         assert "error" in (last, last.get("type")) or "error" in last, answer.text
         assert len(events) == 2
         assert setting.last_row()["status"] == 502
+
+
+KEPT = (
+    b": keep-alive\n\n",
+    b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n',
+    b'data: {"choices":[],"created":0,"id":"","model":"","object":"","prompt_filter_results":[{"prompt_index":0}]}\n\n',
+    b'data: {"choices":[{"content_filter_offsets":{"start_offset":1},"finish_reason":null,"index":0}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}],"timings":{"predicted_ms":1.5}}\n\n',
+    b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},'
+    b'"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"\\ud83d"}}]}\n\n',
+)
+
+
+@pytest.mark.parametrize("event", KEPT)
+def test_events_of_real_servers_go_through_as_they_are(setting: Setting, event: bytes) -> None:
+    setting.answer_with(EVENTS, event + BEGIN + event + END)
+    answer = setting.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
+    assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        (CHAT, 'data: {"choices":[{"index":0,"delta":{"content":"NaN"},"logprobs":{"content":[{"logprob":%s}]}}]}'),
+        (RESPONSES, 'event: x\ndata: {"type":"x","logprobs":[{"logprob":%s}],"delta":"NaN"}'),
+        (MESSAGES, 'event: x\ndata: {"type":"x","score":%s,"delta":"NaN"}'),
+    ],
+)
+def test_numbers_that_json_has_not_become_null(setting: Setting, path: str, event: str, number: str) -> None:
+    begun = FIRST[path] + f"{event % number}\n\n".encode()
+    setting.answer_with(EVENTS, begun + STREAMS[path].removeprefix(FIRST[path]))
+    answer = setting.post(path, "alone", stream=True)
+    expected = FIRST[path] + f"{event % 'null'}\n\n".encode() + STREAMS[path].removeprefix(FIRST[path])
+    assert (answer.status_code, answer.content) == (200, expected)
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, RERANK])

@@ -205,7 +205,7 @@ def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path:
     kept.register("http://a", 8, is_proven=False)
     kept.register("http://b", None, is_proven=True)
     found = sorted((node.url, node.concurrency, node.gets_shared_key) for node in kept.addresses())
-    assert found == [("http://a", 2, False), ("http://b", 3, True)]
+    assert found == [("http://a", 4, True), ("http://b", 3, True)], "a heartbeat without a proof changes nothing"
     with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
         rows = [(f"http://{number}", boot_id()) for number in range(1022)]
         file.executemany("INSERT INTO leases VALUES (?, 1, 0, ?, 1e12)", rows)

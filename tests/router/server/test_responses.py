@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,14 @@ def _finished(client: openai.OpenAI, response_id: str) -> Response:
         if found.status not in ("queued", "in_progress"):
             return found
     raise AssertionError("it does not end")
+
+
+def test_an_answer_that_could_not_be_stored_says_so(client: openai.OpenAI, config: RouterConfig) -> None:
+    assert client.responses.create(input="hello", model="local").to_dict()["store"]
+    with closing(sqlite3.connect(str(config.store))) as file:
+        file.execute("DROP TABLE answers")
+    whole = checked(client.responses.create(input="hello", model="local"))
+    for made in (whole, streamed(client, model="local")[-1].response):
+        found: Any = made.to_dict()
+        assert (made.output_text, found["status"], found["store"]) == (whole.output_text, "completed", False)
+        assert found["updraft"]["notes"] == ["store: this answer could not be stored"]

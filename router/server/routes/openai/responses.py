@@ -12,12 +12,13 @@ import msgspec
 
 from .....protocol.decoding import read_object
 from .....protocol.dialects.bodies import TranslatedBody
+from .....protocol.dialects.chat_chunks import framed
 from .....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_of
+from .....protocol.http.foreign import json_of, object_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
@@ -46,9 +47,18 @@ class _Creation:
     # As far as it has come.
     response: dict[str, Any]
 
-    async def keep(self, events: Sequence[bytes] = ()) -> None:
-        if self.response["store"]:
-            await self.context.answers.keep(_stored(self.context.owner, self.response, self.items, events))
+    async def keep(self, events: Sequence[bytes] = ()) -> bool:
+        """Store the response, if that is wanted. On failure return False; the response then says `store: false`."""
+        response = self.response
+        if not response["store"]:
+            return True
+        if await self.context.answers.keep(_stored(self.context.owner, response, self.items, events)):
+            return True
+        response["store"] = False
+        if about := object_of(response.get("updraft")):
+            notes = [*(about.get("notes") or ()), "store: this answer could not be stored"]
+            response["updraft"] = {**about, "notes": notes}
+        return False
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -112,8 +122,9 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
     """Whoever has seen the last event can retrieve the response."""
     async with aclosing(streamed_response(creation.response, payloads)) as steps:
         async for events, response in steps:
-            if is_ended(response):
-                await creation.keep()
+            if is_ended(response) and not await creation.keep():
+                last = json_of(events[-1].partition(b"data: ")[2], exact=True)
+                events[-1] = framed({**last, "response": response})
             yield b"".join(events)
 
 

@@ -74,3 +74,11 @@ def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
         load_prices(str(file))
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_prices(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("day", ["", "from = 2026-01-01\n"])
+def test_two_prices_of_one_model_and_day_are_refused_by_name(tmp_path: Path, day: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(f"[[prices]]\nmodel = 'm'\ninput = 1\noutput = 1\n{day}" * 2)
+    with pytest.raises(ConfigurationError, match=r"prices\.toml .* the model 'm' has 2 prices"):
+        load_prices(str(file))
