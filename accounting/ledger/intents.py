@@ -139,7 +139,7 @@ class IntentFile:
         self._free = [place for place in reversed(range(places)) if place not in taken]
 
     def add(self, record: bytes) -> int | None:
-        """The place of `record`; None if there is none, and the disk is full."""
+        """The place of `record`; None if the disk is full."""
         if len(record) > self._room or not self._free:
             at = self.overflow.add(record)
             return None if at is None else self._places + at

@@ -22,7 +22,7 @@ from updraft.protocol.errors import DiskSpaceError
 MODEL, NEWER = tiny_gguf(), tiny_gguf(seed=1)
 #: What opens each mapped file of a gateway, at a path.
 MAPPED = {
-    "intents": "from updraft.cloud_engine.gateway.ledger.intents import IntentFile; IntentFile(path)",
+    "intents": "from updraft.accounting.ledger.intents import IntentFile; IntentFile(path)",
     "limits": "from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore as S; S(path)",
 }
 
