@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,7 +30,7 @@ from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import Budget
-from .accounting.ledger import Ledger, LedgerRow, damaged
+from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import RequestWriter
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
@@ -124,6 +124,8 @@ class Router:
             self._loading = asyncio.create_task(self._load())
         if self._loading is not None:
             await asyncio.shield(self._loading)
+            if self._ledger is not None:
+                self._ledger.check()
         if self._closed:
             raise OverloadedError("The router is closed.")
         is_trying = self._ledger_retry is not None and not self._ledger_retry.done()
@@ -154,8 +156,9 @@ class Router:
     @property
     def ledger_problem(self) -> str | None:
         """The reason why the configured ledger cannot be opened or written now; None where it can, or none is kept."""
-        writer, budget = self._ledger_writer, self._budget
-        problems = (None if writer is None else writer.problem, None if budget is None else budget.problem)
+        problems = [user.problem for user in (self._ledger_writer, self._budget) if user is not None]
+        if self._ledger is not None:
+            problems.append(self._ledger.check())
         return self._ledger_problem or next(filter(None, problems), None)
 
     async def _open_ledger(self) -> None:
@@ -538,21 +541,15 @@ class Router:
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
         """The result of `look` on the ledger, over a connection of its own: no request waits for it.
 
-        Raises NotFoundError where no ledger is kept, and StorageError where it cannot be read.
+        Raises NotFoundError where no ledger is kept, and ConfigurationError where it cannot be read.
         """
         await self.start()
-        path = self.config.ledger
-        if path is None or self._ledger_problem is not None:
-            raise NotFoundError(self._ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
+        kept = self._kept_ledger()
 
         def read() -> T:
             if (writer := self._ledger_writer) is not None:
                 writer.flush(collect=True)
-            try:
-                with closing(Ledger(path, read_only=True)) as ledger:
-                    return look(ledger)
-            except sqlite3.Error as error:
-                raise damaged(path, str(error)) from error
+            return kept.look(look)
 
         return await asyncio.to_thread(read)
 

@@ -1,32 +1,128 @@
 """Rows before their commit, in a mapped file that outlives its worker: a place for each request, no disk to wait for.
 
 A place holds the row that the request gets if the worker dies: at first an abandoned row, at the end the settled one.
-A kill in between leaves every place whole, since the length is stored last.
+A kill in between leaves every place whole, since the length is stored last. Rows without a place go to an overflow
+file. A row that is entered in the ledger twice changes nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from struct import Struct
 
 from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import DiskSpaceError, StorageError
+from ...protocol.safety.forks import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
 from .table import LedgerTable, Values
 from .workers import WorkerSlot, left_behind
 
 _LENGTH = Struct("=I")
+_SIGNED = Struct("=i")
+_MAX_OVERFLOW = 256 * 2**20  # bytes
 _log = logging.getLogger("updraft.ledger")
 
 
+class OverflowFile:
+    """Records in a file that grows, and is empty again when the last record is removed.
+
+    Each record follows its length, which is negative once the record is removed. Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._is_failing = False
+        self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
+        found, self._end = self._read()
+        os.ftruncate(self._file, self._end)
+        self._lengths = {at: len(record) for at, record in found.items()}
+        FORKS.add(self)
+
+    def add(self, record: bytes) -> int | None:
+        """The position of `record`; None if it cannot be written, which the log says once."""
+        data = _SIGNED.pack(len(record)) + record
+        with self._lock:
+            at = self._end
+            try:
+                os.lseek(self._file, at, os.SEEK_SET)
+                if at + len(data) > _MAX_OVERFLOW or os.write(self._file, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                if not self._is_failing:
+                    _log.error("Rows are in memory alone until their commit: cannot write %s: %s", self._path, error)
+                self._is_failing = True
+                with suppress(OSError):
+                    os.ftruncate(self._file, at)
+                return None
+            self._is_failing = False
+            self._end += len(data)
+            self._lengths[at] = len(record)
+            return at
+
+    def remove(self, at: int) -> None:
+        """Idempotent. After an error the record is entered again."""
+        with self._lock, suppress(OSError):
+            length = self._lengths.pop(at, None)
+            if not self._lengths:
+                os.ftruncate(self._file, 0)
+                self._end = 0
+            elif length is not None:
+                os.lseek(self._file, at, os.SEEK_SET)
+                os.write(self._file, _SIGNED.pack(-length))
+
+    def records(self) -> dict[int, bytes]:
+        """The records by position."""
+        with self._lock:
+            return self._read()[0]
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._release()
+
+    def before_fork(self, _: float, /) -> bool:
+        return True
+
+    def after_fork(self, in_child: bool, /) -> None:
+        """A child must not write into the file of its parent."""
+        if in_child:
+            self._release()  # a thread that is not in this child may have the lock
+
+    def _release(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _read(self) -> tuple[dict[int, bytes], int]:
+        """The whole records, and where they end: a kill may have torn the last one."""
+        found: dict[int, bytes] = {}
+        os.lseek(self._file, 0, os.SEEK_SET)
+        at, data = 0, os.read(self._file, os.fstat(self._file).st_size)
+        while at + _SIGNED.size <= len(data):
+            (length,) = _SIGNED.unpack_from(data, at)
+            begin, end = at + _SIGNED.size, at + _SIGNED.size + abs(length)
+            if length == 0 or end > len(data):
+                break
+            if length > 0:
+                found[at] = data[begin:end]
+            at = end
+        return found, at
+
+
 class IntentFile:
-    """A file with `places` records of up to `place_bytes`. One thread adds records; another one may remove them."""
+    """A file with `places` records of up to `place_bytes`, and an overflow file beside it for all others.
+
+    One thread adds records; another one may remove them.
+    """
 
     def __init__(self, path: Path, places: int = 4096, place_bytes: int = 1024) -> None:
         """Open or create the file. Raises OSError, DiskSpaceError."""
@@ -38,16 +134,15 @@ class IntentFile:
             self._memory = mmap.mmap(file, places * place_bytes)
         finally:
             os.close(file)
-        taken = self.records()
+        self.overflow = OverflowFile(_overflow(path))
+        taken = self._mapped()
         self._free = [place for place in reversed(range(places)) if place not in taken]
 
     def add(self, record: bytes) -> int | None:
-        """The place of `record`; None if it is too long, or no place is free."""
-        return self._add(record, spared=1)  # which `replace` needs
-
-    def _add(self, record: bytes, spared: int) -> int | None:
-        if len(record) > self._room or len(self._free) <= spared:
-            return None
+        """The place of `record`; None if the disk is full."""
+        if len(record) > self._room or not self._free:
+            at = self.overflow.add(record)
+            return None if at is None else self._places + at
         place = self._free.pop()
         begin = place * self._place_bytes
         self._memory[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
@@ -56,17 +151,23 @@ class IntentFile:
 
     def replace(self, place: int, record: bytes) -> int:
         """The new place, after which the old one is free. A record without a place leaves the old record."""
-        if (found := self._add(record, spared=0)) is None:
+        if (found := self.add(record)) is None:
             return place
         self.remove(place)
         return found
 
     def remove(self, place: int) -> None:
+        if place >= self._places:
+            self.overflow.remove(place - self._places)
+            return
         _LENGTH.pack_into(self._memory, place * self._place_bytes, 0)
         self._free.append(place)
 
     def records(self) -> dict[int, bytes]:
-        """The records of the file, by place."""
+        """The records of both files, by place."""
+        return {**self._mapped(), **{self._places + at: record for at, record in self.overflow.records().items()}}
+
+    def _mapped(self) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         for place in range(self._places):
             begin = place * self._place_bytes
@@ -76,6 +177,7 @@ class IntentFile:
         return found
 
     def close(self) -> None:
+        self.overflow.close()
         self._memory.close()
 
 
@@ -107,12 +209,18 @@ class KeptRows:
                 with closing(IntentFile(path, self._table.places, self._table.place_bytes)) as file:
                     records = file.records()
                 yield _rows(records, self._table)
+                _overflow(path).unlink()
                 path.unlink()
             except (OSError, DiskSpaceError) as error:
                 _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
 
     def close(self) -> None:
+        self.file.overflow.close()  # the map stays for late calls, and goes with this object
         self.slot.close()
+
+
+def _overflow(path: Path) -> Path:
+    return path.with_name(f"overflow-{path.name}")
 
 
 def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[Values]:

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..errors import ConfigurationError
 from ..wal import transaction
@@ -34,6 +35,7 @@ class Database:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._identities: dict[Path, tuple[int, int]] = {}  # device and inode of the open files
         self._is_closed = False
         FORKS.add(self)
         with self._lock:
@@ -59,6 +61,17 @@ class Database:
         with self.use() as connection, transaction(connection):
             yield connection
 
+    def displaced(self) -> Path | None:
+        """Return an open file that was moved, replaced, deleted or emptied. `stat` opens no descriptor."""
+        known, path = self._identities, self._file.path
+        for each in (path, path.with_name(f"{path.name}-wal")) if known else ():
+            identity = _identity(each)
+            if each in known and identity != known[each]:
+                return each
+            if identity is not None:  # the log appears with the first read
+                known[each] = identity
+        return None
+
     def close(self) -> None:
         if not FORKS.problem:
             with self._lock:
@@ -79,10 +92,22 @@ class Database:
             raise ConfigurationError(f"Cannot use {self._file.path} {self._file.purpose}: {FORKS.problem}.")
         connection = self._file.open(self._prepare, read_only=self._read_only)
         connection.execute(f"PRAGMA busy_timeout={round(self._busy_s * 1000)}")
+        if (identity := _identity(self._file.path)) is not None:
+            self._identities = {self._file.path: identity}
         self._connection = connection
         return connection
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = None
+        self._connection, self._identities = None, {}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode. None: there is no such file, or it is an empty database."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    is_log = path.name.endswith("-wal")  # empty after a checkpoint
+    return (found.st_dev, found.st_ino) if found.st_size or is_log else None

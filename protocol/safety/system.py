@@ -38,6 +38,8 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
 )
 
 _SHORT_FOLDER = "/tmp"
+_LOCKED_BYTE = 2**30  # on Windows: no other process can read a locked byte, so it is beyond the end of each file
+_LOCK_PAUSE_S = 0.01
 _MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
 _LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 _READS = 3  # of a table that changes meanwhile, so that a reading may miss a line
@@ -84,29 +86,47 @@ def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator
     """
     if not try_lock(handle):
         waiting()
-        fcntl = _module("fcntl")
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if (fcntl := _module("fcntl")) is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        while fcntl is None and not try_lock(handle):
+            time.sleep(_LOCK_PAUSE_S)
     yield
 
 
 def try_lock(handle: int) -> bool:
-    """Take the lock of `locked` if nobody has it, until `unlock` or the death of this process.
+    """Take the lock of `locked` if no other handle has it, until `unlock` or the death of this process.
 
-    Without locks of files it is always had: then there is one process only (`fork`).
+    Always succeeds on a system without file locks.
     """
-    fcntl = _module("fcntl")
-    if fcntl is not None:
+    if (fcntl := _module("fcntl")) is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+    elif (msvcrt := _module("msvcrt")) is not None:
+        unlock(handle)  # Windows refuses a second lock by the same handle
+        return _lock_byte(handle, msvcrt.LK_NBLCK)
     return True
 
 
 def unlock(handle: int) -> None:
-    fcntl = _module("fcntl")
-    if fcntl is not None:
+    if (fcntl := _module("fcntl")) is not None:
         fcntl.flock(handle, fcntl.LOCK_UN)
+    elif (msvcrt := _module("msvcrt")) is not None:
+        _lock_byte(handle, msvcrt.LK_UNLCK)
+
+
+def _lock_byte(handle: int, mode: int) -> bool:
+    """Lock or unlock the byte that stands for the whole file on Windows. False if that is impossible now."""
+    position = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        _module("msvcrt").locking(handle, mode, 1)
+    except OSError:
+        return False
+    finally:
+        os.lseek(handle, position, os.SEEK_SET)
+    return True
 
 
 def reserve_blocks(handle: int, path: Path, size: int) -> None:

@@ -266,7 +266,7 @@ def _excess(limits: BudgetLimits, spent: Charge, more: Charge) -> str | None:
     if share is not None:
         allowed = math.ceil(share * (spent.requests + more.requests) - 1e-9)
         if spent.cloud_requests + more.cloud_requests > allowed:
-            return f"{spent.cloud_requests} of {spent.requests} requests asked the cloud, a share of {share:g} may"
+            return f"{spent.cloud_requests} of {spent.requests} requests used the cloud; the limit is {100 * share:g} %"
     return None
 
 

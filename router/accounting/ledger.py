@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +19,7 @@ from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import columns, transaction
 
 T = TypeVar("T")
+log = logging.getLogger("updraft.router")
 
 _ALONE_S = 5.0  # that a transaction of the event loop waits for other writers
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # between two tries
@@ -243,6 +246,8 @@ class Ledger:
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
         prepare = _check if read_only else _migrate
+        self._unreadable: str | None = None  # why the last `look` failed
+        self._problem: str | None = None  # that `check` found last
         self._database = Database(
             SharedFile(path, REQUESTS.purpose, REQUESTS.param),
             lambda connection: prepare(connection, path),
@@ -255,6 +260,32 @@ class Ledger:
         self.transaction = self._database.transaction
         with self._database.use() as connection:
             self._columns = columns(connection, "requests")
+
+    def check(self) -> str | None:
+        """Return why the file cannot be read, or is no longer at its path. The log says so once."""
+        problem = self._unreadable
+        if (lost := self._database.displaced()) is not None:
+            problem = (
+                f"{lost} was moved, replaced, deleted or emptied while it was open, so new rows may be lost."
+                " Stop Updraft, put the file back to keep its rows, and start Updraft again."
+            )
+        if problem is not None and self._problem is None:
+            log.error("The ledger cannot be used: %s", problem)
+        self._problem = problem
+        return problem
+
+    def look(self, look: Callable[[Ledger], T]) -> T:
+        """The result of `look` over a connection of its own. Raises ConfigurationError if the file cannot be read."""
+        try:
+            with closing(Ledger(self.path, read_only=True)) as ledger:
+                result = look(ledger)
+        except (sqlite3.Error, ConfigurationError) as error:
+            unusable = error if isinstance(error, ConfigurationError) else damaged(self.path, str(error))
+            if not _is_busy(error):
+                self._unreadable = unusable.message
+            raise unusable from error
+        self._unreadable = None
+        return result
 
     def record(self, row: LedgerRow) -> None:
         """Commit one row. A second row for one id raises sqlite3.IntegrityError."""
@@ -314,8 +345,7 @@ class Ledger:
                 with self.transaction() as connection:
                     return work(connection)
             except sqlite3.OperationalError as error:
-                is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or time.monotonic() > until:
+                if not _is_busy(error) or time.monotonic() > until:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
@@ -323,6 +353,12 @@ class Ledger:
 
 def _nothing() -> None:
     """Every row is in the file already."""
+
+
+def _is_busy(error: BaseException) -> bool:
+    """Whether another process holds the file."""
+    code = getattr(error, "sqlite_errorcode", None) or getattr(error.__cause__, "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def damaged(path: Path, cause: str) -> StorageError:

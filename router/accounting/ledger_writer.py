@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 
 from ...accounting.ledger.store import (
@@ -42,8 +42,7 @@ class RequestWriter(LedgerWriter):
         `committed` is resolved after the commit, or once it has failed for the first time.
         """
         values = astuple(row)
-        if not self._keep(row.id, values):  # too long for a place
-            self._keep(row.id, astuple(replace(row, decisions="[]")))
+        self._keep(row.id, values)
         self._settle(row.id, values, extra, committed)
 
 

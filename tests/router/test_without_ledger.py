@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import sqlite3
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from bound_rights import needs_mounts, of_another_user, python
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedLocal, running_cloud
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
@@ -218,6 +220,67 @@ def test_a_disk_that_fills_up_later_stops_nobody(bench: Any, tmp_path: Path) -> 
         assert "error" not in await b.answer("cloud")
         await b.router.close()
         assert len(b.rows()) == 42
+
+    run(test())
+
+
+def _empty(file: Path) -> None:
+    subprocess.run(["truncate", "-s", "0", str(file)], check=True)  # this process must not open the file
+
+
+def _replace(file: Path) -> None:
+    other = file.with_name("other")
+    Ledger(other).close()
+    other.replace(file)
+
+
+def _delete_log(file: Path) -> None:
+    file.with_name(f"{file.name}-wal").unlink()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file stays at its path")
+@pytest.mark.parametrize(
+    "harm", [lambda file: file.rename(file.with_name("moved")), Path.unlink, _empty, _replace, _delete_log]
+)
+def test_a_ledger_that_goes_away_while_it_is_open_is_told_once(
+    bench: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
+) -> None:
+    ledger = tmp_path / "ledger.sqlite3"
+
+    async def test() -> None:
+        b = bench(ledger)
+        await b.answer("cloud")
+        assert (await health(b)) == {"status": "ok"}
+        await asyncio.to_thread(b.router.flush_ledger)
+        harm(ledger)
+        for _ in range(3):
+            assert "error" not in await b.answer("cloud")
+        assert caplog.text.count("was moved, replaced, deleted or emptied") == 1, "without a look at /health"
+        assert str(ledger) in caplog.text
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        if ledger.with_name("moved").exists():
+            ledger.with_name("moved").rename(ledger)
+            assert (await health(b)) == {"status": "ok"}
+        await b.router.close()
+
+    with caplog.at_level(logging.ERROR, logger="updraft.router"):
+        run(test())
+
+
+def test_a_failed_look_at_the_ledger_counts_until_the_next_one(bench: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        b = bench(tmp_path / "ledger.sqlite3")
+        await b.answer("cloud")
+
+        def fail(_: Ledger) -> None:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+        with pytest.raises(StorageError, match="malformed"):
+            await b.router.read_ledger(fail)
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        assert len(await b.router.read_ledger(lambda ledger: ledger.rows())) == 1
+        assert (await health(b)) == {"status": "ok"}
+        await b.router.close()
 
     run(test())
 

@@ -92,7 +92,9 @@ class SharedHome:
         process, output = self.start(work, *arguments)
         process.join(60)
         text = output.read_text()
-        if process.exitcode not in (0, -signal.SIGKILL) or "Traceback" in text:
+        if "error: budget spent" in text and "Traceback" not in text:  # all commands are one user
+            self.refused += 1
+        elif process.exitcode not in (0, -signal.SIGKILL) or "Traceback" in text:
             self.faults.append(f"{arguments} ended with {process.exitcode}: {text[-500:]}")
         return text
 

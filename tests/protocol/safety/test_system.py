@@ -5,9 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from updraft.accounting.ledger.workers import WorkerSlot, left_behind
+from updraft.protocol.safety import system
 
 ROOT = Path(__file__).parents[3]
 LACKING = {
@@ -118,3 +122,56 @@ with signals_as_interrupts():
     run_daemon(DaemonOptions(load_config({"local": "pocket"}), port=0), on_ready=ask)
 """
     assert "200" in run(code, tmp_path).splitlines()
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`msvcrt` instead of `fcntl`: a handle locks bytes from its position on, and a second lock of them fails."""
+    holders: dict[tuple[int, int], int] = {}
+
+    def locking(handle: int, mode: int, length: int) -> None:
+        at = (os.fstat(handle).st_ino, os.lseek(handle, 0, os.SEEK_CUR))
+        assert length == 1
+        if (mode == 0) != (holders.get(at) == handle) or (mode == 2 and at in holders):
+            raise PermissionError(13, "Permission denied")
+        if mode == 2:
+            holders[at] = handle
+        else:
+            del holders[at]
+
+    def close(handle: int) -> None:
+        for at in [at for at, holder in holders.items() if holder == handle]:
+            del holders[at]
+        real_close(handle)
+
+    real_close, fake = os.close, SimpleNamespace(locking=locking, LK_UNLCK=0, LK_NBLCK=2)
+    monkeypatch.setattr(os, "close", close)
+    monkeypatch.setattr(system, "_module", {"msvcrt": fake}.get)
+
+
+@pytest.mark.usefixtures("windows")
+def test_files_are_locked_on_windows(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_bytes(b"0123456789")
+    first, second = (os.open(path, os.O_RDWR) for _ in range(2))
+    assert os.read(first, 4) == b"0123"
+    assert system.try_lock(first) and system.try_lock(first), "the lock of this handle already"
+    assert not system.try_lock(second)
+    assert os.read(first, 6) == b"456789", "the position stays"
+    system.unlock(first)
+    with system.locked(second):
+        assert not system.try_lock(first)
+    os.close(second)
+    assert system.try_lock(first)
+    os.close(first)
+
+
+@pytest.mark.usefixtures("windows")
+def test_two_programs_share_no_intents_on_windows(tmp_path: Path) -> None:
+    with closing(WorkerSlot(tmp_path)) as first, closing(WorkerSlot(tmp_path)) as second:
+        assert (first.number, second.number) == (0, 1)
+        second.intents.touch()
+        assert list(left_behind(tmp_path, 4, first.number)) == []
+        assert sorted(first.live_ids()) == sorted([first.id, second.id])
+        second.close()
+        assert list(left_behind(tmp_path, 4, first.number)) == [second.intents]

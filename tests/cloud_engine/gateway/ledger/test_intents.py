@@ -30,21 +30,20 @@ def test_what_was_added_stands_there_until_it_is_removed(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, bytes]]
 ) -> None:
     path = tmp_path_factory.mktemp("intents") / "file"
-    file, expected = IntentFile(path), dict[int, bytes]()
+    file, expected = IntentFile(path, places=2), dict[int, bytes]()
     for event, record in events:
         if event == "add":
             place = file.add(record)
-            assert (place is None) == (len(record) > LONG)
-            if place is not None:
-                assert place not in expected
-                expected[place] = record
+            assert place is not None and place not in expected
+            assert place >= 2 or len(record) <= LONG
+            expected[place] = record
         elif event == "remove" and expected:
             place = next(iter(expected))
             file.remove(place)
             del expected[place]
         elif event == "reopen":
             file.close()
-            file = IntentFile(path)
+            file = IntentFile(path, places=2)
         assert file.records() == expected
     file.close()
 
