@@ -15,12 +15,18 @@ PROMPT_TOKENS = 10
 
 @dataclass
 class LongCloud:
-    """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event."""
+    """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event. `word`: the text of a token.
+
+    `hidden`: tokens of a stream before its first text. `honours`: whether caps end an answer.
+    """
 
     url: str = ""
     tokens: int = 16_000
     chunk: int = 1
+    word: str = "word "
+    hidden: int = 0
     reports: bool = True
+    honours: bool = True
     # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -47,7 +53,7 @@ class LongCloud:
 
     def length(self, body: dict[str, Any]) -> int:
         caps = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name)]
-        return min(self.tokens, *caps) if caps else self.tokens
+        return min(self.tokens, *caps) if caps and self.honours else self.tokens
 
 
 def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
@@ -91,12 +97,12 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
             self.connection.setsockopt(6, 1, 1)
             self.connection.setsockopt(1, 7, 4096)
-            written = 0
+            written = min(cloud.hidden, length)
             head = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": "big"}
             try:
                 while written < length and not cloud.stopped.is_set():
                     tokens = min(cloud.chunk, length - written)
-                    piece = {"index": 0, "delta": {"content": "word " * tokens}, "finish_reason": None}
+                    piece = {"index": 0, "delta": {"content": cloud.word * tokens}, "finish_reason": None}
                     self.event({**head, "choices": [piece]})
                     written += tokens
                     cloud.stopped.wait(tokens / 20_000)
