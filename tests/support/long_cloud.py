@@ -51,6 +51,11 @@ class LongCloud:
         with self.lock:
             return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
+    def asked(self, requests: int) -> bool:
+        """Wait until so many requests have come."""
+        with self.lock:
+            return self.lock.wait_for(lambda: len(self.requests) >= requests, 60)
+
     def length(self, body: dict[str, Any]) -> int:
         caps = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name)]
         return min(self.tokens, *caps) if caps and self.honours else self.tokens
@@ -70,6 +75,7 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with cloud.lock:
                 cloud.requests.append(body)
+                cloud.lock.notify_all()
             for name, message in cloud.refuses.items():
                 if body.get(name) is not None:
                     self.answer(400, {"error": {"message": message, "type": "invalid_request_error", "param": name}})

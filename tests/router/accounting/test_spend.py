@@ -202,12 +202,13 @@ def test_a_known_maximum_is_reserved_and_not_capped_where_it_fits(spending: Call
     """Two of three fit. The third gets what is left."""
 
     async def test(cloud: LongCloud) -> None:
+        cloud.length = lambda body: 100 * cloud.asked(3)  # type: ignore[method-assign]
         async with spending(cloud, prices=Prices(models={"big": Price(INPUT, OUTPUT, max_output=9_000)})) as b:
             answers = await asyncio.gather(*(b.answer("cloud") for _ in range(3)))
         assert sorted("notes" in each["updraft"] for each in answers) == [False, False, True]
         assert sorted(body.get("max_tokens", 0) for body in cloud.requests)[:2] == [0, 0]
 
-    with long_cloud(tokens=100) as cloud:
+    with long_cloud() as cloud:
         run(test(cloud))
 
 
