@@ -76,10 +76,10 @@ class GrowingAnswer:
 
     @property
     def bound(self) -> int:
-        """The most tokens that the text has, so far as they are reserved: no token is shorter than a byte."""
+        """Upper bound of the text's tokens, at most `reserved`: a token has at least one byte."""
         return min(self.reserved, max(self.texts, self.bytes))
 
     @property
     def is_short(self) -> bool:
-        """Whether the server ignores the limit of the answer. `written` is an estimate, so it must be far past it."""
+        """Whether the server ignores the answer's limit. The margin is wide because `written` is an estimate."""
         return self.written > 2 * self.reserved + _MARGIN_TOKENS

@@ -170,10 +170,8 @@ class Budget:
         left = until - time.monotonic()
         if left <= 0:
             return False
-        if self.settlements != seen:
-            return True
-        if not self._in_flight:
-            return False
+        if self.settlements != seen or not self._in_flight:
+            return self.settlements != seen
         settled = asyncio.get_running_loop().create_future()
         self._waiting.append(settled)
         await asyncio.wait([settled], timeout=min(left, _RETRY_S))

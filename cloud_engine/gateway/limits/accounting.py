@@ -135,10 +135,9 @@ class Account:
 
     async def tops_up(self, growing: GrowingAnswer) -> bool:
         """Reserve more for a stream that passes its reservation; False where budgets end."""
-        if not await self.reservation.top_up(TOP_UP.most):
-            return False
+        is_topped_up = await self.reservation.top_up(TOP_UP.most)
         growing.reserved = self.reservation.tokens
-        return True
+        return is_topped_up
 
     def book(self, *, is_left: bool = False) -> None:
         """Put what it cost so far where the death of this process leaves it: before the client has the end of an
