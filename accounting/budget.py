@@ -1,7 +1,7 @@
 """Budgets of calendar periods: where periods begin, and how many tokens of an answer a budget grants.
 
-A whole answer is reserved at its maximum. A stream is reserved step by step as it grows. Both are settled at their
-true cost.
+An answer is reserved at its maximum, or capped at what is reserved, and settled at its true cost. A stream is no
+exception: it may hide any number of tokens until its end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ DAY_S = 86_400
 Period = Literal["day", "month"]
 #: The part of a budget's rest that one answer takes while others are in flight, or if its maximum does not fit.
 SHARE = 4
-#: Tokens of a stream between two top-ups.
+#: Tokens of one top-up, for a stream that passes its reservation.
 TOP_UP_TOKENS = 4096
-_MARGIN_TOKENS = 256  # a top-up begins before the reservation is used up
+_MARGIN_TOKENS = 256  # of short answers, whose estimates are the least exact
 _BYTES_PER_TOKEN = 4
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -65,8 +65,6 @@ class GrowingAnswer:
 
     # Reserved tokens.
     reserved: int
-    # The most that the request lets the model write.
-    most: int
     # Events that held text.
     texts: int = 0
     # Bytes of text; those of texts beyond ASCII count twice.
@@ -77,12 +75,11 @@ class GrowingAnswer:
         return max(self.texts, self.bytes // _BYTES_PER_TOKEN)
 
     @property
-    def is_short(self) -> bool:
-        """Whether the next events may pass the reservation.
+    def bound(self) -> int:
+        """Upper bound of the text's tokens, at most `reserved`: a token has at least one byte."""
+        return min(self.reserved, max(self.texts, self.bytes))
 
-        An answer that is reserved to its end is short only if the server ignores its limit: far past it, since
-        `written` is an estimate.
-        """
-        if self.reserved >= self.most:
-            return self.written > 2 * self.reserved + _MARGIN_TOKENS
-        return self.written + _MARGIN_TOKENS > self.reserved
+    @property
+    def is_short(self) -> bool:
+        """Whether the server ignores the answer's limit. The margin is wide because `written` is an estimate."""
+        return self.written > 2 * self.reserved + _MARGIN_TOKENS

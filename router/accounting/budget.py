@@ -107,8 +107,6 @@ class Reservation:
     charge: Charge
     # Tokens of the answer that the last demand was granted.
     tokens: int = 0
-    # Tokens that the budgets had left for that answer.
-    room: float = math.inf
 
 
 class Budget:
@@ -124,6 +122,8 @@ class Budget:
         self.problem: str | None = problem or None
         self._in_flight = 0  # requests of this process that hold a reservation
         self._waiting: deque[asyncio.Future[None]] = deque()
+        #: How many reservations have been settled.
+        self.settlements = 0
 
     def counts_from(self) -> float:
         """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
@@ -155,18 +155,23 @@ class Budget:
             if error is not None:
                 raise error
             self._add(connection, before.day, caller, demand.charge(tokens))
-            return Reservation(before.day, before.charge + demand.charge(tokens), tokens, room)
+            return Reservation(before.day, before.charge + demand.charge(tokens), tokens)
 
         # Without a flush no other request of this process gets in between `exceeded` and this.
         reservation = await self._alone(take, flushed=False)
         self._in_flight += held is None
         return reservation
 
-    async def settlement(self, until: float) -> bool:
-        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight."""
+    async def settlement(self, until: float, seen: int) -> bool:
+        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight.
+
+        `seen`: the value of `settlements` before the budget was asked. A later settlement ends the wait at once.
+        """
         left = until - time.monotonic()
-        if not self._in_flight or left <= 0:
+        if left <= 0:
             return False
+        if self.settlements != seen or not self._in_flight:
+            return self.settlements != seen
         settled = asyncio.get_running_loop().create_future()
         self._waiting.append(settled)
         await asyncio.wait([settled], timeout=min(left, _RETRY_S))
@@ -176,6 +181,7 @@ class Budget:
     def settled(self) -> None:
         """Let waiting requests try again, after the settlement of a reservation is in the ledger."""
         self._in_flight = max(0, self._in_flight - 1)
+        self.settlements += 1
         for _ in range(min(_WOKEN, len(self._waiting))):
             if not (waiting := self._waiting.popleft()).done():
                 waiting.set_result(None)

@@ -44,17 +44,12 @@ class CloudCall:
     model: str
     # Its charge as a function of the answer's tokens, where there are budgets.
     demand: Demand | None = None
-    # Tokens of the answer that are reserved.
-    reserved_tokens: int = 0
+    # Tokens of the answer that are charged if the cloud does not report them.
+    unreported_tokens: int = 0
     # The tokens that the cloud counted, as far as they are known.
     counted: CloudUsage = field(default_factory=CloudUsage)
     # The cloud refused, or was never reached.
     unbilled: bool = False
-
-    @property
-    def most(self) -> Charge:
-        """The amount reserved from the budgets."""
-        return NOTHING if self.demand is None else self.demand.charge(self.reserved_tokens)
 
     def usd(self, prices: Prices) -> float | None:
         """None where the model has no price."""
@@ -64,9 +59,9 @@ class CloudCall:
         return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
-        """Of tokens and money. Where it did not say what it counted, but may have charged, `most` stands."""
+        """Return the tokens and dollars of the call: as the cloud counted them, or else as they were demanded."""
         if not self.unbilled and not self.counted.prompt_tokens:
-            return self.most
+            return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # a budget in dollars has all prices
 
@@ -112,6 +107,8 @@ class RequestRecord:
     cloud_s: float = 0.0
     # Taken from the budgets for the cloud calls.
     reserved: Reservation | None = None
+    # Until when it waits for room in the budgets, in `time.monotonic` seconds. 0: it does not wait.
+    waits_until: float = 0.0
     # The request would have gone another way at another time.
     time_dependent: bool = False
     # The answer was kept from an earlier request.

@@ -1,4 +1,4 @@
-"""One call to a cloud under a budget: the reservation before it, the cap of its answer, and top-ups of its stream."""
+"""One call to a cloud under a budget: the reservation before it, and the cap of its answer."""
 
 from __future__ import annotations
 
@@ -124,43 +124,44 @@ async def cloud_call(
 
 
 async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -> None:
-    """Reserve the answer's maximum, or the first step of a stream. Cap the answer where the budget ends before it.
+    """Reserve the answer's maximum. Cap the answer where the budget ends before it.
 
-    The reservation of a cloud that took nothing is used again for the next one. Raises CloudForbidden.
+    The reservation of a cloud that took nothing is used again for the next one. A request that holds no reservation
+    waits for room until `waits_until`. Raises CloudForbidden.
     """
     budget, demand, record = state.budget, call.demand, attempt.record
-    streams = attempt.body.get("stream") is True
     if budget is None or demand is None:
         return
-    most = demand.wanted.most
-    if streams:
-        demand = replace(demand, wanted=replace(demand.wanted, most=demand.wanted.least))
-    try:
-        record.reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
-    except BudgetExceededError as error:
-        raise CloudForbidden(error) from error
-    call.reserved_tokens = record.reserved.tokens
-    limit = record.reserved.room if streams else call.reserved_tokens
-    if limit < most and attempt.path in LIMITS:
-        attempt.limit(int(limit))
+    while True:
+        seen = budget.settlements
+        try:
+            reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
+            break
+        except BudgetExceededError as error:  # others have reserved since the ruling
+            if record.reserved is not None or not await budget.settlement(record.waits_until, seen):
+                raise CloudForbidden(error) from error
+    record.reserved, call.unreported_tokens = reserved, reserved.tokens
+    if attempt.body.get("stream") is True:  # its text bounds the charge as it grows
+        call.unreported_tokens = min(reserved.tokens, demand.wanted.least)
+    if reserved.tokens < demand.wanted.most and attempt.path in LIMITS:
+        attempt.limit(reserved.tokens)
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
     """Lower the charge of an answer that came without usage to its bytes: a token has at least one."""
     call = record.cloud_calls[-1]
-    call.reserved_tokens = min(call.reserved_tokens, text_bytes(completion.get("choices")))
+    call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
 
 
 class MeteredStream:
-    """A cloud's stream whose reservation grows with it. It ends with `length` where the budget ends."""
+    """A cloud's stream under a budget. It ends with `length` where the budget ends, if the cloud ignores its cap."""
 
     def __init__(self, stream: CloudStream, state: RouterState, record: RequestRecord) -> None:
         self._stream = stream
         self._state = state
         self._record = record
         self._call = record.cloud_calls[-1]
-        most = 0 if self._call.demand is None else self._call.demand.wanted.most
-        self._answer = GrowingAnswer(self._call.reserved_tokens, most)
+        self._answer = GrowingAnswer(0 if record.reserved is None else record.reserved.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
 
@@ -180,6 +181,7 @@ class MeteredStream:
             self._answer.texts += size > 0
         if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # usage of the answer so far
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
+        self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():
             event = await self._cut(event)
             payload = json_bytes(event)
@@ -189,7 +191,7 @@ class MeteredStream:
         await self._stream.aclose()
 
     async def _topped_up(self) -> bool:
-        """Reserve the next step."""
+        """Reserve more. False: the budget ends."""
         record, call, budget = self._record, self._call, self._state.budget
         if budget is None or call.demand is None or record.reserved is None:
             return True
@@ -197,9 +199,8 @@ class MeteredStream:
         try:
             record.reserved = await budget.reserve(record.caller, step, record.reserved)
         except BudgetExceededError:
-            return self._answer.written < call.reserved_tokens  # a margin is left
-        call.reserved_tokens += record.reserved.tokens
-        self._answer.reserved = call.reserved_tokens
+            return False
+        self._answer.reserved += record.reserved.tokens
         return True
 
     async def _cut(self, event: dict[str, Any]) -> dict[str, Any]:

@@ -100,13 +100,17 @@ class Escalation:
         demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
         least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # of the clouds that may be asked
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
-        while (over_budget := await budget.exceeded(record.caller, after(record, least))) is not None:
+        while True:
+            seen = budget.settlements
+            if (over_budget := await budget.exceeded(record.caller, after(record, least))) is None:
+                break
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
             except BudgetExceededError:  # others may give back some of what they have reserved
-                if not await budget.settlement(until):
+                if not await budget.settlement(until, seen):
                     raise
+        record.waits_until = 0.0 if ruling.local else until  # the device answers at once
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:

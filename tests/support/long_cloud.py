@@ -15,12 +15,18 @@ PROMPT_TOKENS = 10
 
 @dataclass
 class LongCloud:
-    """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event."""
+    """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event. `word`: the text of a token.
+
+    `hidden`: tokens of a stream before its first text. `honours`: whether caps end an answer.
+    """
 
     url: str = ""
     tokens: int = 16_000
     chunk: int = 1
+    word: str = "word "
+    hidden: int = 0
     reports: bool = True
+    honours: bool = True
     # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -45,9 +51,14 @@ class LongCloud:
         with self.lock:
             return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
+    def asked(self, requests: int) -> bool:
+        """Wait until so many requests have come."""
+        with self.lock:
+            return self.lock.wait_for(lambda: len(self.requests) >= requests, 60)
+
     def length(self, body: dict[str, Any]) -> int:
         caps = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name)]
-        return min(self.tokens, *caps) if caps else self.tokens
+        return min(self.tokens, *caps) if caps and self.honours else self.tokens
 
 
 def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
@@ -64,6 +75,7 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with cloud.lock:
                 cloud.requests.append(body)
+                cloud.lock.notify_all()
             for name, message in cloud.refuses.items():
                 if body.get(name) is not None:
                     self.answer(400, {"error": {"message": message, "type": "invalid_request_error", "param": name}})
@@ -91,12 +103,12 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
             self.connection.setsockopt(6, 1, 1)
             self.connection.setsockopt(1, 7, 4096)
-            written = 0
+            written = min(cloud.hidden, length)
             head = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": "big"}
             try:
                 while written < length and not cloud.stopped.is_set():
                     tokens = min(cloud.chunk, length - written)
-                    piece = {"index": 0, "delta": {"content": "word " * tokens}, "finish_reason": None}
+                    piece = {"index": 0, "delta": {"content": cloud.word * tokens}, "finish_reason": None}
                     self.event({**head, "choices": [piece]})
                     written += tokens
                     cloud.stopped.wait(tokens / 20_000)

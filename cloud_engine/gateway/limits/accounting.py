@@ -111,7 +111,7 @@ class Account:
     reservation: LimitReservation
     # The limit of each answer, where budgets force one.
     cap: int | None = None
-    # The tokens of a stream whose reservation grows with it.
+    # The tokens of a stream so far.
     growing: GrowingAnswer | None = None
     # Whether a node was sent the request.
     is_sent: bool = False
@@ -125,22 +125,19 @@ class Account:
         return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
     async def plan(self, answer: AnswerSize, longest: int | None, *, stream: bool) -> None:
-        """Reserve a whole answer's maximum. Cap the answer where budgets end before it."""
+        """Reserve the answer's maximum. Cap the answer where budgets end before it."""
         reservation, most = self.reservation, answer.most(longest)
+        await reservation.extend(Wanted(answer.least, most))
+        if reservation.tokens < most:
+            self.cap = answer.cap(reservation.tokens)
         if stream:
-            self.growing = GrowingAnswer(reservation.tokens, most)
-        else:
-            await reservation.extend(Wanted(answer.least, most))
-        tokens = reservation.room if stream else reservation.tokens
-        if tokens < most:
-            self.cap = answer.cap(int(tokens))
+            self.growing = GrowingAnswer(reservation.tokens)
 
     async def tops_up(self, growing: GrowingAnswer) -> bool:
-        """Reserve the next step of a stream; False where budgets end."""
-        if not await self.reservation.top_up(TOP_UP.most):
-            return growing.written < growing.reserved  # a margin is left
+        """Reserve more for a stream that passes its reservation; False where budgets end."""
+        is_topped_up = await self.reservation.top_up(TOP_UP.most)
         growing.reserved = self.reservation.tokens
-        return True
+        return is_topped_up
 
     def book(self, *, is_left: bool = False) -> None:
         """Put what it cost so far where the death of this process leaves it: before the client has the end of an

@@ -102,7 +102,7 @@ class LimitReservation:
         return min(rooms, default=math.inf) + self.tokens
 
     async def extend(self, wanted: Wanted) -> None:
-        """Reserve a whole answer as far as budgets allow."""
+        """Reserve an answer's maximum as far as budgets allow."""
         pairs = [pair for pair in zip(self.claims, self.standings, strict=True) if pair[0].is_budget]
         alone = not any(standing.reserved for _, standing in pairs)
         granted = wanted.granted(self.room, alone=alone) or self.tokens

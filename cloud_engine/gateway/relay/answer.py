@@ -133,7 +133,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
 
 @dataclass(slots=True)
 class Growth:
-    """The reservation of a stream, topped up every few thousand tokens. Without a budget nothing is counted."""
+    """The growth of a stream against its reservation. Without a budget nothing is counted."""
 
     account: Account | None
     answer: GrowingAnswer | None

@@ -52,7 +52,7 @@ def gateway(spawned: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def key(gateway: Spending, request: pytest.FixtureRequest) -> str:
     cloud, limits = gateway.cloud, getattr(request, "param", Limits(usd_per_day=LIMIT))
-    cloud.tokens, cloud.chunk = 16_000, 64
+    cloud.tokens, cloud.chunk, cloud.word, cloud.hidden, cloud.honours = 16_000, 64, "word ", 0, True
     cloud.requests.clear()
     cloud.costs.clear()
     return make_key(gateway.keys, uuid.uuid4().hex, limits=limits)
@@ -79,17 +79,31 @@ def test_a_cap_leaves_all_other_fields_as_they_are(gateway: Spending, key: str) 
     assert "the budget leaves" in answer.headers["x-updraft-notes"]
 
 
-def test_a_stream_tops_up_and_ends_where_the_budget_ends(gateway: Spending, key: str) -> None:
-    gateway.cloud.tokens = 30_000
-    streams = gateway.ask_many(3, key, stream=True)
-    for each in streams:
-        events = [json.loads(line[6:]) for line in each.text.splitlines() if line.startswith("data: {")]
-        assert each.text.endswith("data: [DONE]\n\n")
-        assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
-        notes = [*events[-1].get("updraft", {}).get("notes", []), each.headers.get("x-updraft-notes", "")]
-        assert "budget" in "".join(notes), "cut by the gateway, or capped at the node"
-    assert gateway.cloud.ended(3)
-    assert 0.05 < gateway.cloud.usd(INPUT, OUTPUT) <= LIMIT * 1.2, "what is on its way when a stream is cut"
+@pytest.mark.parametrize(
+    "written", [{}, {"hidden": 8_000}, {"word": "ab", "chunk": 20}, {"word": "ab", "chunk": 4_000}]
+)
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 9_000}])
+def test_streams_at_once_stay_within_the_limit_whatever_they_hide(
+    gateway: Spending, key: str, written: dict[str, Any], fields: dict[str, int]
+) -> None:
+    """No event shows how many tokens have been written: not those of reasoning, and not those of dense text."""
+    for name, value in written.items():
+        setattr(gateway.cloud, name, value)
+    answered = [each for each in gateway.ask_many(20, key, stream=True, **fields) if each.status_code == 200]
+    assert len(answered) >= 3 and all(each.text.endswith("data: [DONE]\n\n") for each in answered)
+    assert all('"finish_reason": "length"' in each.text for each in answered)
+    assert gateway.cloud.ended(len(answered))
+    assert 0.05 < gateway.cloud.usd(INPUT, OUTPUT) <= LIMIT
+
+
+def test_a_stream_is_cut_whose_node_ignores_the_cap(gateway: Spending, key: str) -> None:
+    gateway.cloud.tokens, gateway.cloud.chunk, gateway.cloud.honours = 90_000, 1_000, False
+    answer = gateway.ask(key, stream=True, max_tokens=15_000)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
+    assert "the answer is cut" in events[-1]["updraft"]["notes"][0]
+    assert gateway.cloud.ended(1) and gateway.cloud.written < 80_000
 
 
 @pytest.mark.parametrize("key", [Limits(usd_per_day=2.0)], indirect=True)
@@ -111,7 +125,8 @@ def test_short_answers_give_back_what_they_do_not_use(gateway: Spending, key: st
 
 @pytest.mark.parametrize("key", [Limits(usd_per_day=2.0)], indirect=True)
 def test_a_stream_whose_budget_cannot_be_read_any_more_ends_with_an_error(gateway: Spending, key: str) -> None:
-    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    gateway.cloud.honours = False  # more is reserved for a stream that passes its limit only
+    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 1_000}
     headers = {"authorization": f"Bearer {key}"}
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=60) as answer:
         lines = answer.iter_lines()
