@@ -91,9 +91,9 @@ def fuzz(gateway: Any, server: str, endpoint: Endpoint, cases: int) -> None:
     address = gateway.node_url.removeprefix("http://").encode()
     tells_addresses = server == "node" or endpoint.path in ("/metrics", "/admin/nodes")
 
-    def status_of(seed: int) -> bytes:
+    def status_of(seed: int, wait_s: float = 0.5) -> bytes:
         request = Fuzzer(seed, CANARY).request(endpoint)
-        answer = answer_to(url, request, SUMMING_S if endpoint.path == "/admin/usage" else 0.5)
+        answer = answer_to(url, request, SUMMING_S if endpoint.path == "/admin/usage" else wait_s)
         if answer[9:12] == b"201":  # the next one wants the name too
             httpx.delete(f"{gateway.url}/admin/keys/fuzz", headers=gateway.admin)
         assert not BROKEN.search(answer), (seed, request, answer)
@@ -101,11 +101,14 @@ def fuzz(gateway: Any, server: str, endpoint: Endpoint, cases: int) -> None:
         assert tells_addresses or address not in answer, (seed, answer)
         return answer[9:12]
 
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        statuses = Counter(clients.map(status_of, range(cases)))
-    good = sum(count for status, count in statuses.items() if status in GOOD)
     wanted = cases / (40 if endpoint.path == "/admin/keys" else 10)  # a name, scopes and an expiry must all be right
-    assert good > wanted or endpoint.path == "/admin/nodes", statuses
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        found = list(clients.map(status_of, range(cases)))
+        if sum(map(GOOD.__contains__, found)) <= wanted:  # a busy machine answers some of them late
+            silent = [seed for seed, status in enumerate(found) if not status]
+            found += clients.map(partial(status_of, wait_s=SUMMING_S), silent)
+    statuses = Counter(found)
+    assert sum(map(GOOD.__contains__, found)) > wanted or endpoint.path == "/admin/nodes", statuses
     assert sum(count for status, count in statuses.items() if status[:1] == b"4") > cases / 10, statuses
     assert gateway.chat() == 200
     assert httpx.get(f"{gateway.node_url}/health").status_code == 200
