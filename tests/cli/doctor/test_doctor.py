@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -152,8 +153,8 @@ def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypa
     assert (found.status, "no policy for this pair" in found.found) == ("warn", True)
     assert "updraft calibrate" in found.fix
     card = tmp_path / "policies" / "pocket-small--big" / "policy.json"
-    card.parent.mkdir(parents=True)
-    packaged = json.loads((policy_folder() / "policy.json").read_text())
+    shutil.copytree(policy_folder(), card.parent)
+    packaged = json.loads(card.read_text())
     card.write_text(json.dumps({**packaged, "models": {"local": "pocket-small", "cloud": "big"}}))
     assert (check_tiers().status, check_tiers().fix) == ("ok", "")
     card.unlink()
