@@ -157,7 +157,7 @@ class _Reader:
         return GgufArray(kind, count, kept, start)
 
     def skip_strings(self, count: int, longest: int = -1) -> set[bytes]:
-        """Return those of at most `longest` bytes. No call for each of the 100,000s that a vocabulary has."""
+        """Return the strings of at most `longest` bytes. One loop reads all: vocabularies hold 100,000s of strings."""
         self.skip(0 if count * 8 <= self._end - self.position else self._end)
         read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.position, self._end - 8
         short: set[bytes] = set()

@@ -373,6 +373,7 @@ class Router:
                 log.exception("request %s failed", record.request_id)
                 failure = answer.internal_error()
             else:  # no thread can be started any more
+                log.debug("request %s failed at exit", record.request_id, exc_info=True)
                 failure = interpreter_ends()
         record.route = None
         try:

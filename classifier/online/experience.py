@@ -198,7 +198,7 @@ class Experience:
         return replace(row, features=pack((blocks, exchanged)))
 
     def pairs(self) -> dict[str, int]:
-        """Each pair and how many rows it has."""
+        """Number of rows by pair."""
         with self._database.use() as connection:
             return dict(connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
 

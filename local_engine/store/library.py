@@ -75,7 +75,7 @@ class Library:
         return self.folder / f"{check_name(name)}.gguf"
 
     def find(self, name: str) -> Manifest | None:
-        """The manifest of a complete model; None if there is none. Raises InvalidRequestError."""
+        """The manifest of a complete model, or None if the model is missing. Raises InvalidRequestError."""
         return read_kept(self._manifest(name), Manifest) if has_file(self.path(name)) else None
 
     def entries(self) -> list[LibraryEntry]:

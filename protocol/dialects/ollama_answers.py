@@ -154,7 +154,7 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
-    """Arguments are an object here. Raises UpstreamError where they are none."""
+    """A tool call with its arguments as an object. Raises UpstreamError for arguments of another type."""
     arguments = raw_object(function.get("arguments") or "")
     if arguments is None:
         raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are no JSON object.")

@@ -33,7 +33,7 @@ class GateSelection:
     confidence: float | None = None
     confidence_signal: ConfidenceSignal = "probability"
     target: Target = Target()  # noqa: RUF009  # frozen
-    # Reads which weights and template run; None: any may.
+    # Reads the identity of the loaded weights and template. None: any model is allowed.
     local_model: Callable[[], ModelIdentity] | None = None
     # Values in a hidden state of the local model. None: not known yet.
     hidden_size: int | None = None

@@ -172,7 +172,7 @@ class AnswerStore:
         self._database.close()
 
     def _select(self, where: str, values: tuple[str, ...], order: str = "") -> list[StoredAnswer]:
-        """Those that are not too old."""
+        """Select stored answers, without expired answers."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
         with self._database.use() as connection:
             found = connection.execute(query, (self._oldest(), *values)).fetchall()

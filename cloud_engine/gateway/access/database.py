@@ -108,7 +108,7 @@ class KeyDatabase:
 
     @classmethod
     def existing(cls, path: Path) -> KeyDatabase:
-        """One that is there already: a mistyped path is no empty database. Raises ConfigurationError."""
+        """Open an existing key database. Raises ConfigurationError if the file is missing."""
         if not has_file(path):
             raise ConfigurationError(
                 f"There is no key database {path}: make a first key with `updraft keys create NAME --keys {path}`.",

@@ -39,7 +39,7 @@ class NodeAddress:
     idle_s: float | None = None
     # Whether it may get the key of all nodes: an operator named it, or it has proved that it knows that key.
     gets_shared_key: bool = True
-    # What its tokens cost, whatever the model's price is. None: that.
+    # Price of this node's tokens. None: the model's price.
     price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:

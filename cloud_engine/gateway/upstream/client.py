@@ -34,7 +34,7 @@ class UpstreamAddress:
     host: bytes
     port: int
     prefix: bytes
-    # What the address holds as user and password, for the header; it goes before the key of all nodes.
+    # Authorization header from the URL's user and password; it replaces the key of all nodes.
     authorization: bytes = field(default=b"", repr=False)
     # Whether it may get the key of all nodes.
     gets_shared_key: bool = True

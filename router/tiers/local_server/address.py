@@ -27,7 +27,7 @@ class ServerAddress:
     """A server of models, with an OpenAI-compatible API."""
 
     url: str
-    # None: the only model that it has.
+    # Name of the model. None: the server's only model.
     model: str | None = None
     # The setting or variable that names the server.
     source: str = "local"
