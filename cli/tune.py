@@ -34,7 +34,8 @@ def tune(
 
     from ..embedded.pocket import pocket_small_gguf
     from ..local_engine.build_check import ensure_usable_build
-    from ..local_engine.opening import ProcessMemory
+    from ..local_engine.machine.machine import this_machine
+    from ..local_engine.machine.memory_fit import free_memory
     from ..local_engine.tuning.search import tune as measure
     from ..protocol.errors import InvalidRequestError
     from .models.names import resolve
@@ -44,7 +45,7 @@ def tune(
         raise InvalidRequestError("There is nothing to tune in no model: name a GGUF file.")
     path = pocket_small_gguf() if name == "pocket" else Path(name)
     ensure_usable_build(pocket_small_gguf())
-    room = ProcessMemory().room()
+    room = free_memory(this_machine())
     if as_json:
         json_output.show(_facts(path.name, measure(path, room)))
     else:

@@ -6,8 +6,6 @@ on trial. On a machine and a file that are known, this costs some milliseconds.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from .build_check import ensure_usable_build
 from .engine import LocalEngine, LocalOptions
 from .llama.adapter_file import read_adapter
 from .machine.machine import this_machine
-from .machine.memory_fit import DEFAULT_CELLS, MemoryPlan, ensure_fits, estimate, reserve, vocabulary_size
-from .pool import ModelPool
+from .machine.memory_fit import DEFAULT_CELLS, MemoryPlan, ensure_fits, estimate, free_memory, vocabulary_size
 from .runtime.context_layout import ContextLayout, ModelTraits
 from .runtime.tuned_options import tuned_options
 from .trial_load import ensure_loadable
@@ -57,23 +54,6 @@ class EngineCandidate:
         return LocalEngine.load(self.path, self.options)
 
 
-class ProcessMemory:
-    """The memory of this machine and process, for a pool."""
-
-    def room(self) -> int:
-        machine = this_machine()
-        return machine.available - reserve(machine)
-
-    def allocated(self) -> int:
-        """Linux tells; elsewhere nothing counts as allocated, and models are counted in full."""
-        try:
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return 0
-        found = re.search(r"^RssAnon:\s*(\d+) kB", status, re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
-
-
 def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path) -> LocalEngine:
     """One engine of its own, for `path`. `sound`: as in `EngineCandidate`.
 
@@ -81,17 +61,8 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
     not fit, MissingDependencyError or ConfigurationError for a missing or broken llama.cpp, InvalidRequestError.
     """
     candidate = EngineCandidate.of(path, options, sound=sound)
-    candidate.check(ProcessMemory().room())
+    candidate.check(free_memory(this_machine()))
     return candidate.load()
-
-
-def engine_pool(
-    find: Callable[[str], Path], *, sound: Path, options: LocalOptions | None = None, keep_alive_s: float | None = 300.0
-) -> ModelPool[LocalEngine]:
-    """Engines by the names that `find` makes files of, all with the same options."""
-    return ModelPool(
-        lambda name: EngineCandidate.of(find(name), options, sound=sound), ProcessMemory(), keep_alive_s=keep_alive_s
-    )
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:

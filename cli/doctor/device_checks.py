@@ -72,9 +72,9 @@ def check_neighbours(machine: Machine) -> Check:
 
 def check_memory(machine: Machine) -> Check:
     """Whether the configured local model fits, and which of the pulled ones do not."""
-    from ...local_engine.machine.memory_fit import reserve
+    from ...local_engine.machine.memory_fit import free_memory
 
-    room = machine.available - reserve(machine)
+    room = free_memory(machine)
     free = f"{machine.available / 1e9:.1f} of {machine.memory / 1e9:.1f} GB free"
     try:
         name, need = _configured_need(room)

@@ -74,9 +74,9 @@ def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
     )
 
 
-def reserve(machine: Machine) -> int:
-    """Bytes that are left to the rest of the machine."""
-    return max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
+def free_memory(machine: Machine) -> int:
+    """Bytes that a model may take now; a reserve is left to the rest of the machine."""
+    return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
 def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> Need:

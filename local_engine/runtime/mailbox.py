@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -44,16 +43,6 @@ class Mailbox(Generic[T]):
                 await waiter
             finally:
                 self._waiter = None
-
-
-async def arrived(result: Future[T]) -> T:
-    """The value that a thread puts into `result`; a cancelled reader leaves it to others as it is."""
-    import asyncio
-
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    result.add_done_callback(lambda _: _wake_waiter(waiter))
-    await waiter
-    return result.result()
 
 
 def _wake_waiter(waiter: asyncio.Future[None]) -> None:

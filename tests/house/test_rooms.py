@@ -35,7 +35,7 @@ ROOMS = {
         "tuning",
         "opening",
         "trial_load build_check",
-        "engine pool",
+        "engine",
         "model_identity runtime",
         "options",
         "llama",

@@ -1,12 +1,10 @@
-"""From a file to an engine: what is refused before anything is loaded, real models side by side, and what it costs."""
+"""From a file to an engine: what is refused before anything is loaded, and what it costs."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from updraft.local_engine import opening
 from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.machine.memory_fit import MemoryPlan
-from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of
+from updraft.local_engine.opening import EngineCandidate, open_engine, plan_of
 from updraft.local_engine.runtime.tuned_options import Settings, remember
 from updraft.local_engine.tuning.search import Choice, _Search
 from updraft.model_files.gguf_reader import read_header
@@ -44,7 +42,7 @@ def test_a_model_of_our_own_needs_no_trial(monkeypatch) -> None:
 
 
 def test_what_does_not_fit_is_not_loaded(monkeypatch) -> None:
-    monkeypatch.setattr(ProcessMemory, "room", lambda _self: 2**20)
+    monkeypatch.setattr(opening, "free_memory", lambda _machine: 2**20)
     monkeypatch.setattr(opening, "LocalEngine", None)
     with pytest.raises(ModelTooLargeError, match=r"pocket-small\.gguf needs .* 1\.0 MB are free"):
         open_engine(pocket_small_gguf(), sound=pocket_small_gguf())
@@ -134,62 +132,6 @@ def test_a_cache_in_eight_bits() -> None:
         tokens = list(range(3, 40))
         difference = abs(exact.score(tokens) - small.score(tokens)).max()
     assert 1e-5 < difference < 3
-
-
-def test_real_models_side_by_side(tmp_path) -> None:
-    """Three files, eight threads: each loaded once, all answer as one alone does; then they go, one by one."""
-    names = ["one", "two", "three"]
-    for name in names:
-        shutil.copy(pocket_small_gguf(), tmp_path / f"{name}.gguf")
-    with LocalEngine.load(pocket_small_gguf()) as alone:
-        expected = answer(alone)
-    pool = engine_pool(lambda name: tmp_path / f"{name}.gguf", sound=pocket_small_gguf())
-    answers, engines = [], []
-
-    def ask(seed: int) -> None:
-        for step in range(6):
-            with pool.use(names[(seed + step) % 3]) as engine:
-                engines.append(engine)
-                answers.append(answer(engine))
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [expected] * 48
-    assert len(set(map(id, engines))) == 3
-    assert [held.users for held in pool.held()] == [0, 0, 0]
-    assert pool.unload("two")
-    assert {held.name for held in pool.held()} == {"one", "three"}
-    pool.close()
-    assert pool.held() == []
-
-
-def test_memory_is_freed_for_the_next(tmp_path, monkeypatch) -> None:
-    """Room for two: the least recently used of two makes place for the third."""
-    for name in ("one", "two", "three"):
-        shutil.copy(pocket_small_gguf(), tmp_path / f"{name}.gguf")
-    need = EngineCandidate.of(pocket_small_gguf(), None, sound=pocket_small_gguf()).need
-    monkeypatch.setattr(ProcessMemory, "allocated", lambda _self: 0)
-    monkeypatch.setattr(ProcessMemory, "room", lambda _self: 2 * need)
-    pool = engine_pool(lambda name: tmp_path / f"{name}.gguf", sound=pocket_small_gguf(), keep_alive_s=None)
-    for name in ("one", "two", "one", "three"):
-        with pool.use(name) as engine:
-            assert answer(engine)
-    assert [held.name for held in pool.held()] == ["one", "three"]
-    pool.close()
-
-
-def test_process_memory_sees_what_is_allocated() -> None:
-    memory = ProcessMemory()
-    before = memory.allocated()
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # malloc may give what another test has freed
-    block = mmap.mmap(-1, 2**26, private)
-    block.write(b"x" * len(block))
-    assert memory.allocated() - before > 2**25
-    assert memory.room() > 0
-    del block
 
 
 def test_a_known_model_opens_in_a_moment() -> None:

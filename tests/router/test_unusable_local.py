@@ -38,7 +38,7 @@ def is_cut_off(file: Path, _: pytest.MonkeyPatch) -> None:
 
 def does_not_fit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(pocket_small_gguf(), file)
-    monkeypatch.setattr("updraft.local_engine.opening.ProcessMemory.room", lambda _: 1000)
+    monkeypatch.setattr("updraft.local_engine.opening.free_memory", lambda _machine: 1000)
 
 
 def has_no_engine(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
