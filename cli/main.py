@@ -17,7 +17,7 @@ from . import bench, demo, evaluate, init, keys, learn, policy, servers, top, tu
 from .calibrate import command as calibrate
 from .cloud import command as cloud
 from .doctor import command as doctor
-from .ledger import log, usage, why
+from .ledger import requests, usage
 from .models import store
 from .plan import command as plan
 from .service import command as service
@@ -72,8 +72,8 @@ app.command()(demo.demo)
 app.command()(init.init)
 app.command()(chat.chat)
 app.command()(ask.ask)
-app.command()(why.why)
-app.command()(log.log)
+app.command()(requests.why)
+app.command()(requests.log)
 app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)

@@ -11,8 +11,8 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.launched_step import LaunchedStep
 from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.execution.step_result import LaunchedStep
 from ...cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from ...cloud_engine.engine.scheduling.scheduler import Scheduler
 from ...cloud_engine.engine.speculation.speculator import Speculator

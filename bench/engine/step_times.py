@@ -12,8 +12,8 @@ import numpy as np
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.launched_step import LaunchedStep
 from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.execution.step_result import LaunchedStep
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import ScheduledRequest
 from ...cloud_engine.models.decoder import Decoder

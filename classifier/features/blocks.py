@@ -18,9 +18,8 @@ from ..graded_row import AnswerSignals, GradedRow, ModelStates
 from .answers.arithmetic import STEP_NAMES, FoundSteps, find_steps, step_checks
 from .answers.checks import ANSWER_NAMES, answer_checks
 from .answers.parts import AnswerParts, parts_of
-from .conversation import CONVERSATION_NAMES
 from .gate_inputs import PromptView, RunView
-from .parsed_question import ParsedQuestion
+from .parsed_question import CONVERSATION_NAMES, ParsedQuestion
 from .quantities import QUANTITY_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .wording import MEASURE_NAMES

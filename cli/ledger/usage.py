@@ -13,7 +13,7 @@ import typer
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output
 from .gateway_usage import GatewayUsage
-from .rows import LedgerPath, open_ledger
+from .requests import LedgerPath, open_ledger
 
 if TYPE_CHECKING:
     from rich.table import Table

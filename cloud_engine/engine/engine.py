@@ -22,12 +22,11 @@ from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from .config import EngineConfig
 from .execution.devices import use_device
-from .execution.launched_step import LaunchedStep
 from .execution.model_runner import Chunk, Runner, graph_limits
 from .execution.prompt_logprobs import score_prompts
 from .execution.sampler import sample_on_device
 from .execution.served_model import DraftWeights, ServedModel
-from .execution.step_result import StepResult
+from .execution.step_result import LaunchedStep, StepResult
 from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import Sizes

@@ -1,25 +1,71 @@
-"""The result of a step that has been read: its tokens, and of its logits what is asked for."""
+"""A launched step and its result.
+
+On a GPU the host would have nothing to do until a step's tokens are there, and the device nothing until the host has
+dealt with them. So a step that is sure (`Scheduler.ahead`) is launched on the tokens of the one before it while these
+are still on the device; who is scheduled when they have been read finds its row there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..types.outputs import TokenLogprob
 from ..types.request_state import ScheduledRequest
-from .host_device_copy import to_device
-from .launched_step import LaunchedStep
+from ..types.sampling_row import RowOf, SamplingRow
+from .host_device_copy import HostCopy, to_device
 from .sampler import log_probabilities, sample
 
-if TYPE_CHECKING:
-    from ..types.sampling_row import RowOf
+
+@dataclass(slots=True)  # one is made in every step, and frozen ones take longer
+class LaunchedStep:
+    """A step whose results may not be computed yet."""
+
+    batch: Sequence[ScheduledRequest]
+    # (rows,) int64: a token for each row of `batch`.
+    sampled: Tensor
+    # How the rows are sampled.
+    rows: Sequence[SamplingRow]
+    # (rows, vocab) float32, until the next launch; None of a step that was launched ahead.
+    logits: Tensor | None
+    _copy: HostCopy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copy = HostCopy(self.sampled)
+
+    def read(self) -> list[int]:
+        """The token of each row. Waits for this step, and not for one behind it."""
+        return self._copy.tolist()
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
+        return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
+
+    def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
+        """The same step for a `batch` that was scheduled meanwhile; None if that has others in it, or other work.
+
+        Whoever has left since was computed in vain.
+        """
+        if batch == self.batch and self.is_reliable:
+            return self
+        places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
+        rows = [places.get(item) for item in batch]
+        found = [row for row in rows if row is not None]
+        if not found or len(found) < len(rows):
+            return None
+        sampled = self.sampled[to_device(torch.tensor(found), self.sampled.device)]
+        return LaunchedStep(batch, sampled, [self.rows[row] for row in found], None)
 
 
 class StepResult:
-    """Waits for `launched`. Log-probabilities of all rows that tell them are looked up together, and once."""
+    """The tokens of a step, and the logits that are asked for. Waits for `launched`.
+
+    Log-probabilities are looked up once, for all rows that report them together.
+    """
 
     def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()

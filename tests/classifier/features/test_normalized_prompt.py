@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.features.blocks import BLOCKS, ReadRun, view_of
-from updraft.classifier.features.normalized_prompt import normalized_prompt
+from updraft.classifier.features.question import normalized_prompt
 from updraft.classifier.graded_row import GradedRow
 
 PROMPT = """Café Zoë sells 12 rolls - 3 with "seeds" - and Ann's bakery 4.

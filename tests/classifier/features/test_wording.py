@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.arrays import Array
-from updraft.classifier.features.normalized_prompt import normalized_prompt
-from updraft.classifier.features.question import question_of
+from updraft.classifier.features.question import normalized_prompt, question_of
 from updraft.classifier.features.wording import COUNTS, MEASURE_NAMES, wording
 
 QUESTION = "Which of the following is NOT a prime?\nA. 2\nB. 9\nC. 11\nD. 13\nAnswer:"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
+from updraft.cloud_engine.engine.execution.step_result import LaunchedStep
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow, values_of

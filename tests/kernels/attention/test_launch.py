@@ -14,8 +14,7 @@ from updraft.kernels.attention.launch import (
     queries_per_tile,
     split_lengths,
 )
-from updraft.kernels.attention.metadata import AttentionPlanner
-from updraft.kernels.attention.plan import plan_attention
+from updraft.kernels.attention.metadata import AttentionPlanner, plan_attention
 from updraft.kernels.attention.types import QuerySpan
 from updraft.protocol.errors import ConfigurationError
 

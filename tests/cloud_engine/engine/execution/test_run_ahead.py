@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.execution.model_runner import Runner
+from updraft.cloud_engine.engine.execution.step_result import LaunchedStep
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 
