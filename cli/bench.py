@@ -379,13 +379,12 @@ def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -
 def _show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
     from rich.markup import escape
-    from rich.table import Table
 
     from .shared.console import Console
+    from .shared.tables import columns
 
-    table = Table(title=f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    title = f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}"
+    table = columns("metric", "value", right=("value",), title=title, fold=True)
     for name, value in report.metrics.items():
         table.add_row(escape(name), f"{value:,.6g}")
     Console(stderr=json_output.is_stdout(path)).print(table)

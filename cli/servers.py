@@ -202,8 +202,7 @@ def serve(
     from ..protocol.http.server import bind_socket
     from ..protocol.settings import config_file
     from ..protocol.telemetry.logs import log_to_file
-    from ..router.server.app import DaemonOptions, run_daemon
-    from ..router.server.reload import Reload
+    from ..router.server.app import DaemonOptions, Reload, run_daemon
     from .talk.conversation import introduction
 
     os.environ[FORMAT_VARIABLE] = access.log_format

@@ -29,15 +29,13 @@ from ..text.templates import tool_messages as tool_turns
 from ..text.templates.reasoning import ReasoningStyle
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
-from .llama.byte_tokens import missing_bytes
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
-from .llama.plain_text import PlainText, suspicious_settings
+from .llama.vocabulary import PlainText, missing_bytes, suspicious_settings
 from .machine.machine import default_threads
 from .model_identity import template_sources
 from .options import LocalOptions
-from .runtime.context_layout import ContextLayout, ModelTraits
-from .runtime.default_options import settled
+from .runtime.context_layout import ContextLayout, ModelTraits, settled
 from .runtime.generation import Generation, LocalGenerationRequest, LocalToken, Scoring
 from .runtime.loop import LocalEngineLoop, LoopOptions
 from .runtime.run import LocalRun, Resources

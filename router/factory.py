@@ -30,8 +30,7 @@ from .tiers.interfaces import LocalTier
 from .tiers.load_pause import LoadPause
 from .tiers.local import EngineLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
-from .tiers.local_server.models import LocalServerModel, find_model, open_client
-from .tiers.local_server.tier import ServerLocalTier, open_server
+from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server
 from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig, usual_block_size
 from ...cloud_engine.engine.engine import Engine
+from ...cloud_engine.engine.execution.devices import yields_to_neighbours
 from ...cloud_engine.engine.execution.served_model import ServedModel
-from ...cloud_engine.engine.execution.threads import yields_to_neighbours
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.models.decoder import Decoder
 from ...protocol.sampling import SamplingParams

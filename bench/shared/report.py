@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...local_engine.machine.machine import this_machine
+
 PACKAGES = (
     *("updraft-llm", "torch", "triton", "transformers", "flashinfer-python"),
     *("llama-cpp-python", "onnxruntime", "openai", "numpy"),
@@ -83,14 +85,11 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    import psutil
-
+    machine = this_machine()
     return {
-        "cpu": _cpu_name(),
-        "cores": len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else psutil.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "cpu": machine.processor,
+        "cores": machine.processors,
+        "memory_gb": round(machine.memory / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         **_gpu(),
@@ -103,13 +102,6 @@ def _gpu() -> dict[str, str]:
         return {}
     driver = {"driver": _DRIVER.read_text().splitlines()[0]} if _DRIVER.exists() else {}
     return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, **driver}
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _versions() -> dict[str, str]:

@@ -22,6 +22,23 @@ _TYPED = (
 )
 _UNSEEN = "Cf"  # joiners, soft hyphens, marks of direction
 _SELECTORS = range(0xFE00, 0xFE10)  # of a character's look
+# A turn begins at one of these; the name of its speaker is what the groups catch.
+_TOKEN_TURN = re.compile(
+    r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"
+)
+_PLAIN_TURN = re.compile(
+    r"^(?:#{1,4} |\*\*|\[)?(user|human|assistant|ai|system|tool)(?:\]|\*\*)?:(?:\*\*)?(?=\s|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TURN_END = re.compile(r"<\|(?:im_end|eot_id|end|endoftext)\|>|</s>")
+_USERS = ("user", "human")
+_QUESTION_TAG = re.compile(r"<(user_query|user_message|user_request|question|query|task|prompt)>", re.IGNORECASE)
+_CONTEXT_TAG = re.compile(
+    r"<(system-reminder|system|environment_details|environment_context|context|tools|tool_result|instructions"
+    r"|available_skills|attached_files|files|documents|examples?)(?:\s[^<>]*)?>",
+    re.IGNORECASE,
+)
+_CLOSING_TAG = re.compile(r"</([a-z_-]+)>", re.IGNORECASE)
 
 
 def normalized_prompt(text: str) -> str:
@@ -53,25 +70,6 @@ def _letters(text: str) -> str:
 
 def _is_unseen(character: str) -> bool:
     return unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS
-
-
-# A turn begins at one of these; the name of its speaker is what the groups catch.
-_TOKEN_TURN = re.compile(
-    r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"
-)
-_PLAIN_TURN = re.compile(
-    r"^(?:#{1,4} |\*\*|\[)?(user|human|assistant|ai|system|tool)(?:\]|\*\*)?:(?:\*\*)?(?=\s|$)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_TURN_END = re.compile(r"<\|(?:im_end|eot_id|end|endoftext)\|>|</s>")
-_USERS = ("user", "human")
-_QUESTION_TAG = re.compile(r"<(user_query|user_message|user_request|question|query|task|prompt)>", re.IGNORECASE)
-_CONTEXT_TAG = re.compile(
-    r"<(system-reminder|system|environment_details|environment_context|context|tools|tool_result|instructions"
-    r"|available_skills|attached_files|files|documents|examples?)(?:\s[^<>]*)?>",
-    re.IGNORECASE,
-)
-_CLOSING_TAG = re.compile(r"</([a-z_-]+)>", re.IGNORECASE)
 
 
 def question_of(text: str) -> str:

@@ -7,11 +7,26 @@ lines, and the complete ones can be read while the local model writes the next.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from typing import TypeVar
 
+from ...protocol.safety.bounded_cache import BoundedCache
 from ..features.blocks import Answered
 from ..features.gate_inputs import QUESTIONS_AT_ONCE
-from .text_cache import TextCache
+
+Value = TypeVar("Value")
+_MAX_BYTES = 2**25
+_GROWTH = 8  # bytes of what is made of a text, at most, for each byte of it; names and numbers in it are objects
+_OVERHEAD = 2**16  # bytes of an entry whatever its text: n-gram counts
+
+
+class TextCache(BoundedCache[str, Value]):
+    """A cache of what was made of texts: callers decide how long these are."""
+
+    def __init__(self, most: int = QUESTIONS_AT_ONCE, max_bytes: int = _MAX_BYTES) -> None:
+        super().__init__(most, max_bytes, lambda text, _: _OVERHEAD + _GROWTH * sys.getsizeof(text))
+
 
 # Line breaks over which nothing goes on: sums need a number or an operator before them, lists a comma on either side.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")

@@ -16,8 +16,7 @@ from ..arrays import Array
 from ..features.blocks import BLOCKS, OPENING_TOKENS, Answered, BlockName, Mode, ReadRun
 from ..features.gate_inputs import PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
-from .answer_reader import AnswerReader
-from .text_cache import TextCache
+from .answer_reader import AnswerReader, TextCache
 
 # Names of inputs and outputs of the graphs.
 BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"

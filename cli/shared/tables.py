@@ -58,11 +58,8 @@ def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) 
 
 def kernels_table(rows: Sequence[Row], device: str) -> Table:
     """One line per implementation, each case's own name only once."""
-    table = Table(title=f"kernels on {device}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel")
-    table.add_column("by")
-    for heading in ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of what is\nallowed", "by"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    figures = ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of what is\nallowed", "limited by")
+    table = columns("kernel", "by", *figures, right=figures, title=f"kernels on {device}")
     shown = ""
     for row in rows:
         name, shown = "" if row.case == shown else row.case, row.case

@@ -28,7 +28,6 @@ from torch import Tensor
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
 from .launch import TILE, RowSplit, split_row
-from .triton_radix import LOWEST, ROUNDS, TOP, bucket_of, bucket_sums, radix_range, select_bucket
 from .triton_ranks import (
     WEIGHT_UNIT,
     divisor,
@@ -40,7 +39,55 @@ from .triton_ranks import (
     tile_stats_kernel,
     weights_of,
 )
-from .types import TOKEN_BITS, LogitRows, Truncation
+from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
+
+LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
+#: Rounds of four bits each until one rank is left.
+ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
+#: Where the state of a row holds its highest rank.
+TOP: tl.constexpr = tl.constexpr(0)
+
+
+@triton.jit
+def radix_range(row_sums, target, done):
+    """The least rank of the range after `done` rounds, and the sum of everything above the range."""
+    low, above = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int64)
+    for earlier in range(done):
+        low, above = select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
+    return low, above
+
+
+@triton.jit
+def select_bucket(total, low, above, target, done):
+    """The highest of 16 buckets from which on the sum reaches the target; the lowest if it never does."""
+    buckets = tl.arange(0, 16)
+    from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
+    bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
+    above += tl.sum(tl.where(buckets > bucket, total, 0), axis=0)
+    return low + (bucket.to(tl.int64) << _shift(done)), above
+
+
+@triton.jit
+def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
+    """(16,) int64: the number or weight of the ranks in each bucket of the range."""
+    is_in = bucket_of(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
+    if BY_MASS:
+        weights = weights_of(found, tl.load(row_state + TOP), temperature)
+        return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
+    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: compiled into integers it spills
+
+
+@triton.jit
+def bucket_of(found, low, done):
+    """The bucket of each rank; below 0 or above 15 outside the range."""
+    return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
+
+
+@triton.jit
+def _shift(done):
+    """The bits of a rank that are undecided after one more round."""
+    return (ROUNDS - 1 - done) * 4
+
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 _RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)

@@ -5,13 +5,17 @@ The engine makes its context by this, and the memory guard counts by it before a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType
+from ...model_files.gguf_header import GgufHeader
+from ..llama.kernels import MAX_HEAD_DIM, worth_repacking
+from ..llama.library import llama
+from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType, head_lengths
 from ..options import LocalOptions
 from .prefix_cache import Sharing
 
 _ROWS = 512  # tokens of a step, as in llama_cpp.Llama: with its own kernels other sizes give other last bits
+_ROWS_OF_OUR_ATTENTION = 128  # as fast with these as with 512, which take 30 MB more
 _PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # logits of one step: 16 MiB
 _PARKED = 16  # sequences that the prefix cache holds at most, beside those that run
@@ -72,3 +76,24 @@ class ContextLayout:
         return cls(
             context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing
         )
+
+
+def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
+    """The options with `repack`, and where our attention computes `ubatch`. Raises MissingDependencyError,
+    ConfigurationError."""
+    library = llama()
+    repack, ubatch = options.repack, options.ubatch
+    if repack is None:
+        repack = worth_repacking(header, library.kernels)
+    computes = library.kernels.attention and not library.api.llama_supports_gpu_offload()
+    if ubatch is None and computes and header.parameters >= SMALL and _attention_is_ours(header, options):
+        ubatch = _ROWS_OF_OUR_ATTENTION
+    return replace(options, repack=repack, ubatch=ubatch)
+
+
+def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
+    """Of a model that is not small: whether its heads and its cache are such that ours computes."""
+    key, value = head_lengths(header)
+    of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
+    capped = header.hyperparameter("attn_logit_softcapping") is not None
+    return of_ours and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False

@@ -23,7 +23,7 @@ from ..machine.machine import Machine, default_threads, this_machine
 from ..machine.memory_fit import KvCacheType, ensure_fits, estimate, quantizable
 from ..opening import layout_of, plan_of
 from ..options import LocalOptions
-from ..runtime.default_options import settled
+from ..runtime.context_layout import settled
 from ..runtime.tuned_options import Settings, remember
 from ..trial_load import ensure_loadable
 from .measurement import MeasurementJob, Speeds

@@ -20,7 +20,32 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
 
 
-class ExplorationGates:
+class _GatesAround:
+    """The common part of gates around other gates, which do the reading."""
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+        self.tokens = gates.tokens
+
+    @property
+    def quality(self) -> float | None:
+        return self._gates.quality
+
+    @property
+    def usual(self) -> Floats | None:
+        return self._gates.usual
+
+    def check(self, quality: float | None) -> None:
+        self._gates.check(quality)
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._gates.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._gates.read_lines(answer)
+
+
+class ExplorationGates(_GatesAround):
     """The gates of a pair with exploration, shadow and caution around them.
 
     `exploration`: the share of requests sampled at random, whatever they ask: gates 1 and 2 only say
@@ -37,17 +62,16 @@ class ExplorationGates:
         monitor: DriftMonitor | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self._gates = gates
+        super().__init__(gates)
         self._shadow = shadow
         self._exploration = 1.0 if shadow else exploration
         self._observes = True
         self.monitor = monitor
         self._rng = rng or random.Random()
-        self.tokens = gates.tokens
 
     def check(self, quality: float | None) -> None:
         """Also of the stricter target that holds from an alarm on, which may come at any time."""
-        self._gates.check(quality)
+        super().check(quality)
         if self.monitor is not None:
             self._gates.check(self._stricter(quality))
 
@@ -91,25 +115,11 @@ class ExplorationGates:
         self._exploration = 0.0
         return True
 
-    @property
-    def quality(self) -> float | None:
-        return self._gates.quality
-
-    @property
-    def usual(self) -> Floats | None:
-        return self._gates.usual
-
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         decision = self._with_alarm_noted(self._gates.before(messages, self._quality(quality)))
         if self.monitor is not None and self._observes and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
         return decision
-
-    def read_ahead(self, messages: Sequence[Message]) -> None:
-        self._gates.read_ahead(messages)
-
-    def read_lines(self, answer: str) -> None:
-        self._gates.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._with_alarm_noted(self._gates.during(messages, answer, self._quality(quality)))
@@ -140,32 +150,20 @@ def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> 
     return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 
-class _SampledGates:
+class _SampledGates(_GatesAround):
     """The gates of one request that is to be graded whatever they think of it. `chance`: with which it was drawn."""
 
     def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:
-        self._gates = gates
+        super().__init__(gates)
         self._chance = chance
         self._why = why
         self._early = False  # whether gate 1 or 2 would have sent it up, so that nothing had been seen of it
-        self.tokens = gates.tokens
-        self.quality = gates.quality
-        self.usual = gates.usual
-
-    def check(self, quality: float | None) -> None:
-        self._gates.check(quality)
 
     def begin(self) -> Gates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         return self._observed_only(self._gates.before(messages, quality))
-
-    def read_ahead(self, messages: Sequence[Message]) -> None:
-        self._gates.read_ahead(messages)
-
-    def read_lines(self, answer: str) -> None:
-        self._gates.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._observed_only(self._gates.during(messages, answer, quality))

@@ -15,9 +15,8 @@ from ..tiers.interfaces import LocalAnswer
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
     from ...classifier.calibration.threshold_path import Thresholds
-    from ...classifier.features.gate_inputs import PromptView, RunView, Signals
-    from ...classifier.policy.calibrated_on import CalibratedOn
-    from ...model_files.identity import ModelIdentity
+    from ...classifier.features.gate_inputs import RunView, Signals
+    from ...classifier.policy.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +85,6 @@ class Gates(Protocol):
         ...
 
 
-class CalibratedPolicy(Protocol):
-    """The interface that gates need of a policy: P(gain) at three moments, and thresholds for a target."""
-
-    @property
-    def models(self) -> dict[str, str]: ...
-    @property
-    def calibrated_on(self) -> CalibratedOn: ...
-    @property
-    def local_model(self) -> ModelIdentity | None: ...
-    @property
-    def gate2_tokens(self) -> int: ...
-    def before(self, prompt: PromptView) -> float: ...
-    def read_ahead(self, prompt: PromptView) -> None: ...
-    def read_lines(self, answer: str) -> None: ...
-    def during(self, view: RunView) -> float: ...
-    def after(self, view: RunView) -> float: ...
-    @property
-    def usual(self) -> Floats | None: ...
-    def thresholds_for(self, target: Target) -> Thresholds:
-        """Raises ConfigurationError for what was not calibrated."""
-        ...
-
-
 # As reasons name them.
 _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "probability": "confidence",
@@ -124,7 +100,7 @@ class PolicyGates:
     `caveat`: what every reason begins with, where the policy was made for another pair.
     """
 
-    def __init__(self, policy: CalibratedPolicy, target: Target, caveat: str = "") -> None:
+    def __init__(self, policy: Policy, target: Target, caveat: str = "") -> None:
         self.policy = policy
         self.target = target
         self._caveat = caveat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from ...protocol.requests import (
 )
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
-from .user_text import trim_user_turns
 
 #: No engine goes below; some take -1 for an answer without a limit.
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
@@ -31,6 +31,13 @@ _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]
+_UNSEEN = "\u200b\u2060\ufeff"  # zero-width blanks
+_BLANKS = f"\\s{_UNSEEN}"
+_BLANK_LINES = re.compile(rf"\A(?:[{_BLANKS}]*[\r\n])?")
+_INDENT = re.compile(rf"\A[{_BLANKS}]+")
+_INDENTED_LINE = re.compile(r"[\r\n][ \t]+\S")
+_END = re.compile(rf"(?<![{_BLANKS}])[{_BLANKS}]+\Z")  # tried once for each run of blanks
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +251,51 @@ def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFe
             "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"
         )
     return None
+
+
+def trim_user_turns(body: dict[str, Any]) -> None:
+    """Leave out what surrounds the text of `body`'s user turns, in a new list: the old one may be someone else's.
+
+    Blanks and line feeds around a turn say nothing, but a small model may answer worse because of them. Both tiers get
+    the turn without them, so that one prompt is graded, judged and answered. The inside of a turn stays as it is.
+    """
+    messages = tables(body.get("messages"))
+    if messages is not None:
+        body["messages"] = [
+            _trimmed_turn(message) if message.get("role") == "user" else message for message in messages
+        ]
+
+
+def trimmed(text: str) -> str:
+    """`text` without blank lines before it, blanks and line feeds behind it, and blanks before its first line
+    unless another is indented too.
+
+    A text of nothing else stays, and so does the end of a code block that is left open.
+    """
+    return _end_trimmed(_start_trimmed(text)) or text
+
+
+def _trimmed_turn(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": trimmed(content)}
+    parts = tables(content)
+    if not parts:
+        return message
+    ends = ((0, _start_trimmed), (-1, _end_trimmed))
+    parts = list(parts)
+    for at, trim in ends:
+        part = table(parts[at]) or {}
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts[at] = {**part, "text": trim(part["text"]) or part["text"]}
+    return {**message, "content": parts}
+
+
+def _start_trimmed(text: str) -> str:
+    text = _BLANK_LINES.sub("", text)
+    is_code = text.startswith((" ", "\t")) and _INDENTED_LINE.search(text)
+    return text if is_code else _INDENT.sub("", text)
+
+
+def _end_trimmed(text: str) -> str:
+    return text if len(_FENCE.findall(text)) % 2 else _END.sub("", text)

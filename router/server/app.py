@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,19 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.shell import create_app, read_wire_request, send, upload_wire_request, while_connected
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.http.wire import WireRequest, WireResponse
+from ...protocol.safety.system import on_hangup
 from ..config import RouterConfig
 from ..router import Router
 from ..settings_checks import check_settings
 from . import chat_socket
 from .endpoints import Endpoints
 from .page.assets import public_paths
-from .reload import Reload, follow_settings
 from .routes.openai.files import MAX_UPLOAD, UPLOADS
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
@@ -35,6 +36,8 @@ _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # opena
 
 _SET_KEY = "set one with --key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+log = logging.getLogger("updraft.router")
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +151,51 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)
     serve(app, sock=sock, ready_file=options.ready_file, on_ready=on_ready, tls=options.tls, websockets=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Settings that are read again."""
+
+    # The settings file, there or not.
+    file: Path
+    # Raises ConfigurationError.
+    load: Callable[[], RouterConfig]
+
+
+async def follow_settings(router: Router, reload: Reload) -> None:
+    """Give `router` the settings as they are after each change of their file, until cancelled.
+
+    Settings that cannot be used, or that want a restart, change nothing: the log says why.
+    """
+    asked = asyncio.Event()
+    last = _version(reload.file)
+    with on_hangup(asked.set):
+        while True:
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await asked.wait()
+            except TimeoutError:
+                if _version(reload.file) == last:
+                    continue
+            asked.clear()
+            last = _version(reload.file)
+            await _apply(router, reload.load)
+
+
+async def _apply(router: Router, load: Callable[[], RouterConfig]) -> None:
+    try:
+        changed = await router.reconfigure(await asyncio.to_thread(load))
+    except UpdraftError as error:
+        log.warning("the settings stay as they were: %s", error.message)
+        return
+    if changed:
+        log.warning("new settings: %s", ", ".join(changed))
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
-from updraft.router.request.user_text import trim_user_turns, trimmed
+from updraft.router.request.chat_request import trim_user_turns, trimmed
 
 CODE = "    for x in y:\n        print(x)\nWhat does it print?"
 

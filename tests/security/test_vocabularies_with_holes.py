@@ -15,8 +15,8 @@ from gguf_texts import converse
 from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalEngine
-from updraft.local_engine.llama.byte_tokens import missing_bytes
 from updraft.local_engine.llama.library import LlamaModel, _pieces
+from updraft.local_engine.llama.vocabulary import missing_bytes
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from vocabularies import bpe, put, rwkv, spm, with_holes, without

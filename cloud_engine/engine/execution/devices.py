@@ -1,12 +1,15 @@
-"""The device that computes: it has to be there, and Triton launches on the current one."""
+"""The device that computes: it has to be there, Triton launches on the current one, and a CPU is shared."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 
+from ....kernels.runtime.contention import ThreadGovernor
 from ....protocol.errors import ConfigurationError
+from ..config import EngineConfig
 
 
 def use_device(name: str) -> None:
@@ -28,3 +31,20 @@ def use_device(name: str) -> None:
         count = torch.cuda.device_count()
         raise ConfigurationError(f"device: there is no {name}, torch sees {count}, counted from 0.", param="device")
     torch.cuda.set_device(int(index))
+
+
+def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
+    """To be called before each step: sets torch's threads, at most as many as there are now.
+
+    Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
+    """
+    if config.device != "cpu" or config.batch_invariant:
+        return lambda: None
+    governor = ThreadGovernor(torch.get_num_threads())
+
+    def yield_to_neighbours() -> None:
+        threads = governor.threads()
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+
+    return yield_to_neighbours

@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
             load = transport.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
             engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
-            from ..execution.threads import yields_to_neighbours
+            from ..execution.devices import yields_to_neighbours
             from .loop import EngineLoop
 
             gc.collect()

@@ -135,12 +135,12 @@ async def memory(context: RequestContext) -> WireResponse:
 
 def _listed(router: Router) -> DeviceModels:
     from ....local_engine.machine.machine import this_machine
-    from ....local_engine.machine.memory_fit import reserve
+    from ....local_engine.machine.memory_fit import free_memory
     from ....local_engine.store.known import KNOWN
     from ....local_engine.store.library import Library
 
     library, machine = Library(), this_machine()
-    free = max(0, machine.available - reserve(machine))
+    free = max(0, free_memory(machine))
     found = [
         DeviceModel(
             each.name,

@@ -124,13 +124,9 @@ async def policy(context: RequestContext) -> WireResponse:
 
 def policy_of(router: Router) -> tuple[Policy, Target] | None:
     """The calibrated policy of the pair and its target; None where the gates go by none."""
-    from ....classifier.policy.policy import Policy
-
     gates = router.tiers.gates
     calibrated = gates.calibrated if isinstance(gates, ExplorationGates) else None
-    if calibrated is None or not isinstance(calibrated.policy, Policy):
-        return None
-    return calibrated.policy, calibrated.target
+    return None if calibrated is None else (calibrated.policy, calibrated.target)
 
 
 def report(router: Router) -> PolicyReport:

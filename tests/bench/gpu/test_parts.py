@@ -21,8 +21,8 @@ from updraft.bench.gpu import parts as gpu
 from updraft.bench.gpu.parts import PARTS, Part, run, run_parts
 from updraft.bench.gpu.summary import LIMITS, Limit, metric, over_best_peer, read, rows, time_ratio, worst_share
 from updraft.bench.kernels.attention_cases import attention_cases
+from updraft.bench.kernels.cases import row_cases
 from updraft.bench.kernels.measure import Row
-from updraft.bench.kernels.row_cases import row_cases
 from updraft.bench.shared.report import write_json
 from updraft.cli.main import app
 

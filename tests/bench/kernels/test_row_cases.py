@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.bench.kernels.row_cases import add_norm_case, gated_case, norm_case, row_cases, sample_case
+from updraft.bench.kernels.cases import add_norm_case, gated_case, norm_case, row_cases, sample_case
 
 
 def test_norms_agree_with_torch() -> None:

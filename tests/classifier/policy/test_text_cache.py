@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from updraft.classifier.policy.text_cache import TextCache
+from updraft.classifier.policy.answer_reader import TextCache
 
 
 def test_the_least_recently_used_goes_first() -> None:

@@ -9,7 +9,7 @@ from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.llama.kernels import Served
 from updraft.local_engine.llama.library import llama
 from updraft.local_engine.options import LocalOptions
-from updraft.local_engine.runtime.default_options import settled
+from updraft.local_engine.runtime.context_layout import settled
 from updraft.model_files.gguf_header import GgufTensor
 from updraft.model_files.gguf_reader import read_header
 

@@ -6,9 +6,8 @@ from .....protocol.embeddings import EmbeddingList, EmbeddingRequest
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import CompletionRequest
 from .....protocol.responses import TextCompletion
-from ....responses.direct import DirectHandler
+from ....responses.direct import DirectHandler, passed_on, read_any_model
 from ....responses.embeddings import embed
-from ....responses.passed_on import passed_on, read_any_model
 from ....responses.text_completion import complete
 from ....router import BodyReader, read_json
 from ..route import Handler, RequestContext, Route

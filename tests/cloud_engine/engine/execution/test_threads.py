@@ -3,7 +3,7 @@
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.execution import threads
+from updraft.cloud_engine.engine.execution import devices
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def free(monkeypatch):
         def threads(self) -> int:
             return room[0]
 
-    monkeypatch.setattr(threads, "ThreadGovernor", Governor)
+    monkeypatch.setattr(devices, "ThreadGovernor", Governor)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield room
@@ -26,7 +26,7 @@ def free(monkeypatch):
 
 
 def test_a_step_uses_what_there_is_room_for(free) -> None:
-    yield_to_neighbours = threads.yields_to_neighbours(EngineConfig())
+    yield_to_neighbours = devices.yields_to_neighbours(EngineConfig())
     for room in (3, 1, 2, 3):
         free[0] = room
         yield_to_neighbours()
@@ -34,7 +34,7 @@ def test_a_step_uses_what_there_is_room_for(free) -> None:
 
 
 def test_batch_invariant_sums_are_cut_alike(free) -> None:
-    yield_to_neighbours = threads.yields_to_neighbours(EngineConfig(batch_invariant=True))
+    yield_to_neighbours = devices.yields_to_neighbours(EngineConfig(batch_invariant=True))
     free[0] = 1
     yield_to_neighbours()
     assert torch.get_num_threads() == 3
