@@ -31,7 +31,7 @@ from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
-from .llama.vocabulary import PlainText, missing_bytes, suspicious_settings
+from .llama.plain_text import PlainText, missing_bytes, suspicious_settings
 from .machine.machine import default_threads
 from .model_identity import template_sources
 from .options import LocalOptions

@@ -458,7 +458,7 @@ class Router:
         if self._learner is None or answer is None or not cascade.ruling.open:
             return
         try:
-            from .feedback.collector import cloud_comparable_answer
+            from .feedback.comparable_answer import cloud_comparable_answer
 
             comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
             gates = cascade.tiers.gates

@@ -1,26 +1,14 @@
-"""The vocabulary of a GGUF file: for grammars, for users' plain text, and checks of the file's tokenizer settings."""
+"""The vocabulary of a GGUF file as grammars want it: every token's bytes, and which of them no text may match."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-
-from ...model_files.gguf_header import GgufHeader
-from ...model_files.gguf_reader import read_short_texts
-from ...protocol.errors import ModelLoadError
-from ...text.chat import special_pattern
-from ...text.detokenize import gpt2_byte_alphabet
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars
 from .library import LlamaModel
 
-_ENCODERS = ("bert", "t5")
-_HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8: llama.cpp writes other bytes as <0xNN>
-_LONGEST = 6  # bytes of a byte token's text, such as <0xF1>
-
 
 def vocabulary(model: LlamaModel) -> Vocabulary:
-    """Every token's bytes, and the tokens that no text may match: unused tokens have no bytes."""
+    """Unused tokens have no bytes, so that no text matches them either."""
     tokens = [model.token_bytes(token, skip_special=False) for token in range(model.vocab_size)]
     return Vocabulary(tokens, sorted(model.special_ids), sorted(model.end_ids))
 
@@ -29,94 +17,3 @@ def grammars(model: LlamaModel) -> Grammars:
     """The grammars of one model; its vocabulary is read with the first of them."""
     compiler = GrammarCompiler(lambda: vocabulary(model), lambda text: model.tokenize(text, allow_special=False))
     return Grammars(compiler, model.vocab_size, model.end_ids)
-
-
-class PlainText:
-    """Tokenizes what users write: `marks` in it stay text.
-
-    llama.cpp reads tokens that a file calls USER_DEFINED wherever they stand. So a mark is cut in two, where its halves
-    make the fewest tokens: that is how it would be read if it were none.
-    """
-
-    def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:
-        self._model = model
-        self._pattern = special_pattern(marks)
-        self._cuts: dict[str, int] = {}
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, nothing added."""
-        ids: list[int] = []
-        start = 0
-        for match in () if self._pattern is None else self._pattern.finditer(text):
-            end = match.start() + self._cut(match.group())
-            ids += self._model.tokenize(text[start:end], allow_special=False)
-            start = end
-        return ids + self._model.tokenize(text[start:], allow_special=False)
-
-    def _cut(self, mark: str) -> int:
-        if mark not in self._cuts:
-            self._cuts[mark] = min(
-                range(1, len(mark)), key=lambda at: self._tokens(mark[:at]) + self._tokens(mark[at:])
-            )
-        return self._cuts[mark]
-
-    def _tokens(self, text: str) -> int:
-        return len(self._model.tokenize(text, allow_special=False))
-
-
-def suspicious_settings(header: GgufHeader) -> Iterator[str]:
-    """Warnings about settings that the file's tokenizer lacks."""
-    again = "Answers may be poor: convert the model again, with a current llama.cpp, or download another file."
-    if header.metadata.get("tokenizer.ggml.model") == "gpt2":
-        pre = header.metadata.get("tokenizer.ggml.pre")
-        if pre in (None, "", "default"):
-            yield f"tokenizer.ggml.pre is {pre or 'missing'}: text may be split as the model never learnt it. {again}"
-    if "tokenizer.ggml.token_type" not in header.arrays:
-        yield f"tokenizer.ggml.token_type is missing: special tokens cannot be told from text. {again}"
-
-
-def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """The bytes that a BPE vocabulary has no token for; llama.cpp drops them from the text.
-
-    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or if it is an encoder's.
-    """
-    model, tokens = header.metadata.get("tokenizer.ggml.model"), header.arrays.get("tokenizer.ggml.tokens")
-    if model in _ENCODERS:
-        raise ModelLoadError(f"{path} has the tokenizer of an encoder ({model}): it cannot continue text.")
-    spellings = _spellings(model, header.metadata.get("tokenizer.ggml.pre"))
-    if tokens is None or spellings is None:
-        return frozenset()
-    short = read_short_texts(path, tokens, _LONGEST)
-    missing = frozenset(byte for byte in range(256) if short.isdisjoint(spellings(byte)))
-    if missing and model in ("llama", "rwkv"):
-        raise ModelLoadError(
-            f"The model file {path} cannot be used: its vocabulary has no token for the byte 0x{min(missing):02X}"
-            f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, and its tokenizer needs all 256. "
-            "Download or export it again."
-        )
-    return missing
-
-
-def _spellings(model: object, pre: object) -> Callable[[int], set[bytes]] | None:
-    """The texts that make a token the byte token of a byte; None for a tokenizer without byte tokens."""
-    if model == "llama":
-        return lambda byte: {_hexadecimal(byte), *([bytes((byte,))] if 0 < byte < 128 else ())}
-    if model == "rwkv":
-        return _rwkv
-    if model == "gemma4" or (model == "gpt2" and pre in _HEXADECIMAL_PRE):
-        return lambda byte: {_hexadecimal(byte)}
-    if model == "gpt2":
-        characters = {byte: {character.encode()} for character, byte in gpt2_byte_alphabet().items()}
-        return characters.__getitem__
-    return None
-
-
-def _hexadecimal(byte: int) -> bytes:
-    return f"<0x{byte:02X}>".encode()
-
-
-def _rwkv(byte: int) -> set[bytes]:
-    """The byte itself, or with an escape in front; a backslash in front of t, n, r and x means another byte."""
-    raw = bytes((byte,))
-    escaped = {9: b"t", 10: b"n", 13: b"r"}.get(byte, raw if raw not in b"tnrx" else b"x%02x" % byte)
-    return {b"\\x%02x" % byte, b"\\" + escaped, *([raw] if raw != b"\\" else ())}

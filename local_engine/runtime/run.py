@@ -6,12 +6,10 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
 
-import numpy as np
-
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.responses import StopReason
 from ...protocol.sampling import SamplingDefaults
-from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
+from ..sampling.signals import Floats, TokenSignals
 from .generation import Event, FinishReason, Generation, LocalToken, PromptScore
 from .loop import LocalEngineLoop
 
@@ -76,17 +74,6 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         """
         self._require_a_token()
         return self._prompt_logprobs
-
-    @property
-    def prompt_perplexity(self) -> float | None:
-        """exp of the mean negative log-probability of the prompt's tokens; None without `prompt_logprobs`."""
-        logprobs = self.prompt_logprobs
-        return None if logprobs is None or not len(logprobs) else float(np.exp(-logprobs.mean()))
-
-    @property
-    def quantiles(self) -> SignalQuantiles | None:
-        """The distribution of the tokens' signals so far; None before the first."""
-        return SignalQuantiles.of(self.signals)
 
     def __iter__(self) -> LocalRun:
         return self

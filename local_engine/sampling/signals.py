@@ -1,9 +1,8 @@
-"""The model's confidence in a token: numbers from its row of raw logits, and their distribution over a run."""
+"""The model's confidence in a token: numbers from its row of raw logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +11,6 @@ import numpy.typing as npt
 from .truncation import largest
 
 Floats = npt.NDArray[np.float32]
-
-#: The quantiles of a run's signals that `SignalQuantiles` tells.
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +23,6 @@ class TokenSignals:
     entropy: float
     # Log-probability of the most likely token minus that of the second.
     margin: float
-
-
-@dataclass(frozen=True, slots=True)
-class SignalQuantiles:
-    """The quantiles `LEVELS` of each signal over a run, float32 (5,) each."""
-
-    logprob: Floats
-    entropy: Floats
-    margin: Floats
-
-    @staticmethod
-    def of(signals: Sequence[TokenSignals]) -> SignalQuantiles | None:
-        """None for a run without tokens."""
-        if not signals:
-            return None
-        rows = np.array([(s.logprob, s.entropy, s.margin) for s in signals], np.float32)
-        return SignalQuantiles(*np.quantile(rows, LEVELS, axis=0).astype(np.float32).T)
 
 
 @dataclass(frozen=True, slots=True)

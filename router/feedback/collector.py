@@ -11,15 +11,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from ...classifier.grading.agreement import ComparableAnswer
-from ...protocol.decoding import prepare_types
 from ...protocol.http.prometheus import Metric
 from ...protocol.requests import Message
-from ...text.tool_stream import AnswerParser
 from ..accounting.request_record import RequestRecord
 from ..gates.gates import run_view
 from ..tiers.interfaces import LocalAnswer
@@ -212,51 +207,10 @@ class ExperienceCollector:
 def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
     """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
     from ...classifier.grading.agreement import grades
+    from .comparable_answer import local_comparable_answer
 
     if judged.record.tier != "cloud":
         return None, None
     if judged.cloud is not None:
         return grades(local_comparable_answer(judged.answer, judged.reader), judged.cloud)
     return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _TAKEN_OVER), 1.0)
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-
-
-class _Message(msgspec.Struct):
-    """As far as it can be graded; a server may send more."""
-
-    content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-prepare_types(_Message)
-
-
-def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) -> ComparableAnswer:
-    """`reader`: of an answer with thoughts or calls in it; None where it is its text."""
-    reason = answer.finish_reason or "stop"
-    if reader is None:
-        return ComparableAnswer(answer.text, reason)
-    message, reason = reader.whole(answer.text, reason)
-    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
-    return ComparableAnswer(message.content or "", reason or "stop", calls)
-
-
-def cloud_comparable_answer(choice: dict[str, Any]) -> ComparableAnswer | None:
-    """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
-    try:
-        message = msgspec.convert(choice["message"], _Message)
-    except msgspec.ValidationError:
-        return None
-    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
-    if message.content is None and message.refusal is None and not calls:
-        return None
-    return ComparableAnswer(message.content or "", choice.get("finish_reason") or "stop", calls)

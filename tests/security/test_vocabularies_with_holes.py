@@ -16,7 +16,7 @@ from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalEngine
 from updraft.local_engine.llama.library import LlamaModel, _pieces
-from updraft.local_engine.llama.vocabulary import missing_bytes
+from updraft.local_engine.llama.plain_text import missing_bytes
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from vocabularies import bpe, put, rwkv, spm, with_holes, without

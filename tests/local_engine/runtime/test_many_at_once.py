@@ -105,9 +105,7 @@ def test_all_at_once_equals_one_after_the_other(engine, solo):
         assert [token.id for token in run if token.id in run.token_ids] == solo[question]
         assert run.prompt_logprobs is not None
         assert len(run.prompt_logprobs) == run.prompt_tokens - 1
-        assert run.prompt_perplexity == pytest.approx(np.exp(-run.prompt_logprobs.mean()))
         assert run.answer_hidden is not None
-        assert run.quantiles is not None
     drain(engine)
 
 

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.local_engine.sampling.signal_meter import SignalMeter
 from updraft.local_engine.sampling.signals import (
-    LEVELS,
-    SignalQuantiles,
     TokenSignals,
     log_softmax,
     token_logprobs,
@@ -109,12 +107,3 @@ def test_of_equal_tokens_the_lower_ids_are_top(kinds):
     row = np.random.default_rng(0).integers(0, kinds, 152_001).astype(np.float32)
     for count in (1, 5, 20):
         np.testing.assert_array_equal(largest(row, count), np.argsort(-row, kind="stable")[:count])
-
-
-def test_quantiles():
-    assert SignalQuantiles.of([]) is None
-    found = SignalQuantiles.of([TokenSignals(-float(i), float(i), 2.0 * i) for i in range(101)])
-    assert found is not None
-    np.testing.assert_allclose(found.entropy, [100 * level for level in LEVELS], atol=1e-4)
-    np.testing.assert_allclose(found.logprob, [-95, -75, -50, -25, -5], atol=1e-4)
-    assert found.margin.dtype == np.float32

@@ -1,0 +1,54 @@
+"""Both tiers' answers to an escalated request, calls of tools included, in a form that can be graded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...classifier.grading.agreement import ComparableAnswer
+from ...protocol.decoding import prepare_types
+from ...text.tool_stream import AnswerParser
+from ..tiers.interfaces import LocalAnswer
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    """As far as it can be graded; a server may send more."""
+
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+prepare_types(_Message)
+
+
+def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) -> ComparableAnswer:
+    """`reader`: of an answer with thoughts or calls in it; None where it is its text."""
+    reason = answer.finish_reason or "stop"
+    if reader is None:
+        return ComparableAnswer(answer.text, reason)
+    message, reason = reader.whole(answer.text, reason)
+    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    return ComparableAnswer(message.content or "", reason or "stop", calls)
+
+
+def cloud_comparable_answer(choice: dict[str, Any]) -> ComparableAnswer | None:
+    """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
+    try:
+        message = msgspec.convert(choice["message"], _Message)
+    except msgspec.ValidationError:
+        return None
+    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    if message.content is None and message.refusal is None and not calls:
+        return None
+    return ComparableAnswer(message.content or "", choice.get("finish_reason") or "stop", calls)
