@@ -1,4 +1,4 @@
-"""The plan of one step's attention: the work of each program, decided once on the host for all layers.
+"""The attention plan of one step, made once on the host for all layers.
 
 Prefill chunks, decodes and drafts to verify are all the same: tiles of a sequence's queries, each with the keys it
 visits. Where few tiles see many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The

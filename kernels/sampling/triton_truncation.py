@@ -59,7 +59,7 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets from which on the sum reaches the target; the lowest if it never does."""
+    """The highest of 16 buckets from which on the sum reaches the target; else the lowest."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)

@@ -267,7 +267,7 @@ def trim_user_turns(body: dict[str, Any]) -> None:
 
 
 def trimmed(text: str) -> str:
-    """`text` without blank lines before it, blanks and line feeds behind it, and blanks before its first line
+    """`text` without blank lines before it, blanks and line feeds after it, and blanks before its first line
     unless another is indented too.
 
     A text of nothing else stays, and so does the end of a code block that is left open.

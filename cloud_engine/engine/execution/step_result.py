@@ -37,7 +37,7 @@ class LaunchedStep:
         self._copy = HostCopy(self.sampled)
 
     def read(self) -> list[int]:
-        """The token of each row. Waits for this step, and not for one behind it."""
+        """The token of each row. Waits for this step only."""
         return self._copy.tolist()
 
     @property
