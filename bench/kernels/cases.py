@@ -122,6 +122,7 @@ def _stored(weight: QuantizedWeight) -> int:
 
 
 def row_cases(*, short: bool) -> list[Callable[[], Case]]:
+    """Kernels that read rows once and are bound by memory: norms, gated activations, and tokens from logits."""
     rows = (8192,) if short else (256, 8192)
     makers = (norm_case, add_norm_case, gated_case)
     over_rows = [partial(make, count) for make in makers for count in rows]

@@ -194,7 +194,7 @@ class GatewayUsage:
 
 
 def _plain(value: object) -> object:
-    """A text commands no terminal. One that a spreadsheet would take for a formula is marked as a text."""
+    """A text commands no terminal. A formula of a spreadsheet is marked as text."""
     if not isinstance(value, str):
         return value
     text = printable(value)

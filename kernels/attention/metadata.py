@@ -1,8 +1,8 @@
-"""The attention plan of one step, made once on the host for all layers.
+"""Plans one step's attention once, on the host, for all layers.
 
-Prefill chunks, decodes and drafts to verify are all the same: tiles of a sequence's queries, each with the keys it
-visits. Where few tiles see many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The
-plan reaches the device as one copy from pinned memory, or in buffers that a CUDA graph reads.
+Prefill chunks, decodes and drafts all become tiles of a sequence's queries, each with its keys. Where few tiles see
+many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The plan reaches the device as
+one copy from pinned memory, or in buffers that a CUDA graph reads.
 """
 
 from __future__ import annotations

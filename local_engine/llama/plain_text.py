@@ -62,7 +62,8 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """The bytes that a BPE vocabulary has no token for; llama.cpp drops them from the text.
+    """The bytes that a BPE vocabulary has no token for; llama.cpp drops them from the text. Other tokenizers of
+    llama.cpp crash or hang at a text that needs a missing byte.
 
     Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or if it is an encoder's.
     """

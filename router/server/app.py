@@ -155,7 +155,7 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Settings that are read again."""
+    """Settings that are read again on SIGHUP and when their file changes."""
 
     # The settings file, there or not.
     file: Path
