@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in, json_of
+from ....protocol.http.foreign import error_in, json_bytes, json_of
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
 from ...request.json_narrowing import table, tables
 from ..continuation_check import Continuation
@@ -82,7 +81,7 @@ class ServerGeneration:
             return self._end()
         try:
             for payload in self._parser.feed(chunk):
-                self._take(payload, table(json_of(payload)) or {})
+                self._take(payload, table(json_of(payload, exact=True)) or {})
         except ValueError as error:
             raise UpstreamError(f"The local server at {self._url} sent what is no event stream.") from error
         return True
@@ -102,7 +101,7 @@ class ServerGeneration:
 
     def _take(self, payload: bytes, event: dict[str, Any]) -> None:
         if event.get("error"):
-            told = error_in(msgspec.json.encode(event), 502, "no reason was given")
+            told = error_in(json_bytes(event), 502, "no reason was given")
             raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
         read = (table(event.get("usage")) or {}).get("prompt_tokens")
         if isinstance(read, int) and 0 <= read < 2**31:
@@ -151,7 +150,7 @@ class _Calls:
             function = table(piece.get("function")) or {}
             call.name += str(function.get("name") or "")
             arguments: Any = function.get("arguments") or ""
-            call.arguments += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            call.arguments += arguments if isinstance(arguments, str) else json_bytes(arguments).decode()
 
     def text(self, opener: str, use: ToolUse) -> str:
         """As a list behind `opener`; empty without calls. Raises UpstreamError where the choice of `use` asks for some.
@@ -163,7 +162,7 @@ class _Calls:
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, and tool_choice asks for one.")
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
-        return opener + msgspec.json.encode(listed).decode() if listed else ""
+        return opener + json_bytes(listed).decode() if listed else ""
 
 
 def failed(url: str, error: httpx.HTTPError) -> UpdraftError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ....text.templates.reasoning import ReasoningStyle
     from ....text.tool_formats import ToolFormat
 
-_CALLS = "[TOOL_CALLS]"
+_CALLS = "\ufdd0[TOOL_CALLS]"  # begins with a noncharacter, which no text has
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed")
 _BEYOND = (
     *("typical_p", "repetition_penalty", "logit_bias", "stop_token_ids", "min_tokens", "ignore_eos"),
@@ -57,7 +57,9 @@ class ServerLocalTier(ChatsOnly):
         self._client = client
         self._model = model
         # The ids that it gives to calls are taken by every template.
-        self.tool_format: ToolFormat | None = ToolFormat("mistral", ToolSyntax(_CALLS, lists=True), {})
+        self.tool_format: ToolFormat | None = ToolFormat(
+            "mistral", ToolSyntax(_CALLS, lists=True, keeps_blanks=True), {}
+        )
         self._max_tokens = max_tokens
         self._vocabulary = SeenVocabulary()
         self.model_id = model.name
