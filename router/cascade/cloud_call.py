@@ -21,10 +21,11 @@ from ...protocol.http.forwarding import Forwarded
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
+from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import CloudStream, CloudUsage
+from ..tiers.interfaces import Booked, CloudStream, CloudUsage
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
@@ -50,7 +51,9 @@ def after(record: RequestRecord, demand: Demand) -> Demand:
 class CloudAttempt:
     """The request of one call as it is sent."""
 
+    state: RouterState
     record: RequestRecord
+    call: CloudCall
     # Below the cloud's base URL.
     path: str
     body: dict[str, Any]
@@ -69,6 +72,10 @@ class CloudAttempt:
         """The body with its draft, for estimates."""
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
+    def forwarded(self, given: Forwarded) -> Booked:
+        """Return `given` with the call's span as the parent of the cloud's spans, and with `book`."""
+        return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
+
     def limit(self, tokens: int) -> None:
         """Cap the answers at `tokens` together."""
         self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
@@ -77,6 +84,29 @@ class CloudAttempt:
         self.body = capped(self.body, cap, fields)
         self.record.budget_note = f"max_tokens: the budget leaves {cap} tokens for this answer"
         self.record.time_dependent = True
+
+    async def _book(self, cause: str) -> bool:
+        """Book an attempt that broke after it was sent, apart from the next. False: the budget pays for no other one.
+
+        Its prompt was read. How much the cloud wrote is unknown: budgets are charged the least that an answer reserves.
+        """
+        record, call, budget = self.record, self.call, self.state.budget
+        read = prompt_tokens(json_bytes(self.drafted))
+        tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
+        broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
+        reason = f"another try: {call.model} failed: {cause}; {read} prompt tokens are booked for it"
+        record.judged(GateDecision(0, escalate=True, reason=reason))
+        record.cloud_calls[-1] = broken  # while the next attempt is reserved
+        try:
+            if budget is not None and call.demand is not None and (held := record.reserved) is not None:
+                wanted = Wanted(held.tokens, held.tokens, is_known=True)
+                demand = after(record, replace(call.demand, wanted=wanted))
+                record.reserved = await budget.reserve(record.caller, demand, held)
+        except BudgetExceededError:
+            return False
+        finally:
+            record.cloud_calls.append(call)
+        return True
 
     def adapt(self, failure: CloudFailure) -> bool:
         """Change the body after a refusal of its cap; False if the failure is not about the cap."""
@@ -101,7 +131,7 @@ async def cloud_call(
     Raises CloudForbidden.
     """
     call = CloudCall(body["model"])
-    attempt = CloudAttempt(record, path, body, draft)
+    attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
         await _reserve(state, call, attempt)
@@ -228,8 +258,3 @@ def work_of(body: dict[str, Any]) -> str:
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"
-
-
-def traced(forwarded: Forwarded, span: Span) -> Forwarded:
-    """Return `forwarded` with `span` as the parent of the cloud's spans."""
-    return replace(forwarded, headers=span.headers(forwarded.headers))

@@ -11,7 +11,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.http.foreign import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
-from ..cascade.cloud_call import cloud_call, traced
+from ..cascade.cloud_call import cloud_call
 from ..request.json_narrowing import table
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
@@ -46,7 +46,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
         content = _content(call, cloud.model)
         async with cloud_call(call.state, call.record, {**call.job.body, "model": cloud.model}, path) as attempt:
             answer = await cloud.tier.pass_on(
-                path, content, timeout_s=call.cloud_time_left_s(), forwarded=traced(call.job.forwarded, attempt.span)
+                path, content, timeout_s=call.cloud_time_left_s(), forwarded=attempt.forwarded(call.job.forwarded)
             )
         call.record.route = "cloud"
         if not isinstance(answer.body, bytes):
