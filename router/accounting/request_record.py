@@ -52,6 +52,8 @@ class CloudCall:
     unbilled: bool = False
     # An attempt that broke: `counted` is an estimate, and the budgets are charged what was demanded.
     is_broken: bool = False
+    # Whether the answer may have tokens that it does not show.
+    is_reasoning: bool = False
 
     def usd(self, prices: Prices) -> float | None:
         """None where the model has no price."""

@@ -14,7 +14,7 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
 from ...accounting.prices import Price
-from ...accounting.token_estimate import LIMITS, answer_size, capped, prompt_tokens, text_bytes
+from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.foreign import json_bytes
 from ...protocol.http.forwarding import Forwarded
@@ -130,7 +130,7 @@ async def cloud_call(
 
     Raises CloudForbidden.
     """
-    call = CloudCall(body["model"])
+    call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
@@ -178,9 +178,13 @@ async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Lower the charge of an answer that came without usage to its bytes: a token has at least one."""
+    """Lower the charge of an answer that came without usage to its bytes: a token has at least one.
+
+    The reservation of an answer with hidden reasoning stands.
+    """
     call = record.cloud_calls[-1]
-    call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
+    if not call.is_reasoning:
+        call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
 
 
 class MeteredStream:
@@ -201,7 +205,12 @@ class MeteredStream:
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         if self._ended:
             raise StopAsyncIteration
-        payload, event = await anext(self._stream)
+        try:
+            payload, event = await anext(self._stream)
+        except StopAsyncIteration:
+            if self._call.is_reasoning:  # counts only if no usage came
+                self._call.unreported_tokens = self._answer.reserved
+            raise
         goes_on = False
         for choice in event["choices"]:
             goes_on = goes_on or not choice.get("finish_reason")
@@ -251,6 +260,13 @@ class MeteredStream:
 def _index(choice: dict[str, Any]) -> int:
     index = choice.get("index")
     return index if isinstance(index, int) else 0
+
+
+def _asks_for_reasoning(body: dict[str, Any]) -> bool:
+    if body.get("reasoning_effort") not in (None, "none"):
+        return True
+    tables = [found for name in THINKING if (found := table(body.get(name)))]
+    return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
 
 
 def work_of(body: dict[str, Any]) -> str:

@@ -273,6 +273,27 @@ def test_an_answer_without_usage_costs_its_bytes_at_most(spending: Callable[...,
         run(test(cloud))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"reasoning_effort": "high"}, {"reasoning": {"effort": "low"}}, {"thinking": {"type": "enabled"}}]
+)
+def test_reasoning_that_no_usage_counts_keeps_its_reservation(
+    spending: Callable[..., Any], fields: dict[str, Any], stream: bool
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await (b.stream if stream else b.answer)("cloud", max_tokens=9_000, **fields)
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert cloud.usd(INPUT, OUTPUT) <= spent(b.ledger)[2] < 0.046
+            cloud.reports = True
+            await (b.stream if stream else b.answer)("cloud", max_tokens=2_000, **fields)
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert spent(b.ledger)[2] < 0.046 + 0.0101, "its usage counts"
+
+    with long_cloud(reports=False, hidden=8_000, tokens=9_000) as cloud:
+        run(test(cloud))
+
+
 def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         cloud.length = lambda body: 30_000  # type: ignore[method-assign]
