@@ -134,7 +134,7 @@ async def cloud_call(
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
-        await _reserve(state, call, attempt)
+        await _reserve(attempt)
     record.cloud_calls.append(call)
     began = time.monotonic()
     try:
@@ -153,13 +153,14 @@ async def cloud_call(
     state.latency.observe(work_of(body), time.monotonic() - began)
 
 
-async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -> None:
+async def _reserve(attempt: CloudAttempt) -> None:
     """Reserve the answer's maximum. Cap the answer where the budget ends before it.
 
     The reservation of a cloud that took nothing is used again for the next one. A request that holds no reservation
     waits for room until `waits_until`. Raises CloudForbidden.
     """
-    budget, demand, record = state.budget, call.demand, attempt.record
+    call, record = attempt.call, attempt.record
+    budget, demand = attempt.state.budget, call.demand
     if budget is None or demand is None:
         return
     while True:

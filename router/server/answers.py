@@ -108,8 +108,8 @@ class AnswerService:
         """Store an answer. A failure is logged and returns False, for the caller has a use for the answer anyway."""
         try:
             await self.use(lambda store: store.put(answer))
-        except (sqlite3.Error, ConfigurationError) as error:
-            log.error("the answer %s cannot be stored: %s", answer.id, error)
+        except (sqlite3.Error, ConfigurationError, ValueError) as error:
+            log.error("the answer %r cannot be stored: %s", answer.id, error)
             return False
         return True
 

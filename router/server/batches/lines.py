@@ -19,10 +19,7 @@ MAX_LINES = 50_000
 MAX_LINE = 8 * MB  # as the body of a request
 _MAX_ERRORS = 100  # that are told of one file
 _MAX_ID = 512  # characters
-_LINE_ENDS = (
-    *((b"\n", b" "), (b"\r", b" ")),  # stand between the tokens of JSON only
-    *((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"),
-)
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,12 +111,9 @@ def answer_line(custom_id: str, response: WireResponse, request_id: str) -> byte
 def _on_one_line(body: bytes) -> bytes:
     """`body` as JSON without line ends, U+2028 included; a JSON string where it is no JSON."""
     try:
-        msgspec.json.decode(body)
-    except UNREADABLE:
-        try:
-            body = json_bytes(json_of(body, exact=True))
-        except ValueError:
-            body = json_bytes(body.decode(errors="replace"))
+        body = json_bytes(json_of(body, exact=True))
+    except ValueError:
+        body = json_bytes(body.decode(errors="replace"))
     for end, instead in _LINE_ENDS:
         body = body.replace(end, instead)
     return body
