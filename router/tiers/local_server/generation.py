@@ -18,6 +18,9 @@ from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
 from .tokens import SeenVocabulary, ServerToken, reported_in
 
+#: Begins the opener of tool calls, so that no text of a model holds the opener.
+NONCHARACTER = "\ufdd0"
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
@@ -161,6 +164,8 @@ class _Calls:
         calls = [call for call in self._calls if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, and tool_choice asks for one.")
+        if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
+            opener = opener.removeprefix(NONCHARACTER)  # the calls stay text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
         return opener + json_bytes(listed).decode() if listed else ""
 

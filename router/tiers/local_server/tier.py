@@ -19,7 +19,7 @@ from ....protocol.sampling import SamplingParams
 from ....protocol.structured import AnswerOptions, Constraint, ToolUse
 from ..interfaces import ChatsOnly
 from .address import ServerAddress
-from .generation import AnswerForm, ServerGeneration, failed
+from .generation import NONCHARACTER, AnswerForm, ServerGeneration, failed
 from .models import LocalServerModel, find_model, open_client
 from .tokens import TOP, SeenVocabulary
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ....text.templates.reasoning import ReasoningStyle
     from ....text.tool_formats import ToolFormat
 
-_CALLS = "\ufdd0[TOOL_CALLS]"  # begins with a noncharacter, which no text has
+_CALLS = f"{NONCHARACTER}[TOOL_CALLS]"
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed")
 _BEYOND = (
     *("typical_p", "repetition_penalty", "logit_bias", "stop_token_ids", "min_tokens", "ignore_eos"),
