@@ -14,7 +14,7 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/cli/test_hostile_folder.py tests/cloud_engine/gateway/test_broken_answers.py \
 	tests/cloud_engine/gateway/test_real_engine.py tests/cloud_engine/gateway/test_timeouts.py \
 	tests/router/accounting/test_spend.py tests/cloud_engine/gateway/limits/test_spend.py \
-	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py
+	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py tests/protocol/safety/test_private_files.py
 
 # The driver of the page's tests: too heavy for `make install`. And a real model. Both are fetched once.
 DRIVER  := "playwright>=1.50" "axe-playwright-python>=0.1.6"

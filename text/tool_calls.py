@@ -40,6 +40,8 @@ class ToolSyntax:
     bare: bool = False
     # Behind the opener comes a JSON list of calls, or the name of a function and then its arguments.
     lists: bool = False
+    # Blanks before an opener belong to the text.
+    keeps_blanks: bool = False
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ class ToolCallParser:
         found = start >= 0
         if not found:
             start = len(self._buffer) - _overlap(self._buffer, opener)
-        before = self._buffer[:start].rstrip()
+        before = self._buffer[:start] if self._syntax.keeps_blanks else self._buffer[:start].rstrip()
         self._parsed.content += before
         if found:
             end = start + len(opener)

@@ -17,7 +17,7 @@ import msgspec
 from ...model_files.identity import ModelIdentity
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
-from ...protocol.safety.private_files import private_file
+from ...protocol.safety.private_files import create_private, private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
 
@@ -70,11 +70,12 @@ class KeptAnswers:
         self.spent = 0.0
         self._open = ExitStack()
         try:
-            private_file(path)
+            create_private(path)
             self._handle = os.open(path, os.O_RDWR | os.O_APPEND)
             self._open.callback(os.close, self._handle)
             self._open.enter_context(locked(self._handle, self._refuse))
             self._read()
+            private_file(path)
         except OSError as error:
             self._open.close()
             raise ConfigurationError(f"{path} cannot be used for the answers so far: {error.strerror}.") from error

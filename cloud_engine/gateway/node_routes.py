@@ -7,7 +7,6 @@ cannot make the gateway send it anywhere.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -26,6 +25,7 @@ from .balancing.directory import LEASE_S, NodeDirectory
 from .balancing.node import Node, NodeAddress
 from .balancing.registry import NodeRegistry
 from .upstream.client import Upstream
+from .upstream.pool import is_no_dns_name, may_register
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,22 +114,17 @@ class NodeRoutes:
 
 
 async def _why_out_of_reach(node: Node, request: Request) -> str:
-    """Return the reason why a node cannot register with this address; empty if the address is allowed.
-
-    The refused addresses lead to services of the cloud or of this machine that trust their network.
-    """
+    """Return the reason why a node cannot register with this address; empty if the address is allowed."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM
         )
     except (OSError, UnicodeError):
         return "its name cannot be resolved"
-    is_local = _is_from_this_machine(request)
+    is_local = _is_from_this_machine(request) and is_no_dns_name(node.target.host.decode())
     for *_, address in found:
-        ip = ipaddress.ip_address(address[0])
-        ip = getattr(ip, "ipv4_mapped", None) or ip
-        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local):
-            return f"a node may not register with the address {ip}"
+        if not may_register(str(address[0]), is_local=is_local):
+            return f"a node may not register with the address {address[0]}"
     return ""
 
 
@@ -143,7 +138,7 @@ def _is_from_this_machine(request: Request) -> bool:
 def _node(heartbeat: Heartbeat, *, gets_shared_key: bool = False) -> Node:
     """Raises InvalidRequestError."""
     try:
-        node = Node(NodeAddress(heartbeat.url, gets_shared_key=gets_shared_key))
+        node = Node(NodeAddress(heartbeat.url, gets_shared_key=gets_shared_key, is_registered=True))
     except ConfigurationError as error:
         raise InvalidRequestError(
             "url must be an http(s) URL such as http://10.0.0.1:4116.", param="url", code="invalid_value"

@@ -45,12 +45,17 @@ def private_file(path: Path) -> Path:
     The same holds for the files that SQLite keeps beside a database. An existing file is never opened: closing any
     descriptor of a file drops all POSIX locks of this process on the file, and with them the locks of SQLite.
     """
-    private_folder(path.parent)
-    if not path.exists():
-        _create(path.resolve())  # a link may point to a file that is still missing
+    create_private(path)
     for each in (path, *(path.with_name(path.name + ending) for ending in _SQLITE_COMPANIONS)):
         _close(each, 0o600)
     return path
+
+
+def create_private(path: Path) -> None:
+    """Create the file for the user alone. An existing file keeps its rights until its content is checked."""
+    private_folder(path.parent)
+    if not path.exists():
+        _create(path.resolve())  # a link may point to a file that is still missing
 
 
 def prepared(path: Path) -> Path:
@@ -98,10 +103,12 @@ def _create(path: Path) -> None:
 def _close(path: Path, mode: int) -> None:
     """Take the rights of others away from a file or folder of this user.
 
-    Devices such as /dev/null keep their rights, and so do folders for all like /tmp.
+    Devices such as /dev/null keep their rights, and so do folders for all like /tmp. Root changes files of other users
+    in Updraft's own folders only.
     """
     with suppress(OSError):  # a path of another user, a read-only mount
-        found = path.stat().st_mode
-        is_ours = stat.S_ISREG(found) or stat.S_ISDIR(found)
+        status, user = path.stat(), getattr(os, "geteuid", lambda: 0)()
+        found = status.st_mode
+        is_ours = (stat.S_ISREG(found) or stat.S_ISDIR(found)) and (status.st_uid == user or is_own(path))
         if is_ours and found & 0o077 and not found & stat.S_ISVTX:
             path.chmod(stat.S_IMODE(found) & mode)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ConfigurationError, StorageError
 from ..wal import create_tables, use_wal
-from .private_files import private_file
+from .private_files import create_private, private_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,16 @@ class SharedFile:
         """
         try:
             if not read_only:
-                private_file(self.path)
+                create_private(self.path)
             connection = self._connect("ro" if read_only else "rw")
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
         try:
             prepare(connection)
             if not read_only:
+                private_file(self.path)
                 use_wal(connection)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             connection.close()
             raise self._unusable(error) from error
         except ConfigurationError:

@@ -50,6 +50,10 @@ class CloudCall:
     counted: CloudUsage = field(default_factory=CloudUsage)
     # The cloud refused, or was never reached.
     unbilled: bool = False
+    # An attempt that broke: `counted` is an estimate, and the budgets are charged what was demanded.
+    is_broken: bool = False
+    # Whether the answer may have tokens that it does not show.
+    is_reasoning: bool = False
 
     def usd(self, prices: Prices) -> float | None:
         """None where the model has no price."""
@@ -60,7 +64,7 @@ class CloudCall:
 
     def charge(self, prices: Prices) -> Charge:
         """Return the tokens and dollars of the call: as the cloud counted them, or else as they were demanded."""
-        if not self.unbilled and not self.counted.prompt_tokens:
+        if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
             return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # a budget in dollars has all prices

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
+from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, OfferedTools
@@ -221,7 +222,7 @@ class Cascade:
         if self.escalation.races_excluded_cloud:
             await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
-        draft = "" if self._answer is None or self.tools is not None else self._answer.text
+        draft = "" if self._answer is None or self.tools is not None else paired(self._answer.text)
         try:
             if self.escalation.racing:  # the cloud has been writing since gate 1: it needs no draft
                 reply = await self.escalation.race_outcome()

@@ -14,17 +14,18 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
 from ...accounting.prices import Price
-from ...accounting.token_estimate import LIMITS, answer_size, capped, prompt_tokens, text_bytes
+from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.foreign import json_bytes
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
+from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import CloudStream, CloudUsage
+from ..tiers.interfaces import Booked, CloudStream, CloudUsage
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
@@ -50,7 +51,9 @@ def after(record: RequestRecord, demand: Demand) -> Demand:
 class CloudAttempt:
     """The request of one call as it is sent."""
 
+    state: RouterState
     record: RequestRecord
+    call: CloudCall
     # Below the cloud's base URL.
     path: str
     body: dict[str, Any]
@@ -69,6 +72,10 @@ class CloudAttempt:
         """The body with its draft, for estimates."""
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
+    def forwarded(self, given: Forwarded) -> Booked:
+        """Return `given` with the call's span as the parent of the cloud's spans, and with `book`."""
+        return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
+
     def limit(self, tokens: int) -> None:
         """Cap the answers at `tokens` together."""
         self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
@@ -77,6 +84,29 @@ class CloudAttempt:
         self.body = capped(self.body, cap, fields)
         self.record.budget_note = f"max_tokens: the budget leaves {cap} tokens for this answer"
         self.record.time_dependent = True
+
+    async def _book(self, cause: str) -> bool:
+        """Book an attempt that broke after it was sent, apart from the next. False: the budget pays for no other one.
+
+        Its prompt was read. How much the cloud wrote is unknown: budgets are charged the least that an answer reserves.
+        """
+        record, call, budget = self.record, self.call, self.state.budget
+        read = prompt_tokens(json_bytes(self.drafted))
+        tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
+        broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
+        reason = f"another try: {call.model} failed: {cause}; {read} prompt tokens are booked for it"
+        record.judged(GateDecision(0, escalate=True, reason=reason))
+        record.cloud_calls[-1] = broken  # while the next attempt is reserved
+        try:
+            if budget is not None and call.demand is not None and (held := record.reserved) is not None:
+                wanted = Wanted(held.tokens, held.tokens, is_known=True)
+                demand = after(record, replace(call.demand, wanted=wanted))
+                record.reserved = await budget.reserve(record.caller, demand, held)
+        except BudgetExceededError:
+            return False
+        finally:
+            record.cloud_calls.append(call)
+        return True
 
     def adapt(self, failure: CloudFailure) -> bool:
         """Change the body after a refusal of its cap; False if the failure is not about the cap."""
@@ -100,11 +130,11 @@ async def cloud_call(
 
     Raises CloudForbidden.
     """
-    call = CloudCall(body["model"])
-    attempt = CloudAttempt(record, path, body, draft)
+    call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
+    attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
-        await _reserve(state, call, attempt)
+        await _reserve(attempt)
     record.cloud_calls.append(call)
     began = time.monotonic()
     try:
@@ -123,13 +153,14 @@ async def cloud_call(
     state.latency.observe(work_of(body), time.monotonic() - began)
 
 
-async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -> None:
+async def _reserve(attempt: CloudAttempt) -> None:
     """Reserve the answer's maximum. Cap the answer where the budget ends before it.
 
     The reservation of a cloud that took nothing is used again for the next one. A request that holds no reservation
     waits for room until `waits_until`. Raises CloudForbidden.
     """
-    budget, demand, record = state.budget, call.demand, attempt.record
+    call, record = attempt.call, attempt.record
+    budget, demand = attempt.state.budget, call.demand
     if budget is None or demand is None:
         return
     while True:
@@ -148,9 +179,13 @@ async def _reserve(state: RouterState, call: CloudCall, attempt: CloudAttempt) -
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Lower the charge of an answer that came without usage to its bytes: a token has at least one."""
+    """Lower the charge of an answer that came without usage to its bytes: a token has at least one.
+
+    The reservation of an answer with hidden reasoning stands.
+    """
     call = record.cloud_calls[-1]
-    call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
+    if not call.is_reasoning:
+        call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
 
 
 class MeteredStream:
@@ -171,7 +206,12 @@ class MeteredStream:
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         if self._ended:
             raise StopAsyncIteration
-        payload, event = await anext(self._stream)
+        try:
+            payload, event = await anext(self._stream)
+        except StopAsyncIteration:
+            if self._call.is_reasoning:  # counts only if no usage came
+                self._call.unreported_tokens = self._answer.reserved
+            raise
         goes_on = False
         for choice in event["choices"]:
             goes_on = goes_on or not choice.get("finish_reason")
@@ -223,13 +263,15 @@ def _index(choice: dict[str, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
+def _asks_for_reasoning(body: dict[str, Any]) -> bool:
+    if body.get("reasoning_effort") not in (None, "none"):
+        return True
+    tables = [found for name in THINKING if (found := table(body.get(name)))]
+    return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
+
+
 def work_of(body: dict[str, Any]) -> str:
     """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"
-
-
-def traced(forwarded: Forwarded, span: Span) -> Forwarded:
-    """Return `forwarded` with `span` as the parent of the cloud's spans."""
-    return replace(forwarded, headers=span.headers(forwarded.headers))

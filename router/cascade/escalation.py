@@ -17,7 +17,7 @@ from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
-from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of, traced
+from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
 
@@ -261,7 +261,7 @@ class Escalation:
             sent = {**body, "model": candidate.model}
             try:
                 async with cloud_call(self.state, self.record, sent, self._path, draft=request.draft) as attempt:
-                    self._forwarded = traced(self.job.forwarded, attempt.span)
+                    self._forwarded = attempt.forwarded(self.job.forwarded)
                     answer, self.took_draft = await request.sent(candidate.tier, attempt)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):

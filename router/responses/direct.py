@@ -15,7 +15,7 @@ from ...protocol.http.forwarding import forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord
-from ..cascade.cloud_call import cloud_call, traced
+from ..cascade.cloud_call import cloud_call
 from ..cascade.escalation import Escalation
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling
@@ -115,7 +115,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
         content = _content(call, cloud.model)
         async with cloud_call(call.state, call.record, {**call.job.body, "model": cloud.model}, path) as attempt:
             answer = await cloud.tier.pass_on(
-                path, content, timeout_s=call.cloud_time_left_s(), forwarded=traced(call.job.forwarded, attempt.span)
+                path, content, timeout_s=call.cloud_time_left_s(), forwarded=attempt.forwarded(call.job.forwarded)
             )
         call.record.route = "cloud"
         if not isinstance(answer.body, bytes):

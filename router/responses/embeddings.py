@@ -12,7 +12,7 @@ from ...protocol.embeddings import embedding_list, read_embedding
 from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
 from ...protocol.sampling import SamplingParams
-from ..cascade.cloud_call import cloud_call, traced
+from ..cascade.cloud_call import cloud_call
 from ..cascade.several import all_of
 from ..tiers.interfaces import CloudUsage, LocalTier
 from .direct import CloudsOwnError, DirectCall, DirectReply
@@ -31,7 +31,7 @@ async def embed(call: DirectCall) -> DirectReply:
     [cloud] = escalation.candidates()[-1:]
     body = {**body, "model": cloud.model}
     async with cloud_call(call.state, record, body, "embeddings") as attempt:
-        forwarded = traced(call.job.forwarded, attempt.span)
+        forwarded = attempt.forwarded(call.job.forwarded)
         answer = await cloud.tier.embed(body, timeout_s=call.cloud_time_left_s(), forwarded=forwarded)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))

@@ -14,6 +14,7 @@ from ...protocol.http import sse
 from ...protocol.http.foreign import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
 from ..accounting.request_record import RequestRecord
@@ -198,7 +199,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
     chat = cascade.chat
-    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     body = cascade.escalation.body() | {
         "messages": [
             *cascade.job.body["messages"][: len(messages) - 1],
@@ -249,7 +250,7 @@ async def _continue_on_device(
 ) -> AsyncGenerator[bytes]:
     """Finish on the device what was begun there, whatever the gates think of it."""
     chat = cascade.chat
-    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
     tail = _LocalText(cascade, writer.chunks, writer.reader)
     async for event in _written(tail, run):

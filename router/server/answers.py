@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...protocol.dialects.responses_events import ResponseEvents
 from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
+from ...protocol.http.foreign import object_of
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 
@@ -19,6 +20,7 @@ log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
 MAX_BACKGROUND = 100  # responses at a time
+_NOT_STORED = "store: this answer could not be stored"
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -106,8 +108,8 @@ class AnswerService:
         """Store an answer. A failure is logged and returns False, for the caller has a use for the answer anyway."""
         try:
             await self.use(lambda store: store.put(answer))
-        except (sqlite3.Error, ConfigurationError) as error:
-            log.error("the answer %s cannot be stored: %s", answer.id, error)
+        except (sqlite3.Error, ConfigurationError, ValueError) as error:
+            log.error("the answer %r cannot be stored: %s", answer.id, error)
             return False
         return True
 
@@ -143,6 +145,12 @@ class AnswerService:
             if self._store is None:
                 self._store = AnswerStore(path, days=self._config.store_days, most=self._config.store_answers)
         return work(self._store)
+
+
+def not_stored(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return `answer` with a note that it could not be stored."""
+    about = object_of(answer.get("updraft"))
+    return {**answer, "updraft": {**about, "notes": [*(about.get("notes") or ()), _NOT_STORED]}}
 
 
 def is_ended(response: dict[str, Any]) -> bool:

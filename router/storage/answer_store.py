@@ -88,14 +88,14 @@ class AnswerStore:
             self._prune(connection)
 
     def put(self, answer: StoredAnswer) -> None:
-        """Keep an answer, in place of one of the same id."""
+        """Keep an answer. Raises sqlite3.Error, also for the id of another one, and ValueError for half a character."""
         values = [
             json_bytes(value).decode() if name in _JSON else value
             for name, value in zip(_COLUMNS, astuple(answer), strict=True)
         ]
         marks = ", ".join("?" * len(_COLUMNS))
         with self._database.transaction() as connection:
-            connection.execute(f"INSERT OR REPLACE INTO answers ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+            connection.execute(f"INSERT INTO answers ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
             self._prune(connection)
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:

@@ -19,7 +19,7 @@ from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
-from .interfaces import CloudContent, Content
+from .interfaces import Booked, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
 from .retries import CloudCalls
 from .stream import HttpCloudStream
@@ -162,7 +162,8 @@ class HttpCloudTier:
                 raise unreachable(self._url, error) from error
 
         try:
-            return await self._calls.ask(once, until, lambda: _digest(call))
+            book = forwarded.book if isinstance(forwarded, Booked) else None
+            return await self._calls.ask(once, until, lambda: _digest(call), book)
         except CloudFailure as failure:
             failure.url = self._url
             if failure.is_model_not_found and self._provider.capabilities.lists_models:

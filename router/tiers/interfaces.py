@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -213,6 +213,17 @@ class CloudContent:
     kind: str
     # Whole, or a stream of events that its reader closes.
     body: bytes | AsyncGenerator[bytes]
+
+
+#: Books an attempt that the cloud may charge and that broke for a cause. False: the budget pays for no other one.
+Book = Callable[[str], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Booked(Forwarded):
+    """Forwarded values of a request whose broken attempts are booked before each retry."""
+
+    book: Book | None = field(default=None, repr=False)
 
 
 class CloudStream(Protocol):

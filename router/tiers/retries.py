@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ...accounting.breaker import Breaker, BreakerRules
 from .failures import CloudFailure, circuit_open, timed_out
+from .interfaces import Book
 
 RULES = BreakerRules(failures_to_open=3, recovery=10.0, max_recovery=60.0, window_s=60.0)
 
@@ -52,11 +53,14 @@ class CloudCalls:
     def is_open(self) -> bool:
         return self._breaker.state != "closed"
 
-    async def ask(self, attempt: Callable[[], Awaitable[T]], until: float, digest: Callable[[], bytes]) -> T:
+    async def ask(
+        self, attempt: Callable[[], Awaitable[T]], until: float, digest: Callable[[], bytes], book: Book | None = None
+    ) -> T:
         """The result of the first of three attempts that succeeds.
 
         `until`: the end of the caller's patience, on the clock of `time.monotonic`. `digest` identifies the request.
-        Raises the CloudFailure of the last attempt, or one at once where the circuit is open.
+        `book` is called before a retry, if the cloud may charge the last attempt. Raises the CloudFailure of the last
+        attempt, or one at once where the circuit is open.
         """
         admission = self._breaker.admit()
         if admission == "refused":
@@ -70,8 +74,8 @@ class CloudCalls:
                 answer = await attempt()
             except CloudFailure as failure:
                 never_reached = failure.unbilled and failure.status is None
-                billed, reached = billed or not failure.unbilled, reached or not never_reached
-                failure.unbilled = not billed
+                is_unbilled, reached = failure.unbilled, reached or not never_reached
+                failure.unbilled = is_unbilled and not billed
                 if self._is_hung(failure, tried_at):
                     self._breaker.trip(failure.cause)
                 if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
@@ -79,6 +83,12 @@ class CloudCalls:
                         self._breaker.trip(failure.cause)
                     self._learn(failure, None if never_reached else digest)
                     raise
+                if not is_unbilled and book is not None:
+                    failure.unbilled = not billed
+                    if not await book(failure.cause):
+                        self._learn(failure, digest)
+                        raise
+                billed = billed or not (is_unbilled or book)
             else:
                 self._succeeded()
                 return answer

@@ -267,6 +267,31 @@ def test_ollama(server: ScriptedProvider, daemon: httpx.Client, stream: bool) ->
         assert same("".join(line["message"]["content"] for line in lines)) == same(text)
 
 
+@pytest.mark.parametrize("signals", [False, True])
+@pytest.mark.parametrize("where", ["sdk", "daemon"])
+def test_a_local_server(where: str, signals: bool) -> None:
+    """It is always asked for a stream, for whole answers too."""
+    entry = {"token": "a", "logprob": -0.1, "bytes": [97], "top_logprobs": []}
+    logprobs = {"content": [entry]} if signals else None
+    with ExitStack() as stack:
+        server = stack.enter_context(running_provider())
+        server.says({"data": [{"id": "small", "max_model_len": 512}]})
+        server.says({"choices": [{"message": {"content": "a"}, "logprobs": logprobs, "finish_reason": "length"}]})
+        config = RouterConfig(local=server.url, ledger=None)
+        if where == "daemon":
+            url = stack.enter_context(serving(daemon_app(Router(config)), lifespan=True))
+            client: openai.OpenAI = openai.OpenAI(base_url=f"{url}/v1", api_key="app", max_retries=0)
+        else:
+            client = updraft.OpenAI(config=config, max_retries=0)
+        stack.enter_context(client)
+        options: Any = {"model": "local", "messages": USER, "tools": [TOOL]}
+        for text, arguments in [*CASES, (TEXTS["half a pair"], HALF)]:
+            for _ in range(2):
+                server.says(openai_answer(text, arguments, stream=True))
+            check(taken(client.chat.completions.create(**options).choices[0].message), text, arguments)
+            check(joined(list(client.chat.completions.create(**options, stream=True))), text, arguments)
+
+
 def test_the_gateway(tmp_path: Path) -> None:
     """Before a node whose key, a dummy, is a word of the answers."""
     command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--exit-with-parent"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from updraft.cloud_engine.gateway import node_routes
 from updraft.cloud_engine.gateway.balancing import directory
 from updraft.cloud_engine.gateway.balancing.directory import NodeDirectory
 from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
+from updraft.cloud_engine.gateway.upstream.client import Upstream
+from updraft.cloud_engine.gateway.upstream.failures import UnreachableError
 from updraft.protocol.http.access import key_proof
 from updraft.protocol.safety.system import boot_time
 from waiting import wait_for
@@ -139,6 +142,33 @@ def test_addresses_of_no_node_are_not_asked(tmp_path: Path, host: str) -> None:
         refused = register(process, keys, f"http://{host}:80")
         assert refused.status_code == 400
         assert "may not register with the address" in refused.json()["error"]["message"]
+
+
+def test_a_name_that_leads_elsewhere_after_its_registration_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: the check at the registration has seen another address."""
+    listener, resolve = Listener(), socket.getaddrinfo
+
+    def rebound(host: Any, *rest: Any, **more: Any) -> Any:
+        return resolve("127.0.0.1" if host == "node.example" and not more.get("flags") else host, *rest, **more)
+
+    async def probe(address: NodeAddress) -> int:
+        upstream = Upstream(SECRET)
+        try:
+            return (await upstream.get(Node(address).target, b"/health"))[0]
+        finally:
+            await upstream.close()
+
+    with serving(listener.app()) as url:
+        monkeypatch.setattr(socket, "getaddrinfo", rebound)
+        port = url.rpartition(":")[2]
+        for is_proven in (False, True):
+            address = NodeAddress(f"http://node.example:{port}", gets_shared_key=is_proven, is_registered=True)
+            with pytest.raises(UnreachableError, match="may not register with the address"):
+                asyncio.run(probe(address))
+        assert listener.sent == []
+        for host in ("127.0.0.1", "localhost", "127.1"):
+            assert asyncio.run(probe(NodeAddress(f"http://{host}:{port}", is_registered=True))) == 200
+        assert asyncio.run(probe(NodeAddress(f"http://node.example:{port}"))) == 200, "an operator named it"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ class LongCloud:
     hidden: int = 0
     reports: bool = True
     honours: bool = True
+    # Requests whose connection breaks before the answer.
+    breaks: int = 0
     # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -81,6 +83,11 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
                     self.answer(400, {"error": {"message": message, "type": "invalid_request_error", "param": name}})
                     return
             length = cloud.length(body)
+            if cloud.breaks:
+                cloud.breaks -= 1
+                cloud.book(0)
+                self.close_connection = True
+                return
             if body.get("stream"):
                 self.stream(body, length)
                 return

@@ -68,7 +68,9 @@ class NodeDirectory:
                 (boot_time(), boot_id()),
             )
             found = [
-                NodeAddress(url, concurrency=limit or self.concurrency, gets_shared_key=bool(is_proven))
+                NodeAddress(
+                    url, concurrency=limit or self.concurrency, gets_shared_key=bool(is_proven), is_registered=True
+                )
                 for url, limit, is_proven in rows
             ]
         return [address.of_worker(self.workers, self.worker) for address in found]

@@ -39,6 +39,8 @@ class NodeAddress:
     idle_s: float | None = None
     # Whether it may get the key of all nodes: an operator named it, or it has proved that it knows that key.
     gets_shared_key: bool = True
+    # Whether it came by a heartbeat: its name may lead to fewer addresses.
+    is_registered: bool = False
     # Price of this node's tokens. None: the model's price.
     price: Price | None = None
 
@@ -157,4 +159,4 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
             raise ConfigurationError(f"The key of node {shown_url(url)} needs {SHORTEST_KEY} characters at least.")
         authorization = b"Bearer " + api_key.encode()
     where = parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode()
-    return UpstreamAddress(*where, authorization, address.gets_shared_key)
+    return UpstreamAddress(*where, authorization, address.gets_shared_key, address.is_registered)

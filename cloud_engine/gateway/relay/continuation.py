@@ -6,6 +6,7 @@ place of a token. Other servers are given the text as the beginning of the assis
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, cast
 
@@ -159,8 +160,8 @@ class BegunAnswer:
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
         try:
-            chunk = msgspec.json.decode(event[6:], type=dict[str, Any])
-        except UNREADABLE as error:
+            chunk: dict[str, Any] = json.loads(event[6:])  # takes halves of surrogate pairs
+        except (ValueError, RecursionError) as error:
             raise UpstreamFailure("its stream is not JSON") from error
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         chunk.update({name: head[name] for name in ("id", "created", "model", "system_fingerprint") if name in head})

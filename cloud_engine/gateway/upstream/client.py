@@ -38,6 +38,8 @@ class UpstreamAddress:
     authorization: bytes = field(default=b"", repr=False)
     # Whether it may get the key of all nodes.
     gets_shared_key: bool = True
+    # Whether each connection is checked to lead to an address that a node may register.
+    is_registered: bool = False
 
     @property
     def authority(self) -> bytes:
@@ -171,7 +173,9 @@ class Upstream:
     def _pool(self, target: UpstreamAddress) -> Pool:
         if (pool := self._pools.get(target)) is None:
             context = self._context if target.scheme == b"https" else None
-            pool = self._pools[target] = Pool(target.host.decode(), target.port, context, self._limits)
+            pool = self._pools[target] = Pool(
+                target.host.decode(), target.port, context, self._limits, is_registered=target.is_registered
+            )
         return pool
 
     @cached_property

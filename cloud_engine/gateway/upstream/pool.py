@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import ssl
 import time
@@ -30,8 +31,11 @@ class PoolLimits:
 class Pool:
     """Every step costs the same, however many connections there are. `heard_at`: when the node last sent anything."""
 
-    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits) -> None:
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits, *, is_registered: bool = False
+    ) -> None:
         self._host, self._port, self._context, self._limits = host, port, context, limits
+        self._is_registered = is_registered
         self._idle: dict[NodeConnection, None] = {}
         self._busy: set[NodeConnection] = set()
         self._slots = asyncio.Semaphore(limits.connections)
@@ -98,6 +102,10 @@ class Pool:
             if error.errno in _NO_DESCRIPTORS:  # ours, which says nothing of the node
                 raise OverloadedError("The gateway is out of file descriptors: try again in a moment.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
+        peer = transport.get_extra_info("peername")[0]
+        if self._is_registered and not may_register(peer, is_local=is_no_dns_name(self._host)):
+            transport.abort()  # the name has led elsewhere since it was registered
+            raise UnreachableError(f"a node may not register with the address {peer}")
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -106,6 +114,24 @@ class Pool:
 
     def _hear(self) -> None:
         self.heard_at = time.monotonic()
+
+
+def may_register(address: str, *, is_local: bool) -> bool:
+    """Whether a node may register with this address. `is_local`: also with one of loopback.
+
+    The refused addresses lead to services of the cloud or of this machine that trust their network.
+    """
+    ip = ipaddress.ip_address(address)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local))
+
+
+def is_no_dns_name(host: str) -> bool:
+    """Whether nobody can make `host` lead to another address later: a number, or localhost."""
+    try:
+        return host == "localhost" or bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
+    except (OSError, UnicodeError):
+        return False
 
 
 def tls_context() -> ssl.SSLContext:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
-from ....protocol.http.foreign import json_of
+from ....protocol.http.foreign import json_bytes, json_of
 from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
@@ -19,6 +19,7 @@ MAX_LINES = 50_000
 MAX_LINE = 8 * MB  # as the body of a request
 _MAX_ERRORS = 100  # that are told of one file
 _MAX_ID = 512  # characters
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,9 +100,23 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "no line asks for a stream"
-    body = response.body if b"\n" not in response.body else msgspec.json.format(response.body, indent=-1)
-    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(body)}
+    answer = {
+        "status_code": response.status,
+        "request_id": request_id,
+        "body": msgspec.Raw(_on_one_line(response.body)),
+    }
     return _line(custom_id, answer, None)
+
+
+def _on_one_line(body: bytes) -> bytes:
+    """`body` as JSON without line ends, U+2028 included; a JSON string where it is no JSON."""
+    try:
+        body = json_bytes(json_of(body, exact=True))
+    except ValueError:
+        body = json_bytes(body.decode(errors="replace"))
+    for end, instead in _LINE_ENDS:
+        body = body.replace(end, instead)
+    return body
 
 
 def expired_line(custom_id: str) -> bytes:

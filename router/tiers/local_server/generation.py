@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in, json_of
+from ....protocol.http.foreign import error_in, json_bytes, json_of
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
 from ...request.json_narrowing import table, tables
 from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
 from .tokens import SeenVocabulary, ServerToken, reported_in
+
+#: Begins the opener of tool calls, so that no text of a model holds the opener.
+NONCHARACTER = "\ufdd0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class ServerGeneration:
             return self._end()
         try:
             for payload in self._parser.feed(chunk):
-                self._take(payload, table(json_of(payload)) or {})
+                self._take(payload, table(json_of(payload, exact=True)) or {})
         except ValueError as error:
             raise UpstreamError(f"The local server at {self._url} sent what is no event stream.") from error
         return True
@@ -102,7 +104,7 @@ class ServerGeneration:
 
     def _take(self, payload: bytes, event: dict[str, Any]) -> None:
         if event.get("error"):
-            told = error_in(msgspec.json.encode(event), 502, "no reason was given")
+            told = error_in(json_bytes(event), 502, "no reason was given")
             raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
         read = (table(event.get("usage")) or {}).get("prompt_tokens")
         if isinstance(read, int) and 0 <= read < 2**31:
@@ -151,7 +153,7 @@ class _Calls:
             function = table(piece.get("function")) or {}
             call.name += str(function.get("name") or "")
             arguments: Any = function.get("arguments") or ""
-            call.arguments += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            call.arguments += arguments if isinstance(arguments, str) else json_bytes(arguments).decode()
 
     def text(self, opener: str, use: ToolUse) -> str:
         """As a list behind `opener`; empty without calls. Raises UpstreamError where the choice of `use` asks for some.
@@ -162,8 +164,10 @@ class _Calls:
         calls = [call for call in self._calls if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, and tool_choice asks for one.")
+        if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
+            opener = opener.removeprefix(NONCHARACTER)  # the calls stay text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
-        return opener + msgspec.json.encode(listed).decode() if listed else ""
+        return opener + json_bytes(listed).decode() if listed else ""
 
 
 def failed(url: str, error: httpx.HTTPError) -> UpdraftError:

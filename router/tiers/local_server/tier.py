@@ -23,7 +23,7 @@ from ....protocol.structured import AnswerOptions, Constraint, ToolUse
 from ...request.json_narrowing import table, tables
 from ..interfaces import ChatsOnly
 from .address import OLLAMA_PORT, ServerAddress
-from .generation import AnswerForm, ServerGeneration, failed
+from .generation import NONCHARACTER, AnswerForm, ServerGeneration, failed
 from .tokens import TOP, SeenVocabulary, reported_in
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def _json(
         raise ModelLoadError(f"The local server at {address.url} is no OpenAI-compatible server.") from error
 
 
-_CALLS = "[TOOL_CALLS]"
+_CALLS = f"{NONCHARACTER}[TOOL_CALLS]"
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed")
 _BEYOND = (
     *("typical_p", "repetition_penalty", "logit_bias", "stop_token_ids", "min_tokens", "ignore_eos"),
@@ -151,7 +151,9 @@ class ServerLocalTier(ChatsOnly):
         self._client = client
         self._model = model
         # The ids that it gives to calls are taken by every template.
-        self.tool_format: ToolFormat | None = ToolFormat("mistral", ToolSyntax(_CALLS, lists=True), {})
+        self.tool_format: ToolFormat | None = ToolFormat(
+            "mistral", ToolSyntax(_CALLS, lists=True, keeps_blanks=True), {}
+        )
         self._max_tokens = max_tokens
         self._vocabulary = SeenVocabulary()
         self.model_id = model.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -92,3 +93,14 @@ def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
     assert again.continued((1, 1), takes_tokens=False, takes_text=True) is not None
     with pytest.raises(UpstreamFailure, match="not JSON"):
         again.read(event)
+
+
+def test_a_node_that_goes_on_may_cut_an_emoji_in_two() -> None:
+    begun = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    assert begun.continued((1, 1), takes_tokens=False, takes_text=True) is not None
+    said = ""
+    for half in (r"\ud83d", r"\ude00"):
+        event = begun.read(b'data: {"choices":[{"delta":{"content":"' + half.encode() + b'"}}]}')
+        assert event is not None
+        said += json.loads(event[6:])["choices"][0]["delta"]["content"]
+    assert said.encode("utf-16", "surrogatepass").decode("utf-16") == "\U0001f600"

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,13 +10,17 @@ import msgspec
 import pytest
 from updraft.classifier.online.experience import Experience
 from updraft.classifier.policy.files import put_policy
+from updraft.cli.calibrate.kept_answers import KeptAnswers
+from updraft.cloud_engine.gateway.access.database import KeyDatabase
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.local_engine.machine.notes import Notes
 from updraft.local_engine.store.library import Library
 from updraft.model_files.download import part as part_file
+from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.safety.private_files import private_file, write_private
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.settings_sources import load_config
+from updraft.router.storage.answer_store import AnswerStore
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 
@@ -115,6 +119,42 @@ def test_a_folder_of_all_users_is_left_to_them(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     private_file(tmp_path / "a")
     assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("content", [b"plain text\n", None])
+def test_a_file_that_is_refused_keeps_its_rights(home: Path, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "theirs"
+    if content is None:
+        with closing(sqlite3.connect(path)) as theirs:
+            theirs.execute("PRAGMA journal_mode=WAL")
+            theirs.execute("CREATE TABLE usage (a)")
+            theirs.execute("CREATE TABLE others (a)")
+    else:
+        path.write_bytes(content)
+    path.chmod(0o664)
+    stores: list[Callable[[], object]] = [
+        lambda: open_store(path),
+        lambda: AnswerStore(path, days=1, most=1),
+        lambda: Ledger(path),
+    ]
+    refused = [*stores, lambda: KeptAnswers(path), lambda: KeyDatabase(path)] if content is not None else stores
+    for use in refused:
+        with pytest.raises(ConfigurationError):
+            use()
+        assert path.stat().st_mode & 0o777 == 0o664
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may change others' files")
+def test_a_file_of_another_user_keeps_its_rights(home: Path, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", home / "ours"
+    home.mkdir()
+    for path in (theirs, ours):
+        path.touch()
+        os.chown(path, 65534, 65534)
+        path.chmod(0o664)
+        private_file(path)
+    assert theirs.stat().st_mode & 0o777 == 0o664
+    assert ours.stat().st_mode & 0o777 == 0o600, "in a folder of Updraft"
 
 
 def test_what_is_no_file_keeps_its_rights(tmp_path: Path) -> None:

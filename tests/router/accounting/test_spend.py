@@ -18,7 +18,8 @@ from budget_probe import spent
 from cascade_bench import run, text_of, updraft_of
 from hypothesis import given
 from hypothesis import strategies as st
-from long_cloud import LongCloud, long_cloud
+from long_cloud import PROMPT_TOKENS, LongCloud, long_cloud
+from router_fakes import unused_url
 from updraft.accounting.budget import TOP_UP, Wanted
 from updraft.accounting.prices import Price
 from updraft.accounting.token_estimate import LIMITS, answer_size, capped
@@ -272,6 +273,27 @@ def test_an_answer_without_usage_costs_its_bytes_at_most(spending: Callable[...,
         run(test(cloud))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"reasoning_effort": "high"}, {"reasoning": {"effort": "low"}}, {"thinking": {"type": "enabled"}}]
+)
+def test_reasoning_that_no_usage_counts_keeps_its_reservation(
+    spending: Callable[..., Any], fields: dict[str, Any], stream: bool
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await (b.stream if stream else b.answer)("cloud", max_tokens=9_000, **fields)
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert cloud.usd(INPUT, OUTPUT) <= spent(b.ledger)[2] < 0.046
+            cloud.reports = True
+            await (b.stream if stream else b.answer)("cloud", max_tokens=2_000, **fields)
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert spent(b.ledger)[2] < 0.046 + 0.0101, "its usage counts"
+
+    with long_cloud(reports=False, hidden=8_000, tokens=9_000) as cloud:
+        run(test(cloud))
+
+
 def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         cloud.length = lambda body: 30_000  # type: ignore[method-assign]
@@ -280,6 +302,55 @@ def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Calla
             await asyncio.to_thread(b.router.flush_ledger)
             assert spent(b.ledger)[2] == pytest.approx(cloud.usd(INPUT, OUTPUT)) and spent(b.ledger)[2] > 0.1
             assert (await b.ask("cloud")).status == 429
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_attempts_that_broke_are_booked_apart(spending: Callable[..., Any], stream: bool) -> None:
+    """Their prompts were read, and 1,024 tokens may have been written by each."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await (b.stream if stream else b.answer)("cloud", max_tokens=2_000)
+            (row,) = await asyncio.to_thread(b.rows)
+            asks, tokens, usd = spent(b.ledger)
+        assert len(cloud.requests) == 3
+        assert row.cloud_tokens == 2_000
+        read = row.cloud_prompt_tokens - PROMPT_TOKENS
+        assert 2 * 20 < read < 2 * 100
+        assert row.cost_usd == pytest.approx(cloud.usd(INPUT, OUTPUT) + (read - 2 * PROMPT_TOKENS) * INPUT / 1e6)
+        assert row.decisions.count("another try: big failed") == 2
+        assert asks == 1
+        assert 2_000 + 2 * 1_024 < tokens < 2_000 + 2 * (1_024 + 400)
+        assert usd == pytest.approx(((tokens - 4_048) * INPUT + 4_048 * OUTPUT) / 1e6)
+
+    with long_cloud(breaks=2) as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_broken_attempt_is_not_repeated_beyond_the_limit(spending: Callable[..., Any], stream: bool) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=0.011)) as b:
+            response = await b.ask("cloud", stream=stream, max_tokens=2_000)
+            assert response.status == 502
+            (row,) = await asyncio.to_thread(b.rows)
+            assert spent(b.ledger)[2] == pytest.approx(0.0053, rel=0.1)
+        assert len(cloud.requests) == 1
+        assert row.cost_usd > 0
+
+    with long_cloud(breaks=1) as cloud:
+        run(test(cloud))
+
+
+def test_an_attempt_that_was_never_sent_costs_nothing(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, cloud_url=f"{unused_url()}/v1") as b:
+            assert (await b.ask("cloud")).status == 502
+            (row,) = await asyncio.to_thread(b.rows)
+            assert (row.cost_usd, spent(b.ledger)[1:]) == (0, (0, 0))
 
     with long_cloud() as cloud:
         run(test(cloud))

@@ -146,6 +146,23 @@ def test_a_broken_answer_goes_to_the_cloud(cloud: FakeCloud, answer: Any, status
         assert not server.answers, "it was asked both times"
 
 
+def test_half_a_character_does_not_stop_an_escalation(cloud: FakeCloud) -> None:
+    """The cloud is sent a draft that UTF-8 can hold."""
+    unsure = {"content": [{"token": "a", "logprob": -5.0, "bytes": [97], "top_logprobs": []}]}
+    said = {"choices": [{"delta": {"content": "Hm \ud83d"}, "logprobs": unsure, "finish_reason": "stop"}]}
+    with running_provider() as server:
+        config = RouterConfig(
+            local=server.url, cloud_url=cloud.url, cloud_model="pocket-large", send_drafts=True, confidence=0.5
+        )
+        server.says({"data": [{"id": "small"}]})
+        server.says({"choices": [{"message": {"content": "a"}, "logprobs": unsure}]})
+        server.says(events(said))
+        with updraft.OpenAI(config=config, max_retries=0) as client:
+            reply = client.chat.completions.create(model="auto", messages=USER)
+        assert reply.choices[0].message.content == CLOUD_TEXT
+        assert cloud.requests[-1]["prediction"]["content"] == "Hm \ufffd"
+
+
 def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = unused_url()
     with pytest.raises(ModelLoadError, match=f"{url}/v1 does not answer"):

@@ -93,6 +93,18 @@ def test_whole_calls_that_all_have_the_first_number(server: ScriptedProvider) ->
             assert server.asked[-1].body.get("parallel_tool_calls") == (None if parallel else False)
 
 
+def test_text_like_a_call_and_calls_of_unknown_functions_stay_text(server: ScriptedProvider) -> None:
+    quoted = '[TOOL_CALLS][{"name": "weather", "arguments": {}}]'
+    unknown = {"index": 0, "id": "a", "type": "function", "function": {"name": "other", "arguments": "{}"}}
+    called = {"choices": [{"index": 0, "delta": {"tool_calls": [unknown]}, "logprobs": SURE}]}
+    shown = '[TOOL_CALLS][{"name":"other","arguments":"{}"}]'
+    with updraft.OpenAI(config=RouterConfig(local=server.url)) as client:
+        for answer, text in ((said(quoted), quoted), (called, shown)):
+            server.says(events(answer, END))
+            choice = client.chat.completions.create(model="local", messages=USER, tools=[TOOL]).choices[0]
+            assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
+
+
 def test_a_choice_that_the_server_ignores_goes_to_the_cloud(server: ScriptedProvider, cloud: FakeCloud) -> None:
     config = RouterConfig(local=server.url, cloud_url=cloud.url, cloud_model="pocket-large")
     asked: dict[str, Any] = {"messages": USER, "tools": [TOOL], "tool_choice": "required"}

@@ -30,6 +30,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft.router.server.batches.interactive import InteractiveRequests
+from updraft.router.server.batches.lines import answer_line, answered
 from updraft.router.server.batches.run import Background, BatchRun, Stores
 from updraft.router.storage.batch_store import Batch, BatchJob, BatchStore
 from updraft.router.storage.file_store import DATABASE, MB, FilesDatabase, FileStore, Label
@@ -296,6 +297,26 @@ def test_at_whatever_byte_the_process_ended_each_line_is_answered_once(output: f
     assert (over.status, over.request_counts.completed, over.request_counts.failed) == ("completed", 3, 3)
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"a":\n 1.10,\r\n "b": 12345678901234567890123}', {"a": 1.1, "b": 12345678901234567890123}),
+        ('{"a": "x\u2028y\u2029z\x85"}'.encode(), {"a": "x\u2028y\u2029z\x85"}),
+        (b'{"a":\n "\\ud83d"}', {"a": "\ud83d"}),
+        (b'\xef\xbb\xbf{"a": NaN\n}', {"a": None}),
+        ('{"a": 1}'.encode("utf-16"), {"a": 1}),
+        (b"<html>\nGateway\xff</html>", "<html>\nGateway\ufffd</html>"),
+    ],
+)
+def test_an_answer_of_any_kind_is_one_line_of_json(tmp_path: Path, body: bytes, told: Any) -> None:
+    line = answer_line("one", WireResponse(200, {}, body), "req_1")
+    assert len(line.decode().splitlines()) == 1
+    assert json.loads(line)["response"]["body"] == told
+    output = tmp_path / "output.jsonl"
+    output.write_bytes(line)
+    assert answered(output) == {"one"}
+
+
 def test_an_outage_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.router.server.batches.run.RETRY_S", (0.0, 0.0, 0.0))
     night = Night(tmp_path / "files", outages=3)
@@ -321,4 +342,5 @@ def test_a_batch_without_room_for_its_answers_ends_with_those_that_had_room(tmp_
     assert over.status == "failed" and over.errors is not None
     assert [each.code for each in over.errors.data] == ["files_full"]
     assert 1 <= over.request_counts.completed + over.request_counts.failed <= 2
-    assert night.output.stat().st_size + night.errors.stat().st_size < MB
+    kept = [path for path in (night.output, night.errors) if path.exists()]  # an empty one is removed
+    assert sum(path.stat().st_size for path in kept) < MB

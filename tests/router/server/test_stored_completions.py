@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,43 @@ def test_a_stream_is_stored_whole(client: updraft.OpenAI, cloud: FakeCloud) -> N
     messages = list(client.chat.completions.messages.list("cloud-7", limit=1))
     ChatCompletionStoreMessage.model_validate({**messages[0].to_dict(), "role": "assistant"})
     assert [(each.content, bool(each.content_parts)) for each in messages] == [(None, True), ("hello", False)]
+
+
+def test_a_completion_that_could_not_be_stored_says_so(client: updraft.OpenAI, config: RouterConfig) -> None:
+    asked: dict[str, Any] = {"model": "local", "messages": USER, "store": True}
+    whole = client.chat.completions.create(**asked)
+    with closing(sqlite3.connect(str(config.store))) as file:
+        file.execute("DROP TABLE answers")
+    note = "store: this answer could not be stored"
+    told: Any = client.chat.completions.create(**asked).to_dict()
+    assert (told["choices"][0]["message"]["content"], told["updraft"]["notes"]) == (LOCAL_TEXT, [note])
+    options = {"include_usage": True}
+    chunks: list[Any] = list(client.chat.completions.create(**asked, stream=True, stream_options=options))
+    assert [chunk.to_dict()["updraft"]["notes"] for chunk in chunks if chunk.model_extra] == [[note]]
+    assert chunks[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_answer_takes_the_place_of_another_with_the_same_id(
+    client: updraft.OpenAI, cloud: FakeCloud, stream: bool
+) -> None:
+    """Servers exist whose ids are short, or always the same."""
+    asked: dict[str, Any] = {"model": "cloud", "messages": USER, "store": True}
+    notes: list[Any] = []
+    for number in range(2):
+        told = client.chat.completions.create(**asked, metadata={"number": str(number)}, stream=stream)
+        last: Any = [chunk for chunk in told if chunk.model_extra][-1] if stream else told
+        notes.append(last.to_dict()["updraft"].get("notes"))
+    assert notes == [None, ["store: this answer could not be stored"]]
+    assert [each.to_dict()["metadata"] for each in client.chat.completions.list()] == [{"number": "0"}]
+
+
+def test_an_answer_of_a_model_that_no_file_can_name_is_answered(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+    cloud.says = (200, json.dumps({"id": "a", "model": "\ud83d", "choices": [choice]}).encode())
+    told: Any = client.chat.completions.create(model="cloud", messages=USER, store=True)
+    assert told.choices[0].message.content == "Hi"
+    assert told.updraft["notes"] == ["store: this answer could not be stored"]
 
 
 def test_a_stream_that_failed_is_not_stored(client: updraft.OpenAI, cloud: FakeCloud) -> None:

@@ -14,12 +14,13 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_of
+from .....protocol.http.foreign import json_bytes, json_of
 from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
 from ....storage.answer_store import StoredAnswer
+from ...answers import not_stored
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
@@ -45,12 +46,12 @@ class _Wanted:
     body: dict[str, Any]
     metadata: dict[str, str]
 
-    async def keep(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """The completion as it is answered and stored."""
+    async def keep(self, completion: dict[str, Any]) -> bool:
+        """Complete and store the completion; False if that fails."""
         completion_id = str(completion.get("id") or new_id("chatcmpl"))
-        completion = {**completion, "id": completion_id, "metadata": self.metadata}
+        completion |= {"id": completion_id, "metadata": self.metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
-        await self.context.answers.keep(
+        return await self.context.answers.keep(
             StoredAnswer(
                 owner=self.context.owner,
                 kind=_KIND,
@@ -62,7 +63,6 @@ class _Wanted:
                 input=messages,
             )
         )
-        return completion
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -74,7 +74,9 @@ async def create(context: RequestContext) -> WireResponse:
         return made
     if not isinstance(made.body, bytes):
         return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(wanted, payloads)))
-    return WireResponse.json(await wanted.keep(json_of(made.body, exact=True)), headers=made.headers)
+    completion: dict[str, Any] = json_of(made.body, exact=True)
+    kept = await wanted.keep(completion)
+    return WireResponse.json(completion if kept else not_stored(completion), headers=made.headers)
 
 
 def _wanted(context: RequestContext) -> _Wanted | None:
@@ -90,15 +92,23 @@ def _wanted(context: RequestContext) -> _Wanted | None:
 
 
 async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The events as they are. Whoever has seen the end mark can retrieve the completion."""
-    chunks, failed = ChatChunks(), False
+    """The events as they are. The one with the `updraft` object waits until the completion is stored."""
+    chunks, failed, finish, last = ChatChunks(), False, None, list[bytes]()
     async for payload in payloads:
         chunk: dict[str, Any] = json_of(payload, exact=True)
         chunks.read(chunk)
         failed = failed or "error" in chunk
+        finish = finish or (chunk if "updraft" in chunk else None)
+        if finish is None:
+            yield b"data: " + payload + b"\n\n"
+        else:
+            last.append(payload)
+    completion = chunks.whole()
+    if not failed and not await wanted.keep(completion) and finish is not None:
+        last[0] = json_bytes(not_stored(finish))
+    for payload in last:
         yield b"data: " + payload + b"\n\n"
     if not failed:
-        await wanted.keep(chunks.whole())
         yield sse.DONE
 
 

@@ -18,11 +18,11 @@ from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_of, object_of
+from .....protocol.http.foreign import json_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
-from ...answers import BackgroundResponse, is_ended
+from ...answers import BackgroundResponse, is_ended, not_stored
 from ..route import RequestContext, Route
 from . import tokens
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
@@ -55,9 +55,8 @@ class _Creation:
         if await self.context.answers.keep(_stored(self.context.owner, response, self.items, events)):
             return True
         response["store"] = False
-        if about := object_of(response.get("updraft")):
-            notes = [*(about.get("notes") or ()), "store: this answer could not be stored"]
-            response["updraft"] = {**about, "notes": notes}
+        if "updraft" in response:
+            response.update(not_stored(response))
         return False
 
 
