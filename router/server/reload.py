@@ -1,4 +1,4 @@
-"""Settings that change while the daemon runs: read again on SIGHUP and when their file changes."""
+"""Settings reload: on SIGHUP, and when the settings file changes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Settings that are read again."""
+    """Source of reloaded settings."""
 
-    # The settings file, there or not.
+    # Settings file, which may be missing.
     file: Path
-    # Raises ConfigurationError.
+    # Function that reads the settings. Raises ConfigurationError if they are invalid.
     load: Callable[[], RouterConfig]
 
 
 async def follow_settings(router: Router, reload: Reload) -> None:
-    """Give `router` the settings as they are after each change of their file, until cancelled.
+    """Reconfigure `router` on SIGHUP and after each change of the settings file, until cancelled.
 
-    Settings that cannot be used, or that want a restart, change nothing: the log says why.
+    Invalid settings, or settings that need a restart, change nothing and are logged.
     """
     asked = asyncio.Event()
     last = _version(reload.file)
@@ -52,15 +52,15 @@ async def _apply(router: Router, load: Callable[[], RouterConfig]) -> None:
     try:
         changed = await router.reconfigure(await asyncio.to_thread(load))
     except UpdraftError as error:
-        log.warning("the settings stay as they were: %s", error.message)
+        log.warning("settings not changed: %s", error.message)
         return
     if changed:
-        log.warning("new settings: %s", ", ".join(changed))
+        log.warning("settings changed: %s", ", ".join(changed))
 
 
 def _version(file: Path) -> tuple[int, int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

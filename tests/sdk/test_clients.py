@@ -107,7 +107,7 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
         ("auto", {"updraft": {"quality": 0.9}}, "healthy", 400, "no gate judges"),
         ("auto", {"updraft": {"odd": 1}}, "healthy", 400, "known: quality"),
         ("auto", {}, "400", 400, "cloud error 400"),
-        ("auto", {}, "garbage", 502, "holds no embeddings"),
+        ("auto", {}, "garbage", 502, "has no embeddings"),
     ],
 )
 def test_embeddings_that_cannot_be(

@@ -1,4 +1,4 @@
-"""`/health`: 200 where some tier may answer; and `/metrics`, for Prometheus."""
+"""`/health`: 200 if a tier can answer; and `/metrics`, for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ async def metrics(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/health", health, "200 while the router serves; wants no key"),
+    Route("GET", "/health", health, "200 while a tier can answer; needs no key"),
     Route("GET", "/metrics", metrics, "see [metrics](metrics.md)"),
 )

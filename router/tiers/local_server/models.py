@@ -1,4 +1,4 @@
-"""The models of a server: which of them is meant, what it gives, and how it is recognised again."""
+"""Models of a server: selection, capabilities and identity."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .address import OLLAMA_PORT, ServerAddress
 from .tokens import TOP, reported_in
 
 _CONNECT_S = 2.0
-_ANSWER_S = 300.0  # it may have to load the model first
-_CONTEXT = 4096  # tokens, of a server that does not say
-_WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # as llama-server tells them
+_ANSWER_S = 300.0  # the server may have to load the model first
+_CONTEXT = 4096  # tokens, if the server reports no context length
+_WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # reported by llama-server
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServerModel:
-    """A model on a server."""
+    """A model on a local server."""
 
     address: ServerAddress
     name: str
     context_length: int
-    # Whether the server gives log-probabilities.
+    # Whether the server reports log-probabilities.
     has_signals: bool
-    # What the server tells of its weights.
+    # Identity, from the weights' details that the server reports.
     identity: ModelIdentity
 
 
 def open_client() -> httpx.AsyncClient:
-    """Past every proxy, and never along a redirect: the prompts stay where the user has put them."""
+    """Return a client that ignores proxies and redirects, so that prompts reach only the configured server."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False, follow_redirects=False
     )
 
 
 async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> LocalServerModel:
-    """Ask the server for its models, and the one that is meant for a token. Raises ModelLoadError."""
+    """Select the model in the server's list and test it with a one-token request. Raises ModelLoadError."""
     cards = tables((await _json(client, address, "GET", "models")).get("data")) or []
     names = [str(card.get("id")) for card in cards]
     if address.model is None and len(names) != 1:
@@ -64,7 +64,7 @@ async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> Local
 
 
 def _context(card: dict[str, Any]) -> int:
-    """As vLLM and Updraft say it, or llama-server."""
+    """Return the context length as reported by vLLM, Updraft or llama-server."""
     meta = table(card.get("meta")) or {}
     for value in (card.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")):
         if isinstance(value, int) and 0 < value < 2**31:
@@ -75,7 +75,7 @@ def _context(card: dict[str, Any]) -> int:
 async def _identity(
     client: httpx.AsyncClient, address: ServerAddress, name: str, card: dict[str, Any]
 ) -> ModelIdentity:
-    """From the digest that Ollama has of a model, or the sizes that llama-server tells."""
+    """Return an identity from Ollama's digest or llama-server's details of the weights."""
     owner = str(card.get("owned_by") or "a server")[:100]
     is_ollama = owner == "library" or httpx.URL(address.url).port == OLLAMA_PORT
     known: dict[str, Any] = {key: (table(card.get("meta")) or {}).get(key) for key in _WEIGHTS}
@@ -93,15 +93,15 @@ async def _json(
 ) -> dict[str, Any]:
     try:
         response = await client.request(method, f"{address.url}/{path}", json=body)
-    except (httpx.HTTPError, ValueError) as error:  # the latter for a redirect to what is no URL
+    except (httpx.HTTPError, ValueError) as error:  # ValueError: a redirect to an invalid URL
         raise ModelLoadError(
-            f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}): start it, or "
-            "correct local."
+            f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}). Start it or "
+            "fix local."
         ) from error
     if response.status_code != 200:
         told = error_in(response.content, response.status_code, f"{path} answered {response.status_code}")
-        raise ModelLoadError(f"The local server at {address.url} refuses: {told['message']}")
+        raise ModelLoadError(f"The local server at {address.url} refused: {told['message']}")
     try:
         return table(json_of(response.content)) or {}
     except ValueError as error:
-        raise ModelLoadError(f"The local server at {address.url} is no OpenAI-compatible server.") from error
+        raise ModelLoadError(f"The local server at {address.url} is not OpenAI-compatible.") from error

@@ -333,7 +333,7 @@ def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, cloud:
 def test_a_response_that_is_not_complete_is_not_gone_on_from(client: openai.OpenAI, cloud: FakeCloud) -> None:
     cloud.mode = "slow"
     begun = client.responses.create(model="cloud", input="hello", background=True)
-    with pytest.raises(openai.BadRequestError, match="still being made"):
+    with pytest.raises(openai.BadRequestError, match="still running"):
         client.responses.create(model="local", input="go on", previous_response_id=begun.id)
 
 

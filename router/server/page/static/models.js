@@ -1,4 +1,4 @@
-// Models: those of this device and known ones; pull, remove, and keep in memory or not.
+// Models: installed and known models; pull, remove, and memory control.
 
 import { get, post, remove, stream } from "./api.js";
 import { bytes, el, failure, say, table } from "./dom.js";
@@ -40,7 +40,7 @@ export async function show(place) {
       ["licence", (row) => row.licence],
       ["action", action],
     ], rows));
-    memory.replaceChildren(el("p", {}, `${bytes(found.free_memory)} of memory are free. The model that runs is `
+    memory.replaceChildren(el("p", {}, `${bytes(found.free_memory)} of memory are free. The running model is `
       + `${found.loaded ? "in memory" : "asleep: the next request loads it"}${found.pinned ? ", and stays there" : ""}.`),
     el("div", { className: "row" },
       el("button", { type: "button", disabled: !found.loaded, onclick: () => set("sleep", "The model sleeps.") }, "Sleep now"),
@@ -82,16 +82,16 @@ export async function show(place) {
       el("button", { type: "button", onclick: () => controller.abort() }, "Stop the pull")));
     try {
       await stream("/updraft/models/pull", { model }, (event) => {
-        if (event.name) told.replaceChildren(`${event.name} is here.`);
+        if (event.name) told.replaceChildren(`${event.name} is ready.`);
         else if (event.total) {
           bar.max = event.total;
           bar.value = event.done;
           line.textContent = `${bytes(event.done)} of ${bytes(event.total)} ${event.message}`;
         } else line.textContent = event.message || bytes(event.done);
       }, controller.signal);
-      say("The model is here.");
+      say("The model is ready.");
     } catch (error) {
-      told.replaceChildren(error.name === "AbortError" ? "Stopped: the next pull goes on from here." : failure(error));
+      told.replaceChildren(error.name === "AbortError" ? "Stopped. Pull again to resume." : failure(error));
     }
     pulling.replaceChildren();
     await load();
