@@ -1,7 +1,7 @@
-"""Blanks and line feeds around a user's turn say nothing, but a small model may answer worse because of them.
+"""Trimming of white space around user turns, which means nothing but may make a small model answer worse.
 
-Both tiers get each user turn without them, so that what is graded, judged and answered is one prompt. What stands
-inside a turn stays as it is, and so does the indentation of its first line where it may be code.
+Both tiers get the trimmed turns, so that the graded, judged and answered prompt is the same. White space inside a turn
+stays, as does the indentation of the first line if it may be code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from .json_narrowing import table, tables
 
-_UNSEEN = "\u200b\u2060\ufeff"  # zero-width blanks
+_UNSEEN = "\u200b\u2060\ufeff"  # zero-width spaces
 _BLANKS = f"\\s{_UNSEEN}"
 _BLANK_LINES = re.compile(rf"\A(?:[{_BLANKS}]*[\r\n])?")
 _INDENT = re.compile(rf"\A[{_BLANKS}]+")
@@ -21,7 +21,7 @@ _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 
 
 def trim_user_turns(body: dict[str, Any]) -> None:
-    """Leave out what surrounds the text of `body`'s user turns, in a new list: the old one may be someone else's."""
+    """Trim the text of `body`'s user turns in a new list, because the old list may be shared."""
     messages = tables(body.get("messages"))
     if messages is not None:
         body["messages"] = [
@@ -30,10 +30,10 @@ def trim_user_turns(body: dict[str, Any]) -> None:
 
 
 def trimmed(text: str) -> str:
-    """`text` without blank lines before it, blanks and line feeds behind it, and blanks before its first line
-    unless another is indented too.
+    """Return `text` without leading blank lines, trailing white space, and indentation of the first line unless another
+    line is indented too.
 
-    A text of nothing else stays, and so does the end of a code block that is left open.
+    Blank text stays unchanged, as does the end of a code block that is left open.
     """
     return _end_trimmed(_start_trimmed(text)) or text
 

@@ -254,7 +254,7 @@ def test_what_local_may_say(monkeypatch) -> None:
         with pytest.raises(ConfigurationError) as raised:
             RouterConfig(**wrong)
         assert "word" not in raised.value.message
-    with pytest.raises(ConfigurationError, match="needs a model file"):
+    with pytest.raises(ConfigurationError, match="a model file is needed"):
         model_file(RouterConfig(local="ollama:qwen3"))
 
 
