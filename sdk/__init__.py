@@ -1,4 +1,4 @@
-"""Floor 7: drop-in OpenAI clients. Importing this loads `openai`, so `import updraft` does it only on first use."""
+"""Layer 7: drop-in OpenAI clients. Importing it loads `openai`, so `import updraft` does so only on first use."""
 
 from .client import AsyncOpenAI, OpenAI
 

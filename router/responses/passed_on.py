@@ -1,4 +1,4 @@
-"""Endpoints that are the cloud's alone: the request goes there as it came, and so does its answer back."""
+"""Cloud-only endpoints, whose requests and answers are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .streaming import StreamError
 
 
 def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
-    """A JSON object and its model, `auto` where it names none; of a form, its model alone. Raises
+    """Return a JSON object and its model, by default `auto`; for a form, only its model. Raises
     InvalidRequestError.
     """
     kind = request.headers.get("content-type", "")
     if kind.startswith(FORM):
         model = read_upload(kind, request.body).model
-        return {"model": model, "file": {"of": "a form"}}, model  # which no privacy rule can read
+        return {"model": model, "file": {"of": "a form"}}, model  # content that no privacy rule can read
     body = read_object(request.body)
     check_names(body)
     named: Any = body.get("model", "auto")
     if not isinstance(named, str):
-        raise InvalidRequestError("model must be a text.", param="model", code="invalid_value")
+        raise InvalidRequestError("model must be a string.", param="model", code="invalid_value")
     return body, named
 
 
 def passed_on(path: str, what: str) -> DirectHandler:
-    """The handler of `path`, below the cloud's base URL. `what` it gives, in the plural."""
+    """Return the handler of `path`, below the cloud's base URL. `what`: plural name of the results."""
 
     async def handle(call: DirectCall) -> DirectReply:
-        none_here = CloudsOwnError(f"This device has no {what}: they come from a cloud.", param="model")
+        none_here = CloudsOwnError(f"This device does not provide {what}: they come from a cloud.", param="model")
         _, escalation = await call.route(path, none_here, f"{what} come from the cloud")
         [cloud] = escalation.candidates()[-1:]
         content = _content(call, cloud.model)
@@ -60,7 +60,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
 
 
 def _content(call: DirectCall, model: str) -> Content:
-    """The body as it came, with the name that the cloud knows its model by."""
+    """Return the body as received, with the cloud's name for the model."""
     sent = call.request
     kind = sent.headers.get("content-type", "")
     if not kind.startswith(FORM):

@@ -103,7 +103,7 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
 @pytest.mark.parametrize(
     ("model", "extra", "mode", "status", "message"),
     [
-        ("auto", {"updraft": {"private": True}}, "healthy", 400, "vectors of two models do not compare"),
+        ("auto", {"updraft": {"private": True}}, "healthy", 400, "vectors of two models are not comparable"),
         ("auto", {"updraft": {"quality": 0.9}}, "healthy", 400, "no gate judges"),
         ("auto", {"updraft": {"odd": 1}}, "healthy", 400, "known: quality"),
         ("auto", {}, "400", 400, "cloud error 400"),
