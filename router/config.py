@@ -149,8 +149,8 @@ class RouterConfig:
     # API of the cloud: `openai` (vLLM, SGLang and most others too), `azure`, `anthropic`, `gemini`, or an entry point
     # of the group `updraft.providers`. `auto`: `azure`, `anthropic` or `gemini` for their own hosts, else `openai`.
     cloud_provider: str = "auto"
-    # Headers of every request to the cloud, such as `OpenAI-Organization` and `OpenAI-Project`. They and `cloud_query`
-    # must come from a source that `cloud_api_key` may come from.
+    # Headers of every request to the cloud, such as `OpenAI-Organization` and `OpenAI-Project`. Like `cloud_query`,
+    # they are accepted only from sources that may set `cloud_api_key`.
     cloud_headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # Query parameters of every request to the cloud. With `api-version`, Azure's models are deployments.
     cloud_query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -176,7 +176,7 @@ class RouterConfig:
     # Smaller clouds to ask before the best cloud, smallest first.
     middle: tuple[Middle, ...] = ()
     # Target: share of the cloud's quality to keep, above 0 and at most 1. `quality`, `cloud_share` and `cost` need a
-    # calibrated policy (`updraft calibrate`). A calibrated policy without a target keeps 0.98.
+    # calibrated policy (`updraft calibrate`). Without a target, a calibrated policy keeps 0.98.
     quality: float | None = None
     # Target: largest share of requests to escalate.
     cloud_share: float | None = None
@@ -260,7 +260,7 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # Whether `updraft serve` without a key also serves other users of this machine. Linux reports a connection's user.
+    # Whether `updraft serve` without a key also serves other users of this machine. Detected only on Linux.
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:

@@ -109,7 +109,7 @@ async def load_tiers(config: RouterConfig) -> Tiers:
 
 
 def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
-    """Return the best cloud, or None if there is none or the router is offline."""
+    """Return the best cloud, or None without a cloud or while offline."""
     if config.cloud_url is None or config.offline:
         return None
     return HttpCloudTier(endpoint_of(config, config.cloud_url))
@@ -250,7 +250,7 @@ def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
 
 
 def model_file(config: RouterConfig) -> Path:
-    """Return the GGUF file of the local model. Raises ConfigurationError if there is none or its name is invalid."""
+    """Return the GGUF file of the local model. Raises ConfigurationError for a missing or invalid name."""
     if config.local is None:
         raise ConfigurationError("No local model is configured.", param="local")
     if config.local == "pocket":
@@ -263,7 +263,7 @@ def model_file(config: RouterConfig) -> Path:
 
 
 def open_local(config: RouterConfig) -> LocalEngine:
-    """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
+    """Open the engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
 
     return open_engine(model_file(config), options_of(config), sound=pocket_small_gguf())

@@ -79,7 +79,7 @@ class Preview:
 
 @dataclass(slots=True)
 class _Answering:
-    """A request on its way to an answer."""
+    """A request that is being answered."""
 
     record: RequestRecord
     # Running work to close at the end; None before it begins.

@@ -110,7 +110,7 @@ class OpenAI(_Routed, openai.OpenAI):
 
     @cached_property
     def updraft(self) -> Requests:
-        """Requests of this router: `why` and `feedback`."""
+        """Explanations of requests and feedback on answers: `why` and `feedback`."""
         return Requests(self)
 
 
@@ -121,7 +121,7 @@ class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
 
     @cached_property
     def updraft(self) -> AsyncRequests:
-        """Requests of this router: `why` and `feedback`."""
+        """Explanations of requests and feedback on answers: `why` and `feedback`."""
         return AsyncRequests(self)
 
 

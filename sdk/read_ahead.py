@@ -10,7 +10,7 @@ _MOST_BYTES = 2**16  # buffered for the reader
 
 
 class ReadAhead:
-    """Reader of `body` on the router's loop: buffers the ready chunks, and one more while nobody waits."""
+    """Reader of `body` on the router's loop: buffers the ready chunks, and one more while no reader waits."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body

@@ -20,7 +20,7 @@ Thumb = Literal["up", "down"]
 def routing(reply: Any) -> UpdraftInfo | None:
     """Return the `updraft` object of a completion, an embedding, or the last chunk of a stream: tier, reason, cost.
 
-    None if the reply has no such object, as other chunks and replies of other servers.
+    Returns None for other chunks, and for replies of other servers.
     """
     extra: dict[str, Any] | None = getattr(reply, "model_extra", None)
     info = (extra or {}).get("updraft")
@@ -28,7 +28,7 @@ def routing(reply: Any) -> UpdraftInfo | None:
 
 
 class Requests:
-    """`client.updraft`: the router's records of requests, by the `routing(reply).request_id` of an answer."""
+    """`client.updraft`: explanations and feedback, by the `routing(reply).request_id` of an answer."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client

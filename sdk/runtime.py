@@ -108,7 +108,7 @@ class Runtime:
 
 
 def wait(future: Future[T], timeout_s: float | None) -> T:
-    """Return the future's result. On TimeoutError or an interrupt, cancel the work. Raises CancelledError."""
+    """Return the future's result. If waiting ends early, cancel the work. Raises TimeoutError or CancelledError."""
     try:
         return future.result(timeout_s)
     except BaseException:  # timeout or interrupt: nobody will read the result

@@ -45,7 +45,7 @@ def httpx_of_openai() -> Any:
 
 
 def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYING) -> Any:
-    """Return an `httpx.BaseTransport` that sends requests to the router. Closing or losing it ends the lease."""
+    """Return an `httpx.BaseTransport` that sends requests to the router. Closing or deleting it ends the lease."""
     bridge = _Bridge(httpx, keys)
 
     class Body(httpx.SyncByteStream):

@@ -280,7 +280,7 @@ class Cascade:
 
     @property
     def tools(self) -> OfferedTools | None:
-        """Tools that the local answer may call, or None."""
+        """Tools that the local answer may call, if any."""
         use = None if self.job.chat is None else self.job.chat.tool_use
         form = None if use is None or self.tiers.local is None else self.local.tool_format
         return None if use is None or form is None else OfferedTools(form, use)
@@ -439,7 +439,7 @@ class Cascade:
         )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
-        """Return whether a gated answer is long enough to be streamed, with more than white space.
+        """Return whether a gated answer has enough tokens to be streamed, and more than white space.
 
         A structured answer waits for all gates, because no cloud could continue in the middle of it.
         """

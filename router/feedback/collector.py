@@ -49,7 +49,7 @@ class JudgedRequest:
     answer: LocalAnswer
     # Cloud's answer, if it is known and comparable.
     cloud: ComparableAnswer | None = None
-    # Parser that separates reasoning and tool calls from the local text; None if there are none.
+    # Parser that separates reasoning and tool calls from the local text; None for plain text.
     reader: AnswerParser | None = None
     # Whether the cloud's answer was streamed and therefore not kept.
     streamed: bool = True

@@ -35,7 +35,7 @@ class DeadlinePlan:
 
 
 def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> DeadlinePlan:
-    """Choose both tiers if they fit or are unmeasured; else the tier that fits, or the faster one if neither does."""
+    """Choose both tiers if they fit or are unmeasured; else the tier that fits, or the faster if both are too slow."""
     if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
         return DeadlinePlan("both")
     why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"

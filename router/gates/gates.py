@@ -1,4 +1,4 @@
-"""Gates 1 to 3: is the cloud's answer likely to be better? Asked before, during and after the local answer."""
+"""Gates 1 to 3, which judge before, during and after the local answer whether the cloud's is likely to be better."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GateDecision:
     p_gain: float | None = None
     # P(gain) above which the gate escalates.
     threshold: float | None = None
-    # Probability that a judged answer is graded, if exploration has a part in it.
+    # Probability with which a judged answer is graded; None if exploration plays no part.
     propensity: float | None = None
     # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
     exploration_chance: float = 0.0
@@ -54,7 +54,7 @@ class Gates(Protocol):
 
     @property
     def usual(self) -> Floats | None:
-        """Gate 1's P(gain) of typical calibration requests, if known, to compare requests with."""
+        """Gate 1's P(gain) of typical calibration requests, if known, for comparison with live requests."""
         ...
 
     def check(self, quality: float | None) -> None:
@@ -296,7 +296,7 @@ class NoSignalGates(NoPolicyGates):
 def uncalibrated(target: str) -> ConfigurationError:
     """Return the error for a target that needs a calibrated policy."""
     return ConfigurationError(
-        f"{target} needs a policy calibrated for this pair of models, and there is none. Make one with "
+        f"{target} needs a policy calibrated for this pair of models, which is missing. Make one with "
         "`updraft calibrate`, or set confidence= (a plain threshold) or no target.",
         param=target,
     )

@@ -58,7 +58,7 @@ def load_gates(selection: GateSelection) -> Gates:
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check the files of the policy that `load_gates` would load, and return whether there is one. Raises likewise."""
+    """Check the policy files that `load_gates` would load, and return whether there are any. Raises as `load_gates`."""
     from ...classifier.policy.policy import checked_card
 
     chosen = _chosen(selection, checked_card)

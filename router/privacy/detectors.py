@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from ...protocol.errors import ConfigurationError
 
 CARD_DIGITS = 13, 19
-_PRINTED_DIGITS = 14, 16  # on nearly all cards
+_PRINTED_DIGITS = 14, 16  # digits on nearly all cards
 
 
 def searcher(pattern: str, name: str) -> Callable[[str], bool]:
@@ -35,11 +35,11 @@ _GROUPS = re.compile(
 )
 _BEFORE = re.compile(r"[0-9]{4}([\W_]{1,8})\Z")
 _BEHIND = re.compile(r"([\W_]{1,8})[0-9]{4}(?![0-9])")
-_TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # of cards with 17 to 19 digits
+_TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of cards with 17 to 19 digits
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# Whole sequences of digit groups, including those on following lines, which make a table.
+# A whole sequence of digit groups, across lines too, so that tables can be told from cards.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
@@ -79,7 +79,7 @@ def _is_run_of_card(run: str) -> bool:
     width = sizes[0]
     even = {width} == set(sizes[:-1]) and sizes[-1] <= width
     spelled = even and width <= 2 and one_line and len(marks) == 1
-    # Two adjacent numbers are mostly no card.
+    # Two adjacent numbers are rarely a card.
     others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
     long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (

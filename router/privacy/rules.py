@@ -69,7 +69,7 @@ class PrivacyRules:
         return await asyncio.to_thread(self._match, body)
 
     def search(self, text: str) -> str | None:
-        """Return the match in a single text, as `match` does."""
+        """Return the rule that a single text matches, the kind of content that no rule can read, or None."""
         return self._search([text]) if self.is_on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from ...protocol.unicode_forms import normalized
 from ..request.json_narrowing import rows, table, tables
 from .escapes import ReadingBudget
 
-_LARGE = 10**40  # larger numbers are not personal
+_LARGE = 10**40  # larger numbers cannot be personal data
 # Normal forms are computed piece by piece: some characters grow 18-fold, and one call blocks every thread.
 _PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
 # Unicode's Default_Ignorable_Code_Point: invisible characters, with variation selectors and fillers.

@@ -36,7 +36,7 @@ _DATA_URI = re.compile(r"\bdata:(?:([a-z]{1,32})/[\w.+-]{1,128})?[\w.+;=-]{0,200
 
 
 def unreadable_field(body: dict[str, Any]) -> str | None:
-    """Return the kind of the first content in a request that is not text by its field or type, or None."""
+    """Return the kind of the first field or part that is not text, as one of `UNREADABLE`, or None."""
     fields = {name: value for name, value in body.items() if name not in _OPTIONS}
     if all(isinstance(value, str) for value in (table(fields.get("metadata")) or {}).values()):
         fields.pop("metadata", None)  # only names and texts
@@ -55,7 +55,7 @@ def unreadable_field(body: dict[str, Any]) -> str | None:
 
 
 def unreadable_text(text: str) -> str | None:
-    """Return the kind of data other than text in a text, as one of `UNREADABLE`, or None."""
+    """Return the kind of non-text data in `text`, as one of `UNREADABLE`, or None."""
     if (match := _DATA_URI.search(text)) is not None:
         return _kind(match[1] or "") or DATA
     return DATA if has_data(text) else None

@@ -1,4 +1,4 @@
-"""Trimming of white space around user turns, which means nothing but may make a small model answer worse.
+"""Trimming of white space around user turns: it carries no meaning but may make a small model answer worse.
 
 Both tiers get the trimmed turns, so that the graded, judged and answered prompt is the same. White space inside a turn
 stays, as does the indentation of the first line if it may be code.

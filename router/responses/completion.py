@@ -100,7 +100,7 @@ def internal_error() -> UpdraftError:
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
     """Return an OpenAI-shaped error, with the cloud's own message if the cloud refused.
 
-    If the device has already generated tokens, the client is told not to retry.
+    If the device has already generated tokens, a header asks the client not to retry.
     """
     typed = error.error if isinstance(error, CloudFailure) else error
     values = {"content-type": "application/json", **typed.headers()}
@@ -118,12 +118,12 @@ def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
 
 
 class ShownTokens:
-    """Tokens of an answer to report: each with the first of its text, and never those of a stop string."""
+    """Buffer of an answer's tokens: each is released with the first of its text, those of a stop string never."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
         self._held: list[tuple[int, Token]] = []  # with the position of each token's text
-        self._written = 0  # characters, including a stop string
+        self._written = 0  # characters written, including a stop string
         self._shown = 0
 
     def push(self, token: Token) -> list[tuple[int, Token]]:

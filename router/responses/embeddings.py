@@ -39,7 +39,7 @@ async def embed(call: DirectCall) -> DirectReply:
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """Return why the device does not answer. Vectors of two models are not comparable, so one tier gives all."""
+    """Return why the device does not answer. Vectors of two models are not comparable, so one tier answers all."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

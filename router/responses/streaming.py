@@ -317,7 +317,7 @@ def _indices(event: dict[str, Any]) -> list[Any]:
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:
-    """Drop the role, which a continued turn already has."""
+    """Drop the role, since a continued turn has sent one."""
     choices: list[dict[str, Any]] = []
     for choice in event["choices"]:
         delta = table(choice.get("delta")) or {}

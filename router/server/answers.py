@@ -67,7 +67,7 @@ class BackgroundResponse:
 
 
 class AnswerService:
-    """Answer store and background responses. The store opens in `start` or on first use; `close()` ends everything."""
+    """Answer store and background responses. The store opens in `start` or on first use."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -88,7 +88,7 @@ class AnswerService:
             )
 
     async def start(self) -> None:
-        """Open the answer store now, if configured. Idempotent. A store that cannot be opened is logged and left out.
+        """Open the answer store now, if one is configured. Idempotent. An unusable store only causes a warning.
 
         Raises ConfigurationError if the file is not an answer store.
         """

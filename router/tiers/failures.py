@@ -27,7 +27,7 @@ _MAX_URL = 300  # characters
 class RelayedError(UpstreamError):
     """A cloud's own error, relayed with its HTTP status, its OpenAI-shaped `error` and its Retry-After.
 
-    The client should not retry, since the router already has.
+    The client should not retry, since the router has already retried if that could help.
     """
 
     retryable = False
@@ -61,7 +61,7 @@ class CloudFailure(Exception):
         self.kind: FailureKind = kind
         # HTTP status of the answer, if the cloud answered.
         self.status = status
-        # True if the request was surely free: the server refused it or was never reached.
+        # True if the request cannot have been billed: the server refused it or was never reached.
         self.unbilled = status is not None or not reached
         # True if a retry may succeed.
         self.transient = kind == "unreachable"
@@ -103,7 +103,7 @@ class CloudFailure(Exception):
 
 
 class CloudForbidden(CloudFailure):
-    """The cloud was not asked, because the request or the budget does not allow spending."""
+    """The cloud was not asked: the budget is spent, or no cloud accepts such a request."""
 
     def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
         super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)

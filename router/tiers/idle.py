@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class IdleLocalTier:
-    """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`) and reopens it by `load`.
+    """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`). `load` reopens it.
 
     Requests raise what `load` raises; loading is retried after a pause.
     """
@@ -71,7 +71,7 @@ class IdleLocalTier:
             self._done()
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """Return the vocabulary entry. Call this right after a run, while the model is surely loaded."""
+        """Return the bytes of a vocabulary entry. Call this right after a run, while the model is surely loaded."""
         if self._tier is None:
             raise OverloadedError("The local model was unloaded. Try again.")
         return self._tier.token_bytes(token_id, skip_special=skip_special)

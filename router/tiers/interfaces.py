@@ -169,7 +169,7 @@ class CloudUsage:
     @staticmethod
     def of(body: dict[str, Any]) -> CloudUsage | None:
         """Return the usage of a completion or chunk, or None if it is missing or impossible. An impossible count could
-        exhaust every budget, and half a usage has no known cost.
+        exhaust every budget, and the cost of a partial usage is unknown.
         """
         usage = table(body.get("usage"))
         if usage is None:

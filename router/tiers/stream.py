@@ -19,7 +19,7 @@ from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
 
 _NO_STREAM = "it answered a streamed request with something other than an event stream"
-_LAST_BYTES_S = 0.2  # for a server to end its response after the end mark
+_LAST_BYTES_S = 0.2  # seconds for a server to end its response after the end mark
 
 
 class HttpCloudStream:

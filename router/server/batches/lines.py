@@ -39,7 +39,7 @@ class _BodyFlags(msgspec.Struct):
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield non-blank lines with their numbers from 1. A line over `MAX_LINE` bytes is cut off and ends the file."""
+    """Yield non-blank lines with their numbers from 1. A line over `MAX_LINE` bytes is cut off and is the last."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE + 1):

@@ -23,7 +23,7 @@ from .lines import BatchLine, answer_line, answered, expired_line, read_line, re
 CONCURRENCY = 2
 #: Seconds between checks for changes made by other processes.
 POLL_S = 1.0
-#: Seconds before each retry of a temporary failure, such as an outage at night.
+#: Seconds before each retry of a temporary failure.
 RETRY_S = (1.0, 5.0, 25.0)
 _LATER = frozenset({429, 502, 503, 504})
 _OUTPUT_PURPOSE = "batch_output"
@@ -65,7 +65,7 @@ class BatchRun:
         self._lines = self._open_lines()
 
     async def run(self) -> Batch:
-        """Answer the remaining requests and return the finished batch. A failed request counts as an answer."""
+        """Answer the remaining requests and return the finished batch. Failed requests are recorded, not raised."""
         try:
             async with asyncio.timeout(self._job.batch.expires_at - time.time()), asyncio.TaskGroup() as workers:
                 for _ in range(CONCURRENCY):

@@ -35,7 +35,7 @@ class Status(msgspec.Struct):
     # Model names; None if the tier is missing.
     local: str | None
     cloud: str | None
-    # Why the local tier is missing; empty if it is not.
+    # Reason why the local tier is missing; empty if the tier is available.
     local_missing: str
     # Target as text.
     target: str
@@ -46,7 +46,7 @@ class Status(msgspec.Struct):
 
 
 class TargetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Target of all requests until the settings are reloaded."""
+    """New quality target of all requests, until the settings are reloaded."""
 
     quality: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -134,7 +134,7 @@ def policy_of(router: Router) -> tuple[Policy, Target] | None:
 
 
 def report(router: Router) -> PolicyReport:
-    """Report on the policy in use. Raises NotFoundError if there is none."""
+    """Report on the policy in use. Raises NotFoundError without a policy."""
     from ....classifier.policy.summary import sentences
 
     calibrated = policy_of(router)

@@ -154,7 +154,7 @@ class _Calls:
             call.arguments += arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
 
     def text(self, opener: str, use: ToolUse) -> str:
-        """Return the calls as a list after `opener`, or "" if there are none.
+        """Return the calls as a list after `opener`, or "" without calls.
 
         Servers may ignore the tool choice or the limit of one call. Raises UpstreamError if a required call is missing.
         """

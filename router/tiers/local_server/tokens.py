@@ -60,11 +60,11 @@ class SeenVocabulary:
         self._bytes: list[bytes] = []
 
     def id_of(self, token: bytes) -> int:
-        """Return the token's ID. Raises UpstreamError if there are more tokens than any vocabulary has."""
+        """Return the token's ID. Raises UpstreamError if there are too many tokens for a vocabulary."""
         token_id = self._ids.get(token)
         if token_id is None:
             if len(self._bytes) >= _MOST:
-                raise UpstreamError("The local server sent more distinct tokens than any vocabulary has.")
+                raise UpstreamError("The local server sent too many distinct tokens for a vocabulary.")
             token_id = self._ids[token] = len(self._bytes)
             self._bytes.append(token)
         return token_id

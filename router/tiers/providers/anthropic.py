@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: requests."""
+"""Translation of requests to Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .chat_fields import ChatFields, Image
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
-_MAX_TOKENS = 8192  # default limit, which the API requires
+_MAX_TOKENS = 8192  # default, because the API requires a limit
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 
 

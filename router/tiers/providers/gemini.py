@@ -1,4 +1,4 @@
-"""Gemini's API (`generateContent`): requests."""
+"""Translation of requests to Gemini's API (`generateContent`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def query_of(raw: str, known: Collection[str]) -> dict[str, str]:
 
 
 def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT, usual: int = 20) -> Page:
-    """Return the requested page. Defaults: `newest_first` and `usual` entries. Raises InvalidRequestError."""
+    """Return the requested page. `newest_first` and `usual`: default order and limit. Raises InvalidRequestError."""
     limit, order = query.get("limit", str(usual)), query.get("order", "desc" if newest_first else "asc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise InvalidRequestError(f"limit must be 1 to {most}, got {limit[:40]!r}.", param="limit")
