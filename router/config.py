@@ -191,7 +191,7 @@ class RouterConfig:
     # Strength of the promise: the target holds with the calibration's confidence (`confidence`), or on average over
     # calibrations (`mean`), which escalates less.
     promise: Promise = "confidence"
-    # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
+    # Policy to use: `auto` (the one calibrated for this pair), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
     allow_foreign_policy: bool = False
@@ -260,7 +260,7 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # Whether `updraft serve` without a key also serves other users of this machine. Detected only on Linux.
+    # Whether `updraft serve` without a key also serves other users of this machine, which only Linux detects.
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:

@@ -180,13 +180,13 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('cloud_url = "https://host"', {}, {}, "cloud_model must be set with cloud_url"),
         ("confidence = 1", {}, {}, "confidence must be between 0 and 1"),
         ("", {"UPDRAFT_CONFIDENCE": "0.8"}, {"confidence": 0.7, "cost": 1.0}, "cost and confidence exclude each other"),
-        ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
+        ('cloud_url = "https://key@host"', {}, {}, "must not contain credentials"),
         ('cloud_url = "http://xn--/v1"', {}, {}, "cloud_url .* is not a URL"),
         ('local = "http://xn--/v1"', {}, {}, "local .* is not a URL"),
         ('cloud_url = "http://h:65536/v1"', {}, {}, "cloud_url .* is not a URL"),
-        ('cloud_url = "http://h:1?x=1"', {}, {}, "cloud_url must end .* set cloud_query"),
+        ('cloud_url = "http://h:1?x=1"', {}, {}, "cloud_url must end .* Set cloud_query"),
         ('cloud_url = "http://h/v1#f"', {}, {}, "cloud_url must end"),
-        ('[[middle]]\nurl = "http://m?x=1"\nmodel = "m"', {}, {}, "middle.url must end .* set middle.query"),
+        ('[[middle]]\nurl = "http://m?x=1"\nmodel = "m"', {}, {}, "middle.url must end .* Set middle.query"),
     ],
 )
 def test_what_is_refused(

@@ -296,7 +296,7 @@ def test_a_key_sees_its_own_responses_alone(config: RouterConfig, monkeypatch: p
             lambda: other.responses.delete(made.id),
             lambda: other.responses.create(model="local", input="x", previous_response_id=made.id),
         ):
-            with pytest.raises(openai.NotFoundError, match="There is no"):
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
                 attempt()
         assert mine.responses.retrieve(made.id).output_text == LOCAL_TEXT
 
