@@ -98,7 +98,7 @@ class Escalation:
             return ruling
         record, body = self.record, self.body()
         demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
-        least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # among the eligible clouds
+        least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
             seen = budget.settlements

@@ -117,7 +117,7 @@ def _has_iban(text: str) -> bool:
 
 
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
-    """Yield runs of neighbouring groups, the first of at least four, joined to at most `longest` characters."""
+    """Yield runs of neighbouring groups, whose first has at least four, joined to at most `longest` characters."""
     for first, group in enumerate(groups):
         if len(group) >= 4:  # as on every card; otherwise a megabyte of single digits would take seconds
             yield from _prefixes(groups[first : first + longest], longest)

@@ -92,7 +92,7 @@ class CloudFailure(Exception):
         self.error.message = f"{self.error.message} {sentence}"
 
     def allows(self, fallback: Fallback) -> bool:
-        """Return whether a local answer may replace the cloud's. Always true if the user's limits forbade the cloud."""
+        """Return whether a local answer may replace the cloud's. Always true if the cloud was not asked."""
         if self.kind == "not_asked" or fallback == "any":
             return True
         return fallback == "unreachable" and self.kind != "refused"

@@ -91,7 +91,7 @@ def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddr
 def check_private(address: ServerAddress) -> None:
     """Raise ConfigurationError if the server is not on this machine or in its private network.
 
-    The server receives private prompts. A host name may resolve elsewhere tomorrow, so only IP addresses are accepted.
+    The server receives private prompts. Host names may resolve elsewhere later, so only localhost and IPs are accepted.
     """
     host = httpx.URL(address.url).host
     if not is_private(host):

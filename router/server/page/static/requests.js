@@ -24,10 +24,10 @@ export async function show(place) {
 
   function draw() {
     const wanted = words.value.toLowerCase();
-    const found = rows.filter((row) =>
+    const matching = rows.filter((row) =>
       [row.id, row.model, row.cloud_model, row.reason, row.route, String(row.status), row.failure]
         .some((text) => text.toLowerCase().includes(wanted)));
-    list.replaceChildren(table(`Requests: ${found.length}`, [
+    list.replaceChildren(table(`Requests: ${matching.length}`, [
       ["time", (row) => el("button", { type: "button", onclick: () => open(row) }, clock(row.ts))],
       ["tier", (row) => badge(row.tier)],
       ["route", (row) => row.route],
@@ -37,7 +37,7 @@ export async function show(place) {
       ["tokens", (row) => `${row.local_tokens} + ${row.cloud_tokens}`, true],
       ["cost", (row) => dollars(row.cost_usd), true],
       ["latency", (row) => seconds(row.latency_ms), true],
-    ], found));
+    ], matching));
   }
 
   function open(row) {

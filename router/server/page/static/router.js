@@ -56,24 +56,24 @@ async function showTarget(place, tellTarget) {
 
 function showTrace(place) {
   const input = el("textarea", { id: "prompt", rows: 3, required: true });
-  const found = el("div", { "aria-live": "polite" });
+  const result = el("div", { "aria-live": "polite" });
   const submit = el("button", { type: "submit", className: "first" }, "Trace");
   place.append(el("h2", {}, "Test prompt"), el("form", {
     onsubmit: async (event) => {
       event.preventDefault();
       submit.disabled = true;
-      found.replaceChildren("Tracing …");
+      result.replaceChildren("Tracing …");
       try {
         const messages = [{ role: "user", content: input.value }];
         const trace = await post("/updraft/trace", { model: "auto", messages, ...options("auto") });
-        found.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
+        result.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
           decisionList(trace.decisions), trace.local_text ? el("details", {}, el("summary", {}, "What the device wrote"),
             el("div", { className: "plain" }, trace.local_text)) : "");
       } catch (error) {
-        found.replaceChildren(failure(error));
+        result.replaceChildren(failure(error));
       }
       submit.disabled = false;
     },
   }, el("label", { htmlFor: "prompt" }, "Prompt"), input, el("div", { className: "row" }, submit),
-  el("p", { className: "muted" }, "No cloud is asked, and no ledger row is written.")), found);
+  el("p", { className: "muted" }, "No cloud is asked, and no ledger row is written.")), result);
 }

@@ -12,8 +12,8 @@ export async function show(place) {
 
   async function load() {
     try {
-      const found = await get("/updraft/savings?days=30");
-      figures.replaceChildren(...shown(found));
+      const savings = await get("/updraft/savings?days=30");
+      figures.replaceChildren(...shown(savings));
     } catch (error) {
       figures.replaceChildren(failure(error));
     }
