@@ -211,7 +211,7 @@ class RouterConfig:
     cloud_timeout_s: float = 60.0
     # Timeout for connecting to the cloud, in seconds.
     cloud_connect_timeout_s: float = 2.0
-    # Token prices.
+    # Token prices, in US dollars per million tokens.
     prices: Prices = field(default_factory=Prices)
     # SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None

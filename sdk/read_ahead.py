@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-_MOST_BYTES = 2**16  # buffered for the reader
+_MOST_BYTES = 2**16  # bytes buffered for the reader
 
 
 class ReadAhead:

@@ -36,7 +36,7 @@ class Runtime:
         self._thread: threading.Thread | None = None
         self._endpoints: Endpoints | None = None
         self._closed = False
-        self._pid: int | None = None  # of the process that started the router
+        self._pid: int | None = None  # process that started the router
 
     def handle(self, request: WireRequest) -> Future[WireResponse]:
         return self._submit(self._started().handle(request))

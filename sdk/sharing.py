@@ -63,7 +63,7 @@ class RuntimePool:
         self._shared: list[_Shared] = []
 
 
-_POOL = RuntimePool()  # for the whole process, so that unrelated clients share one router
+_POOL = RuntimePool()  # one pool per process, so that unrelated clients share one router
 
 
 class RuntimeLease:

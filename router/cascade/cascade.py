@@ -96,7 +96,7 @@ class Cascade:
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
-        self.reasoning: ReasoningStyle | None = None  # of the local run
+        self.reasoning: ReasoningStyle | None = None  # reasoning style of the local run
         self.escalation = Escalation(job, router_state, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,

@@ -84,7 +84,7 @@ class Escalation:
         self._path = path
         self.state = state
         self.record = record
-        self._forwarded = job.forwarded  # with the span of the current call
+        self._forwarded = job.forwarded  # forwarded headers with the span of the current call
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
         self.took_draft = False  # whether the cloud that answered was sent a draft

@@ -25,7 +25,7 @@ def searcher(pattern: str, name: str) -> Callable[[str], bool]:
     return validator.isinstance_python
 
 
-_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # except the separator that the rules put between two texts
+_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # any marks, except the separator between two texts
 # A card number: 13 to 19 digits, grouped or not, with an issued prefix and a valid check digit (Luhn, ISO/IEC 7812-1).
 _DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
 # Card numbers in printed groups, separated by any marks: commas, dots, bars, markdown, line breaks.
@@ -43,7 +43,7 @@ _MARKDOWN = str.maketrans("", "", "*_`~ \t")
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
-_IBAN_DIGITS = 8  # minimum after the check digits in all countries; words have none
+_IBAN_DIGITS = 8  # minimum number of digits after the check digits in every country
 _VALUES = {ord(letter): str(value) for value, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ", 10)}
 _MAX_RUN = CARD_DIGITS[1] + 8 * (CARD_DIGITS[1] - 1)
 # An IBAN: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
@@ -153,7 +153,7 @@ _PHONE = (
     r"|(?:\([0-9]{3}\) ?|\b[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}\b"
     r"|(?:\(0[1-9][0-9]{1,3}\) ?|\b0[1-9][0-9]{1,3}[ /-])[0-9]{3,8}(?:[ -]?[0-9]{2,4}){0,3}\b"
     rf"|(?:\(0[0-9]\) ?|\b0[0-9][ /-]){_NUMBER}(?:[ -]?[0-9]{{2,4}}){{0,2}}\b"
-    # With dots, which dates and other numbers have as well.
+    # Numbers with dots, which also occur in dates.
     r"|\b0[1-9][0-9]{1,3}\.[0-9]{5,8}\b|\b0[1-9](?:[ .-][0-9]{2}){4}\b"
 ).replace(r"\b", r"(?-u:\b)")
 # Keys in the forms that their issuers document. ASCII only, because Unicode classes compile to megabytes.
@@ -189,7 +189,7 @@ _API_KEY = "|".join(
         rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
         rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
         rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",
-        # Any issuer's: in a header, in a URL, after its name.
+        # Keys of any issuer: in a header, in a URL, or after a name such as api_key.
         r"(?i:\bauthorization\b[^0-9A-Za-z]{1,8}(?:bearer|basic|token)\s{1,4}[0-9A-Za-z+/=_.~-]{16})",
         r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\x22'<>]{0,64}:[^\s/@\x22'<>]{3,128}@[0-9A-Za-z\[]",
         r"(?i:(?:api|access|secret|auth|private|client)[ _-]?(?:key|token|secret)|passw(?:or)?d|\bpwd)"

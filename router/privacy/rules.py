@@ -73,7 +73,7 @@ class PrivacyRules:
         return self._search([text]) if self.is_on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:
-        texts = {name: value for name, value in body.items() if name != "seed"}  # not text
+        texts = {name: value for name, value in body.items() if name != "seed"}  # the seed is not text
         return self._search(filter(None, strings(texts)), texts) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:

@@ -122,7 +122,7 @@ class ShownTokens:
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
-        self._held: list[tuple[int, Token]] = []  # with the position of each token's text
+        self._held: list[tuple[int, Token]] = []  # tokens held back, each after the position of its text
         self._written = 0  # characters written, including a stop string
         self._shown = 0
 
@@ -165,7 +165,7 @@ class ChunkWriter:
     """
 
     def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
-        self.index = 0  # of the current answer
+        self.index = 0  # index of the current answer
         self._record = record
         self._include_usage = include_usage
         self._model = model

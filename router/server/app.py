@@ -31,7 +31,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 
 #: Header with the seconds that the client waits for the answer to begin, like the read timeout of OpenAI's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
-_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # of OpenAI's Python and JavaScript clients
+_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # OpenAI's Python and JavaScript clients
 
 _SET_KEY = "set one with --key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -22,7 +22,7 @@ from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
 MB = 2**20
-_UNFINISHED_S = 86400  # after which an interrupted upload is deleted
+_UNFINISHED_S = 86400  # seconds until an interrupted upload is deleted
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS files (
       position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, filename TEXT NOT NULL,
