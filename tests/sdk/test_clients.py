@@ -198,7 +198,7 @@ def test_what_the_cloud_alone_has_is_passed_on(client: updraft.OpenAI, config: R
     for model in ("local", "fake-small"):
         with pytest.raises(openai.BadRequestError, match="does not provide transcriptions"):
             client.audio.transcriptions.create(model=model, file=("a.wav", b"RIFF"))
-    with pytest.raises(openai.BadRequestError, match="has no moderations"):
+    with pytest.raises(openai.BadRequestError, match="does not provide moderations"):
         client.moderations.create(input="hi", extra_body={"updraft": {"private": True}})
     assert len(cloud.requests) == sent
     private = replace(config, privacy=Privacy(builtin=("email",)))
@@ -254,7 +254,7 @@ def test_aliases_are_models_too(config: RouterConfig, cloud: FakeCloud) -> None:
         assert client.embeddings.create(model="big", input=["a"]).data[0].embedding == [1.0]
         assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     clashing = replace(config, aliases={"fake-small": "cloud"})
-    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="Use another"):
+    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="another"):
         client.models.list()
 
 
