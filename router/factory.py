@@ -71,7 +71,7 @@ def check_startable(config: RouterConfig) -> None:
 def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
     """Raise ConfigurationError for an alias that equals the local model's name, which is known only after loading."""
     if tiers.local is not None and (name := tiers.local.model_id) in config.aliases:
-        raise ConfigurationError(f"aliases.{name} is the name of the local model. Use another.", param="aliases")
+        raise ConfigurationError(f"aliases.{name} is the name of the local model. Choose another.", param="aliases")
 
 
 def has_policy(config: RouterConfig) -> bool:
