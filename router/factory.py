@@ -1,4 +1,4 @@
-"""From settings to running tiers: the only place that knows which engine and policy stand behind the names."""
+"""Tiers and gates made from the settings: the only module that knows the concrete engines and policies."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-_SERVER_START_S = 5.0  # the cloud waits no longer for the local server
+_SERVER_START_S = 5.0  # maximum wait for the local server if there is a cloud
 
 
 def check_configured(config: RouterConfig) -> None:
-    """Raises ConfigurationError, which says what to set, where there is neither tier."""
+    """Raise ConfigurationError, with the settings to set, if no tier is configured."""
     cloud = config.cloud_url is not None and not config.offline
     if config.local is None and not cloud:
         raise ConfigurationError(
             "No model is configured. Set local (a GGUF file, or a model fetched with `updraft pull`), or cloud_url and "
             "cloud_model (an OpenAI-compatible server), or both: as arguments, as UPDRAFT_LOCAL, UPDRAFT_CLOUD_URL and "
             f"UPDRAFT_CLOUD_MODEL, or in {config_file()}, which `updraft init` writes."
-            + (" offline=true rules the cloud out." if config.cloud_url is not None else ""),
+            + (" offline=true disables the cloud." if config.cloud_url is not None else ""),
             param="local",
             code="no_tier",
         )
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Also raises ConfigurationError for a target without a policy, and for a policy that cannot be used."""
+    """Raise ConfigurationError also for a target without a policy, and for an unusable policy."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
@@ -68,13 +68,13 @@ def check_startable(config: RouterConfig) -> None:
 
 
 def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
-    """Raises ConfigurationError for an alias that is the local model's own name, which is known once that is loaded."""
+    """Raise ConfigurationError for an alias that equals the local model's name, which is known only after loading."""
     if tiers.local is not None and (name := tiers.local.model_id) in config.aliases:
-        raise ConfigurationError(f"aliases.{name} is the name of the local model: choose another.", param="aliases")
+        raise ConfigurationError(f"aliases.{name} is the name of the local model. Choose another.", param="aliases")
 
 
 def has_policy(config: RouterConfig) -> bool:
-    """Whether there is a policy for the configured pair, or may be. Raises ConfigurationError if it cannot be used."""
+    """Return whether the configured pair has, or may have, a policy. Raises ConfigurationError if it is unusable."""
     if config.local is None:
         if config.policy != "auto":
             from ..classifier.policy.policy import checked_card
@@ -83,21 +83,21 @@ def has_policy(config: RouterConfig) -> bool:
         return False
     address = local_server(config)
     if address is not None and address.model is None:
-        return True  # the server tells which model that is: its gates will say
+        return True  # only the server knows the model; its gates check the policy later
     name = model_file(config).stem if address is None else str(address.model)
     selection = selection_of(config, name)
     try:
         return check_policy(selection if address is None else replace(selection, local_model=None))
-    except ModelLoadError:  # whether there is a model is another question
+    except ModelLoadError:  # a missing model is reported elsewhere
         return True
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:
-    """Load what `config` names. Raises ConfigurationError, and as `with_local` does."""
+    """Load the configured tiers. Raises ConfigurationError, and as `with_local`."""
     check_startable(config)
     cloud = open_cloud(config)
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
-        log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
+        log.warning("hold_tokens has no effect without cloud_continues: streams are held until judged")
     try:
         tiers = Tiers(None, cloud, None, middle=() if cloud is None else middle_tiers(config))
         return await with_local(config, tiers, _SERVER_START_S)
@@ -108,14 +108,14 @@ async def load_tiers(config: RouterConfig) -> Tiers:
 
 
 def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
-    """The best cloud; None where there is none, or it must not be asked."""
+    """Return the best cloud, or None without a cloud or while offline."""
     if config.cloud_url is None or config.offline:
         return None
     return HttpCloudTier(endpoint_of(config, config.cloud_url))
 
 
 def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
-    """The clouds between the device and the best one, with the timeouts of that one."""
+    """Return the clouds between the device and the best cloud, with the timeouts of the best cloud."""
     return tuple(
         CloudCandidate(
             each.model,
@@ -142,7 +142,7 @@ def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
 
 
 def middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
-    """The endpoint of a cloud between the device and the best one."""
+    """Return the endpoint of a cloud between the device and the best cloud."""
     return replace(
         endpoint_of(config, config.cloud_url or middle.url),
         url=middle.url,
@@ -155,10 +155,10 @@ def middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
 
 
 async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
-    """`tiers` with the local model, if one is configured; where it cannot be loaded, the cloud answers alone.
+    """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
-    `patience_s`: for a local server, which may have to load the model first.
-    Raises what `open_local` raises where there is no cloud, and ConfigurationError for a policy that cannot be used.
+    `patience_s`: limit for a local server, which may have to load the model first.
+    Raises as `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
         return tiers
@@ -167,7 +167,7 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
     except UpdraftError as error:
         if tiers.cloud is None:
             raise
-        log.warning("the local model cannot be used, so that the cloud answers alone: %s", error.message)
+        log.warning("the local model is unusable, so the cloud answers alone: %s", error.message)
         return replace(tiers, local_missing=error.with_traceback(None))
     try:
         gates = await asyncio.to_thread(load_gates_of, config, tier)
@@ -181,20 +181,20 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
 
 
 def load_pause(config: RouterConfig) -> LoadPause:
-    """The pause after the local model could not be loaded."""
+    """Return the pause after a failed load of the local model, which ends early if the file changes."""
 
     def version() -> object:
         try:
-            found = model_file(config).stat()
+            status = model_file(config).stat()
         except (OSError, UpdraftError):  # no file, or a server
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     return LoadPause(version)
 
 
 async def open_local_tier(config: RouterConfig, patience_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
-    """The local model, on its server or in this process. Raises as `open_local`."""
+    """Open the local model, on its server or in this process. Raises as `open_local`."""
     address = local_server(config)
     if address is None:
         return EngineLocalTier(await asyncio.to_thread(open_local, config))
@@ -202,23 +202,23 @@ async def open_local_tier(config: RouterConfig, patience_s: float | None = None)
         async with asyncio.timeout(patience_s):
             return await open_server(address, config.local_max_tokens)
     except TimeoutError as error:
-        raise ModelLoadError(f"The local server at {address.url} has not answered in {patience_s} s.") from error
+        raise ModelLoadError(f"The local server at {address.url} did not answer in {patience_s} s.") from error
 
 
 def local_server(config: RouterConfig) -> ServerAddress | None:
-    """The server that has the local model; None where this process runs it itself."""
+    """Return the server of the local model, or None if this process runs the model."""
     return server_address(config.local, config.local_model)
 
 
 def has_model_file(config: RouterConfig) -> bool:
-    """Whether the local model, if there is one, is a file that this process runs."""
+    """Return whether the local model is a file that this process runs."""
     return config.local is not None and local_server(config) is None
 
 
 def served_model(config: RouterConfig) -> LocalServerModel | None:
-    """The model of the local server, which is asked for it; None where the local model is a file.
+    """Ask the local server for its model. Return None if the local model is a file.
 
-    Not for an event loop. Raises ModelLoadError.
+    Not for use on an event loop. Raises ModelLoadError.
     """
     address = local_server(config)
 
@@ -230,9 +230,9 @@ def served_model(config: RouterConfig) -> LocalServerModel | None:
 
 
 def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
-    """The gates around this local tier.
+    """Load the gates of this local tier.
 
-    Raises ConfigurationError for a target that needs log-probabilities which a server does not give.
+    Raises ConfigurationError for a target that needs log-probabilities if the server reports none.
     """
     if not isinstance(local, ServerLocalTier):
         size = local.hidden_size if isinstance(local, EngineLocalTier | IdleLocalTier) else None
@@ -241,41 +241,41 @@ def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
         return load_learning_gates(config, local.model_id, lambda: local.identity, hidden_size=0)
     if config.stated_target or config.policy != "auto":
         raise ConfigurationError(
-            f"The server {config.local} gives no log-probabilities for {local.model_id}, so that nothing tells how "
-            f'sure it is: leave out {config.stated_target or "policy"}, and ask for it with model="local".',
+            f"The server {config.local} reports no log-probabilities for {local.model_id}, so its confidence is "
+            f'unknown. Leave out {config.stated_target or "policy"}, and use model="local".',
             param=config.stated_target or "policy",
         )
     return ExplorationGates(NoSignalGates(), exploration=config.exploration, shadow=config.shadow)
 
 
 def model_file(config: RouterConfig) -> Path:
-    """The GGUF file of the local model. Raises ConfigurationError if there is none, or its name has no known form."""
+    """Return the GGUF file of the local model. Raises ConfigurationError for a missing or invalid name."""
     if config.local is None:
         raise ConfigurationError("No local model is configured.", param="local")
     if config.local == "pocket":
         return pocket_small_gguf()
     if local_server(config) is not None:
-        raise ConfigurationError(f"{config.local} is a server, and this needs a model file.", param="local")
+        raise ConfigurationError(f"{config.local} is a server, but a model file is needed here.", param="local")
     from ..local_engine.store.library import model_path
 
     return model_path(config.local)
 
 
 def open_local(config: RouterConfig) -> LocalEngine:
-    """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
+    """Open the engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
 
     return open_engine(model_file(config), options_of(config), sound=pocket_small_gguf())
 
 
 def local_name(config: RouterConfig) -> str:
-    """The name under which the local model runs. Raises as `open_local` does."""
+    """Return the name of the running local model. Raises as `open_local`."""
     served = served_model(config)
     return model_file(config).stem if served is None else served.name
 
 
 def local_identity(config: RouterConfig) -> ModelIdentity:
-    """The identity of the local model's weights and template. Raises as `open_local` does."""
+    """Return the identity of the local model's weights and template. Raises as `open_local`."""
     if (served := served_model(config)) is not None:
         return served.identity
     from ..local_engine.model_identity import identity_of
@@ -284,7 +284,7 @@ def local_identity(config: RouterConfig) -> ModelIdentity:
 
 
 def hashed_identity(config: RouterConfig) -> ModelIdentity:
-    """The same with the hash of the whole file, for what is made for it."""
+    """Return the local model's identity with a hash of the whole file, for policies made for this file."""
     from ..model_files.identity import file_sha256
 
     identity = local_identity(config)
@@ -292,7 +292,7 @@ def hashed_identity(config: RouterConfig) -> ModelIdentity:
 
 
 def options_of(config: RouterConfig) -> LocalOptions:
-    """The options of the local model that this process runs."""
+    """Return the options of the local model in this process."""
     from ..local_engine.options import LocalOptions, adapter_of
 
     device = config.local_options
@@ -309,8 +309,8 @@ def options_of(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """The keeper of what use teaches; None where there is nothing to compare, or no file for it: answers matter more
-    than what they teach, and without a learner nothing is explored.
+    """Return the collector of experience from use, or None if a tier or the experience file is missing.
+    A missing file must not prevent answers. Without a collector, exploration is switched off.
     """
     if tiers.local is None or tiers.cloud is None:
         return None
@@ -318,7 +318,7 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
     experience = _open_experience(config.experience)
     if experience is None:
         if gates is not None and gates.stop_exploring():
-            log.warning("exploration is off: what it would teach is kept nowhere (experience)")
+            log.warning("exploration is off, because no experience is stored (setting experience)")
         return None
     pair = pair_name(_pair(config, tiers.local.model_id))
     explored = 1.0 if config.shadow else config.exploration
@@ -333,7 +333,7 @@ def _open_experience(path: Path | None) -> Experience | None:
     try:
         return Experience(path)
     except ConfigurationError as error:
-        log.warning("this router learns nothing from use: %s", error.message)
+        log.warning("no experience is stored: %s", error.message)
         return None
 
 
@@ -344,8 +344,8 @@ def load_learning_gates(
     *,
     hidden_size: int | None = None,
 ) -> ExplorationGates:
-    """The gates of the pair, with exploration, shadow and drift alarm around them. `identity`, `hidden_size`: of the
-    local model.
+    """Load the gates of the pair, wrapped with exploration, shadow mode and drift alarm. `identity` and `hidden_size`
+    describe the local model.
     """
     from ..classifier.calibration.drift import DriftMonitor
 
@@ -362,7 +362,7 @@ def load_learning_gates(
 def selection_of(
     config: RouterConfig, model_id: str, identity: Callable[[], ModelIdentity] | None = None
 ) -> GateSelection:
-    """The policies that the settings allow for a local model of this name."""
+    """Return the policies that the settings allow for a local model of this name."""
     models = _pair(config, model_id)
     return GateSelection(
         config.policy,
@@ -381,7 +381,7 @@ def _pair(config: RouterConfig, local: str) -> dict[str, str]:
 
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
-    """The folders in which a policy of the pair may lie: the user's calibration comes before the packaged one."""
+    """Return the folders that may hold the pair's policy, the user's calibration before the packaged one."""
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
     return ((calibrated,) if has_file(calibrated / CARD_NAME) else ()) + packaged

@@ -1,4 +1,4 @@
-"""The model names that a request may give: `auto`, the tiers, their models, and aliases."""
+"""Model names accepted in requests: `auto`, the tiers, their models, and aliases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .tiers.interfaces import LocalTier
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The names of one router. The methods that take a name raise ModelNotFoundError for one that is none of them."""
+    """Names accepted by one router. Methods that take a name raise ModelNotFoundError for an unknown one."""
 
     config: RouterConfig
     tiers: Tiers
 
     def by_tier(self) -> dict[str, RequestedTier]:
-        """Every name, and the tier that it asks for."""
+        """Return every name with the tier that it selects."""
         tiers: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
         names = dict(tiers)
         if self.tiers.cloud is not None:
@@ -33,9 +33,9 @@ class ModelNames:
             names |= dict.fromkeys(clouds, "cloud")
         if self.tiers.local is not None:
             names[self.tiers.local.model_id] = "local"
-        elif self.config.local is not None:  # it could not be loaded
+        elif self.config.local is not None:  # the model failed to load
             names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
-        names |= tiers  # whatever a file or a cloud's model is called
+        names |= tiers  # these win over equal names of files and cloud models
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names
@@ -47,8 +47,8 @@ class ModelNames:
         return names[model]
 
     def direct_tier(self, body: dict[str, Any], model: str) -> RequestedTier:
-        """The tier that `model` asks for; it is named in `body` as the cloud knows it. A name that is none of ours is
-        that of a model of the cloud, which has more than those for chat.
+        """Return the tier that `model` selects, and resolve its alias in `body`. Unknown names select the cloud, which
+        also has models that are not for chat.
         """
         target = self.config.aliases.get(model, model)
         if "model" in body:
@@ -57,7 +57,7 @@ class ModelNames:
             return self.requested_tier(model)
         if self.config.counts_usd and self.config.prices.of_cloud(target) is None:
             raise InvalidRequestError(
-                f"The model {target[:100]!r} has no price, and a budget in US dollars needs one: set it in "
+                f"The model {target[:100]!r} has no price, but a budget in US dollars needs one. Set it in "
                 "[prices.models].",
                 param="model",
                 code="no_price",
@@ -65,20 +65,20 @@ class ModelNames:
         return "cloud"
 
     def device(self, model: str | None) -> LocalTier:
-        """The model on the device, which `model` names, or nobody. Raises InvalidRequestError."""
+        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
         if self.tiers.local is None:
             raise self.tiers.why_not_local()
         if model is not None and self.requested_tier(model) == "cloud":
             raise InvalidRequestError(
-                f"The tokenizer of {model[:100]!r} is the cloud's: ask for that of 'local'.", param="model"
+                f"The tokenizer of {model[:100]!r} is in the cloud. Use model 'local'.", param="model"
             )
         return self.tiers.local
 
     def cards(self, created: int) -> list[ModelCard]:
-        """As `/v1/models` lists them."""
+        """Return the model cards of `/v1/models`."""
         local = self.tiers.local
-        room = UNSET if local is None else local.context_length  # what a cloud has room for, it says itself
-        # The owner is no node, so that nobody sends a draft.
+        room = UNSET if local is None else local.context_length  # a cloud reports its own context length
+        # The owner differs from a node's, so that other routers send no drafts.
         return [
             ModelCard(
                 id=name,

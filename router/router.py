@@ -1,4 +1,4 @@
-"""The router: a request in, an answer out, whatever carries them. The cascade decides; `server/` has the endpoints."""
+"""The router: a request in, an answer out, over any transport. The cascade decides; `server/` has the endpoints."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 MAX_PULLS = 2
-#: Seconds between two tries to open the ledger. Requests start them.
+#: Seconds between attempts to open the ledger, which requests trigger.
 RETRY_S = 30.0
 
-#: Gives the decoded body of a request, and the model that it asks for.
+#: Function that returns the decoded body of a request and the requested model.
 BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
 
 
@@ -69,27 +69,27 @@ def read_json(request: WireRequest) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A decision without an answer."""
+    """A routing decision without an answer."""
 
-    # Its verdicts.
+    # Record with the gate verdicts.
     record: RequestRecord
-    # What the device wrote for the gates.
+    # Local text generated for the gates.
     local_text: str
 
 
 @dataclass(slots=True)
 class _Answering:
-    """A request on its way to an answer."""
+    """A request that is being answered."""
 
     record: RequestRecord
-    # What it holds, once it has begun.
+    # Running work to close at the end; None before it begins.
     call: Cascade | DirectCall | None = None
 
 
 class Router:
-    """One local and one cloud tier behind OpenAI's interface. `start()` it on the event loop that will use it.
+    """One local and one cloud tier with OpenAI's interface. Call `start()` on the event loop that will use the router.
 
-    `tiers` replaces what `config` would load; the router closes them in the end, as it does its own.
+    `tiers` replaces the tiers that `config` would load; `close()` closes them in either case.
     """
 
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
@@ -102,7 +102,7 @@ class Router:
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
         self._ledger_problem: str | None = None  # why the ledger is not open
-        self._ledger_tried = 0.0  # on the clock of time.monotonic()
+        self._ledger_tried = 0.0  # time of the last attempt, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -112,11 +112,11 @@ class Router:
         self._closed = False
         self._tracer = Tracer("updraft")
         self._created = int(time.time())
-        # Held by each pull of a model: more at once would take the threads that gates want.
+        # Bounds concurrent pulls, which would otherwise take the threads that gates need.
         self.pulling = asyncio.Semaphore(MAX_PULLS)
 
     async def start(self) -> None:
-        """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.
+        """Open the ledger and load the tiers. Idempotent. Cancelling one waiter does not cancel the shared load.
 
         Raises ConfigurationError or ModelLoadError, and OverloadedError after `close()`.
         """
@@ -146,7 +146,7 @@ class Router:
             raise
 
     def _keep_from(self) -> float:
-        """The time before which ledger rows are deleted. Rows that a running budget counts stay."""
+        """Return the time before which ledger rows are deleted. Rows in a running budget period stay."""
         days, budget = self.config.ledger_days, _budget(self.config, None)
         if days is None:
             return 0.0
@@ -155,16 +155,16 @@ class Router:
 
     @property
     def ledger_problem(self) -> str | None:
-        """The reason why the configured ledger cannot be opened or written now; None where it can, or none is kept."""
+        """Why the configured ledger cannot be used now; None if the ledger works or is off."""
         problems = [user.problem for user in (self._ledger_writer, self._budget) if user is not None]
         if self._ledger is not None:
             problems.append(self._ledger.check())
         return self._ledger_problem or next(filter(None, problems), None)
 
     async def _open_ledger(self) -> None:
-        """Open the ledger, if one is kept. Without it requests go on, which the log says once.
+        """Open the configured ledger. If that fails, serve without it and log a warning once.
 
-        Raises ConfigurationError at first if the file is no ledger, or one of a newer version.
+        At first, raises ConfigurationError if the file is not a ledger or of a newer version.
         """
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
@@ -175,17 +175,17 @@ class Router:
             if self._ledger_problem is None:
                 if not isinstance(error, StorageError):
                     raise
-                log.warning("Requests go on without a ledger. %s", error.message)
+                log.warning("Serving without a ledger. %s", error.message)
             self._ledger_problem = error.message
         else:
             if self._ledger_problem is not None:
-                log.warning("The ledger %s can be used again.", path)
+                log.warning("The ledger %s is usable again.", path)
             ledger.flush = self.flush_ledger
             self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
         self._budget = _budget(self.config, self._ledger, self._ledger_problem or "")
 
     def _opened(self, path: Path) -> tuple[Ledger, RequestWriter]:
-        ledger = Ledger(path, busy_s=0.0)  # the event loop waits for no other process
+        ledger = Ledger(path, busy_s=0.0)  # the event loop must not wait for another process
         try:
             return ledger, RequestWriter(path, self._keep_from)
         except BaseException:
@@ -193,14 +193,14 @@ class Router:
             raise
 
     def _use(self, tiers: Tiers) -> None:
-        """Raises ConfigurationError."""
+        """Use `tiers` from now on. Raises ConfigurationError for an alias that is the local model's name."""
         check_aliases(self.config, tiers)
         self._tiers, self._learner = tiers, load_learner(self.config, tiers)
         if tiers.local_missing is not None:
             self._local_pause.begin(tiers.local_missing)
 
     async def _load_local(self) -> None:
-        """Try again to load the local model, while the cloud answers."""
+        """Retry loading the local model while the cloud answers."""
         try:
             self._use(await with_local(self.config, self.tiers))
         except UpdraftError as error:
@@ -211,10 +211,9 @@ class Router:
             self._local_retry = None
 
     async def reconfigure(self, config: RouterConfig) -> list[str]:
-        """Use `config` for the requests that come from now on; the names of what changed.
+        """Apply `config` to future requests, and return the names of the changed settings.
 
-        Raises ConfigurationError, and changes nothing, where a setting differs that only a restart can change, or where
-        `config` cannot be used.
+        Raises ConfigurationError, and changes nothing, if `config` is unusable or a changed setting needs a restart.
         """
         await self.start()
         changed = [
@@ -238,18 +237,18 @@ class Router:
         return changed
 
     async def close(self) -> None:
-        """End what is still streaming, then the tiers and the ledger. Idempotent."""
+        """End open streams, then close the tiers and the ledger. Idempotent."""
         self._closed = True
         waits = (self._loading, self._local_retry, self._ledger_retry)
         if loads := [task for task in waits if task is not None]:
-            await asyncio.wait(loads)  # no thread that loads a model can be stopped
+            await asyncio.wait(loads)  # a thread that loads a model cannot be stopped
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
-        async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
+        async with AsyncExitStack() as closing:  # closes all in reverse order, even if one fails
             if ledger is not None:
                 closing.callback(ledger.close)
             if ledger_writer is not None:
@@ -263,12 +262,12 @@ class Router:
                 closing.push_async_callback(tiers.local.aclose)
 
     def health(self) -> UpdraftError | None:
-        """The reason why no tier may answer; None where one may. The router has started."""
+        """Return why no tier can answer, or None if one can. Call after `start()`."""
         has = self._state().availability()
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 
     async def chat(self, request: WireRequest) -> WireResponse:
-        """Answer a chat completion, whole or as a stream; it gets a row in the ledger.
+        """Answer a chat completion, whole or as a stream, and write a ledger row.
 
         Every failure becomes an OpenAI error body; only cancellation is raised.
         """
@@ -298,9 +297,9 @@ class Router:
         return self._respond(cascade, reply, slot)
 
     async def preview(self, request: WireRequest) -> Preview:
-        """The decision for a chat request, and its reasons: no cloud is asked, and nothing is kept or counted.
+        """Return the routing decision for a chat request without asking a cloud, storing or counting anything.
 
-        The device writes its answer, where a gate wants to see it. Raises UpdraftError.
+        The device generates an answer if a gate needs it. Raises UpdraftError.
         """
         await self.start()
         body, model = await off_event_loop(request.body, lambda: read_model(request.body))
@@ -319,13 +318,13 @@ class Router:
         return Preview(record, cascade.local_text)
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
-        """With the privacy rule that one of its texts breaks."""
+        """Return the request with the privacy rule that it matches, if any."""
         if not self._privacy.is_on:
             return job
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:
-        """What only the device may answer waits where its model is tried again. Raises TimeoutError."""
+        """Wait for a pending reload of the local model if only the device may answer. Raises TimeoutError."""
         if (retry := self._local_retry) is not None and job.only_local:
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 await asyncio.shield(retry)
@@ -336,7 +335,7 @@ class Router:
         return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
 
     async def direct(self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json) -> WireResponse:
-        """Answer a request that no gate judges, with a row in the ledger. Failures are as in `chat`."""
+        """Answer a request that no gate judges, and write a ledger row. Failures become error bodies as in `chat`."""
 
         async def answered(request: WireRequest, answering: _Answering) -> WireResponse:
             record = answering.record
@@ -356,7 +355,7 @@ class Router:
     async def _guarded(
         self, request: WireRequest, work: Callable[[WireRequest, _Answering], Awaitable[WireResponse]]
     ) -> WireResponse:
-        """The response of `work`; where it fails, an OpenAI error body, after it has let go of what it held."""
+        """Return the response of `work`. On failure, close the call and return an OpenAI error body."""
         answering = _Answering(self._record(request))
         record = answering.record
         try:
@@ -379,7 +378,7 @@ class Router:
         try:
             if answering.call is not None:
                 await answering.call.aclose()
-        finally:  # also if this very wait is cancelled
+        finally:  # even if this wait is cancelled
             response = self._refuse(record, failure)
         return response
 
@@ -408,7 +407,7 @@ class Router:
             info = record.info()
             completion = {**reply.completion, "updraft": info}
         else:
-            raise EngineError("The cascade gave a stream where none was asked for.")
+            raise EngineError("The cascade returned an unrequested stream.")
         response = WireResponse.json(completion, headers=answer.headers(info))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
@@ -417,7 +416,7 @@ class Router:
         return response
 
     def _repeat(self, job: RoutingRequest, kept: Cached, record: RequestRecord) -> WireResponse:
-        """An answer that was kept, in the form in which it is wanted now."""
+        """Return a cached answer, whole or as a stream."""
         completion = answer_of(kept, record)
         if job.stream:
             return self._stream(record, None, stream_of(completion, include_usage=job.include_usage))
@@ -436,7 +435,7 @@ class Router:
         return WireResponse(200, {**sse.HEADERS, **answer.headers(record.info(), begun=True)}, body)
 
     async def _end(self, record: RequestRecord, call: Cascade | DirectCall | None, status: int) -> None:
-        """Let go of what the request holds and write its row, even if this very wait is cancelled."""
+        """Close the call and write the request's row, even if this wait is cancelled."""
         try:
             if call is not None:
                 await call.aclose()
@@ -446,15 +445,15 @@ class Router:
                 self._learn(call, None)
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """Return the learning metrics as Prometheus text."""
         counts = LearningCounts() if self._learner is None else self._learner.counts
         return prometheus.render(counts.metrics())
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
-        """The request has its answer and its row by now: what fails here is logged, and harms neither."""
+        """Record the request for learning. Failures are only logged, since they must not harm the answer or its row."""
         answer = cascade.judged
         if cascade.record.cloud_model not in ("", self.config.cloud_model):
-            return  # a smaller cloud's answer says nothing about the pair that the policy is for
+            return  # a smaller cloud's answer says nothing about the policy's pair of models
         if self._learner is None or answer is None or not cascade.ruling.open:
             return
         try:
@@ -473,7 +472,7 @@ class Router:
             )
             self._learner.observe(judged)
         except Exception:
-            log.exception("request %s could not be learned from", cascade.record.request_id)
+            log.exception("cannot learn from request %s", cascade.record.request_id)
 
     def _refuse(self, record: RequestRecord, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
@@ -486,7 +485,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed, budget, reserved = None, self._budget, record.reserved
-            if budget is not None and reserved is not None:  # others read the rest of the budget after the commit
+            if budget is not None and reserved is not None:  # budget waiters read the rest after the commit
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: budget.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
@@ -502,47 +501,47 @@ class Router:
         return RouterState(self.config, self.tiers, self._latency, self._budget)
 
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait for the commit of all rows so far, from any thread. The rest is kept for the next process."""
+        """Wait, from any thread, until all rows so far are committed. On timeout the next process writes the rest."""
         if (writer := self._ledger_writer) is not None and writer.waiting:
             writer.flush(timeout_s)
 
     async def request(self, request_id: str) -> LedgerRow:
-        """One request as the ledger has it. Raises NotFoundError."""
+        """Return the ledger row of a request. Raises NotFoundError."""
         row = await self.read_ledger(lambda ledger: ledger.get(request_id))
         if row is None:
-            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+            raise NotFoundError(f"Request {request_id[:100]!r} is not in the ledger.")
         return row
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Keep whether an answer was good; whether `updraft learn` will see it. Raises NotFoundError."""
+        """Record feedback on an answer. Return whether `updraft learn` will see it. Raises NotFoundError."""
         if not await self._kept_ledger().feedback(request_id, up=up):
-            raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger.")
+            raise NotFoundError(f"Request {request_id[:100]!r} is not in the ledger.")
         return self._learner is not None and await self._learner.feedback(request_id, up=up)
 
     def _kept_ledger(self) -> Ledger:
         if self._ledger is None:
-            raise NotFoundError(self._ledger_problem or "This router keeps no ledger: set `ledger` to a file.")
+            raise NotFoundError(self._ledger_problem or "This router keeps no ledger. Set `ledger` to a file.")
         return self._ledger
 
     def models(self) -> list[ModelCard]:
-        """Every model name that a request may give. The router has started."""
+        """Return every accepted model name. Call after `start()`."""
         return self._names().cards(self._created)
 
     def model(self, name: str) -> ModelCard:
-        """One of `models()`. Raises ModelNotFoundError."""
+        """Return one of `models()`. Raises ModelNotFoundError."""
         return self._names().card(name, self._created)
 
     def device(self, model: str | None) -> LocalTier:
-        """The model on the device, which `model` names, or nobody. Raises InvalidRequestError, ModelNotFoundError."""
+        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
         return self._names().device(model)
 
     def _names(self) -> ModelNames:
         return ModelNames(self.config, self.tiers)
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
-        """The result of `look` on the ledger, over a connection of its own: no request waits for it.
+        """Return the result of `look` on the ledger, over a separate connection that blocks no request.
 
-        Raises NotFoundError where no ledger is kept, and ConfigurationError where it cannot be read.
+        Raises NotFoundError if no ledger is kept, and ConfigurationError if the ledger cannot be read.
         """
         await self.start()
         kept = self._kept_ledger()
@@ -556,7 +555,7 @@ class Router:
 
     @property
     def tiers(self) -> Tiers:
-        """Those that run. Raises OverloadedError before the start and after the end."""
+        """Tiers in use. Raises OverloadedError before `start()` and after `close()`."""
         if self._tiers is None:
             raise OverloadedError("The router is closed.")
         return self._tiers
@@ -564,13 +563,13 @@ class Router:
 
 def interpreter_ends() -> OverloadedError:
     return OverloadedError(
-        "The Python interpreter is shutting down: send requests before the main thread ends, not in atexit handlers.",
+        "The Python interpreter is shutting down. Send requests before the main thread ends, not in atexit handlers.",
         code="interpreter_shutdown",
     )
 
 
 def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> Budget | None:
-    """The budget, if there is one. `problem`: why there is no ledger to keep it in."""
+    """Return the budget, or None without limits. `problem`: why the ledger that holds it is not open."""
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
     if not any(limits.values()):
         return None
@@ -578,7 +577,7 @@ def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> B
 
 
 async def _finished(work: Callable[[], T]) -> T:
-    """The result of `work` in a thread. A cancellation counts after its end, so that what it opens is not lost."""
+    """Return the result of `work` in a thread. A cancellation waits for the thread, so that no result is lost."""
     done, is_cancelled = asyncio.get_running_loop().run_in_executor(None, work), False
     while not done.done():
         try:

@@ -1,4 +1,4 @@
-"""Checks of settings before anything is loaded: what cannot work is an error at construction, not of each request."""
+"""Checks of the settings before anything is loaded, so that faulty settings fail at construction."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .tiers.connection import check_endpoint
 
 
 def check_settings(config: RouterConfig) -> None:
-    """Raise ConfigurationError for settings that cannot work. No model is loaded, and no server is asked.
+    """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server.
 
-    A local model that cannot be loaded is no reason where there is a cloud, which answers alone.
+    A local model that cannot be loaded is no error if there is a cloud, which then answers alone.
     """
     check_startable(config)
     PrivacyRules(config.privacy)
@@ -45,12 +45,12 @@ def check_settings(config: RouterConfig) -> None:
 
 
 def _check_ledger(path: Path | None) -> None:
-    """A file that is no ledger, or one of a newer version. The router does without a ledger that cannot be opened."""
+    """Raise ConfigurationError for a file that is not a ledger or of a newer version. Unreadable files are allowed."""
     if path is None:
         return
     try:
         if path.is_dir():
-            raise ConfigurationError(f"ledger: {path} is a folder: name a file.", param="ledger")
+            raise ConfigurationError(f"ledger: {path} is a folder, not a file.", param="ledger")
         if path.is_file():
             Ledger(path, read_only=True).close()
     except (StorageError, OSError):
@@ -58,22 +58,22 @@ def _check_ledger(path: Path | None) -> None:
 
 
 def _check_database(setting: str, path: Path | None, table: str) -> None:
-    """Raise ConfigurationError for a path that holds something else. A database that cannot be read is no reason."""
+    """Raise ConfigurationError for a path that holds something else. Unreadable databases are allowed."""
     if path is None:
         return
     problem = ""
     try:
         if setting == "files" and path.parent.is_file():
-            problem = f"{path.parent} is a file: name a folder."
+            problem = f"{path.parent} is a file, not a folder."
         elif path.is_dir():
-            problem = f"{path} is a folder: name a file."
+            problem = f"{path} is a folder, not a file."
         elif path.is_file():
             with closing(SharedFile(path, "", setting).open(tables, read_only=True)) as connection:
-                found = tables(connection)
-            problem = f"{path} holds something else: name another file." if found and table not in found else ""
+                names = tables(connection)
+            problem = f"{path} holds something else. Choose another file." if names and table not in names else ""
     except StorageError as error:
         if getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-            problem = f"{path} is no SQLite database: name another file, or move it away."
+            problem = f"{path} is not an SQLite database. Choose another file, or move it."
     except OSError:
         return
     if problem:
@@ -96,5 +96,5 @@ def _check_options(config: RouterConfig) -> None:
     templates = [(config.chat_template, "chat_template")] if config.chat_template not in (None, "chatml") else []
     for path, setting in ((model_file(config), "local"), *adapters, *templates):
         if not has_file(Path(path or "")):
-            models = " `updraft models` lists the models that were pulled." if setting == "local" else ""
+            models = " `updraft models` lists pulled models." if setting == "local" else ""
             raise ConfigurationError(f"{setting}: there is no file {path}.{models}", param=setting)

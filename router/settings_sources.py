@@ -1,4 +1,4 @@
-"""Sources of the router's settings: one TOML file, `UPDRAFT_*` variables, overrides. The last one wins."""
+"""Sources of the router's settings: a TOML file, `UPDRAFT_*` variables, overrides. Later sources win."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
-# The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
+# Settings that are tables. In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
 _TABLES: dict[str, type[Any]] = {
     "prices": Prices,
     "budget_per_key": BudgetLimits,
@@ -30,7 +30,7 @@ _TABLES: dict[str, type[Any]] = {
     "privacy": Privacy,
     "cache": CacheSettings,
     "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # after those whose names begin with it
+    "budget": BudgetLimits,  # last, because other names begin with it
 }
 _PAIRS = ("cloud_headers", "cloud_query")
 _OPTIONAL = frozenset(
@@ -58,17 +58,17 @@ _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": F
 def load_config(
     overrides: Mapping[str, Any] | None = None, *, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> RouterConfig:
-    """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-    such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later
-    one. The ledger and the folder of files are on by default, in the state folder; so is the experience for who
-    explores. A settings file in one of Updraft's own folders is closed to others. Raises ConfigurationError.
+    """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
+    such as `prices` may be mappings). A key counts only from the source that sets the cloud's URL, or a later one. The
+    ledger and the folder of files are on by default, in the state folder, as is the experience while exploring.
+    A settings file in one of Updraft's own folders is made private. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     if has_file(path):
         if changeable_by_others(path):
             raise ConfigurationError(
-                f"{path} belongs to another user, and everybody can change where it sends prompts and keys. Take that "
-                f"right away (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+                f"{path} belongs to another user, and anyone can change where it sends prompts and keys. Revoke that "
+                f"right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
         close_to_others(path)
     state = settings.state_folder()
@@ -83,7 +83,7 @@ def load_config(
         values["store"] = state / "answers.sqlite3" if keeps else None
     words = {
         name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
-    }  # msgspec names no choices
+    }  # msgspec does not list the choices
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
@@ -94,9 +94,9 @@ def load_config(
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
-    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
+    if any(update.get(name) is not None for name in TARGETS):  # a target replaces that of an earlier source
         into.update(dict.fromkeys(TARGETS))
-    if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key is for the URL that it was set with
+    if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key belongs to the URL it was set with
         into.update(OF_CLOUD_URL)
     for name, value in update.items():
         if name == "middle":
@@ -134,19 +134,19 @@ def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -
 
 
 def _nested(flat: dict[str, str]) -> dict[str, Any]:
-    """`{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`: variables have no tables."""
+    """Nest variables as tables: `{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
-        found = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
-        if found is None or name in _KNOWN:
+        prefix = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
+        if prefix is None or name in _KNOWN:
             nested[name] = value
         else:
-            nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
+            nested.setdefault(prefix, {})[name.removeprefix(f"{prefix}_")] = value
     return nested
 
 
 def _listed(given: dict[str, Any]) -> dict[str, Any]:
-    """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
+    """Split comma-separated variables into lists: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
     listed: dict[str, Any] = {
         name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
     }
@@ -166,10 +166,10 @@ def _names(text: str) -> list[str]:
 
 
 def _pairs(setting: str, text: str) -> dict[str, str]:
-    """`UPDRAFT_CLOUD_QUERY=api-version=2024-10-21`; several are apart by commas. Raises ConfigurationError."""
+    """Parse comma-separated pairs: `UPDRAFT_CLOUD_QUERY=api-version=2024-10-21`. Raises ConfigurationError."""
     pairs = [item.partition("=") for item in _names(text)]
     if not all(equals for _, equals, _ in pairs):
-        raise ConfigurationError(f"{setting} in the environment must be name=value, apart by commas.", param=setting)
+        raise ConfigurationError(f"{setting} in the environment must be name=value, comma-separated.", param=setting)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
@@ -177,6 +177,6 @@ def _decode(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, (str, Path)):
         try:
             return Path(value).expanduser()
-        except RuntimeError as error:  # there is no home folder
+        except RuntimeError as error:  # no home folder
             raise ValueError(f"{value}: {error}") from error
     raise ValueError(f"expected {kind.__name__}, got {value!r}")

@@ -1,4 +1,4 @@
-"""The state that all requests of one router share: settings, tiers, latencies, budget."""
+"""State shared by all requests of one router: settings, tiers, latencies, budget."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from .tiers.interfaces import CloudTier, LocalTier
 
 @dataclass(frozen=True, slots=True)
 class CloudCandidate:
-    """A cloud tier, of those from the device up."""
+    """A cloud tier, with the requests that it may answer."""
 
     model: str
     tier: CloudTier
-    # From this P(gain) on it is not asked.
+    # P(gain) from which this cloud is skipped.
     skip_above: float | None = None
-    # Whether a caller's key for the best cloud is sent here too: it is the same server.
+    # Whether a caller's key for the best cloud is also sent here, because the server is the same.
     shares_key: bool = False
 
     def may_do(self, p_gain: float | None) -> bool:
-        """Whether a request with this P(gain) is for it; None: nobody computed one."""
+        """Return whether this cloud may answer a request with this P(gain). None means that it was not computed."""
         return p_gain is None or self.skip_above is None or p_gain < self.skip_above
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """The tiers of a router."""
+    """Tiers of a router."""
 
     local: LocalTier | None
     cloud: CloudTier | None
-    # None where there is no local tier to judge.
+    # None without a local tier.
     gates: Gates | None
-    # Why the configured local model cannot be used.
+    # Why the configured local model is unusable.
     local_missing: UpdraftError | None = None
-    # Smaller clouds than `cloud`, from the smallest up.
+    # Clouds smaller than `cloud`, smallest first.
     middle: tuple[CloudCandidate, ...] = ()
 
     def why_not_local(self) -> UpdraftError:
-        """The error of a router without a local tier. Its traceback would grow each time it is raised."""
+        """Return the error of a router without a local tier, minus its traceback, which would grow with each raise."""
         return (self.local_missing or no_local_configured()).with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """The state of one router."""
+    """State of one router."""
 
     config: RouterConfig
     tiers: Tiers
     latency: LatencyEstimates
-    # None where there is no limit.
+    # None without limits.
     budget: Budget | None = None
 
     def unobserved(self) -> RouterState:
-        """The same for one request that is no user's: nothing is explored, raced or learned from."""
+        """Return the state for a request of no user, which is not explored, raced or learned from."""
         gates = self.tiers.gates
         gates = gates.unobserved() if isinstance(gates, ExplorationGates) else gates
         return replace(self, config=replace(self.config, race_above=None), tiers=replace(self.tiers, gates=gates))

@@ -1,4 +1,4 @@
-"""Floor 7: drop-in OpenAI clients. Importing this loads `openai`, so `import updraft` does it only on first use."""
+"""Layer 7: drop-in OpenAI clients. `import updraft` imports this package, which loads `openai`, only on first use."""
 
 from .client import AsyncOpenAI, OpenAI
 

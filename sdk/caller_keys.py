@@ -1,4 +1,4 @@
-"""The cloud's API key that a request of an openai client names, and the address that the request is for."""
+"""API keys and URLs that requests of an openai client name."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any
 from ..protocol.errors import InvalidRequestError
 from ..protocol.safety.redaction import is_sendable
 
-BASE_URL = "http://updraft.local/v1"  # never resolved: the transport beneath answers
-#: openai's constructor needs a key. The router runs in this process and needs none.
+BASE_URL = "http://updraft.local/v1"  # never resolved: the transport answers
+#: Key for openai's constructor, which requires one. The in-process router needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")
 
 
 @dataclass(frozen=True, slots=True)
 class CallerKeys:
-    """The keys that requests may name. By default they only tell callers apart, and no cloud sees them."""
+    """Keys that requests may name. By default, keys only tell callers apart and are not sent to a cloud."""
 
-    # Keys that mean the key in the settings. None: every key means it.
+    # Keys that stand for the key in the settings. None: all keys do.
     own: frozenset[str] | None = field(default=None, repr=False)
     # Whether requests must be for `BASE_URL`.
     checks_url: bool = False
 
     def check_url(self, url: Any) -> None:
-        """Raises InvalidRequestError for another server than the router. `url` is one of httpx or httpx2."""
+        """Raise InvalidRequestError for a URL of another server than the router. `url` is of httpx or httpx2."""
         if self.checks_url and f"{url.scheme}://{url.netloc.decode()}/v1" != BASE_URL:
             raise InvalidRequestError(
-                "base_url belongs to the router: name the cloud with cloud_url, in a client of its own.",
+                "base_url belongs to the router. Set cloud_url in a separate client instead.",
                 param="base_url",
                 code="unsupported_parameter",
             )
 
     def named_in(self, headers: Mapping[str, str]) -> str | None:
-        """The key that the request names. None: the key in the settings. `headers` have lower-cased names.
+        """Return the key that the request names, or None for the key in the settings. `headers` have lower-case names.
 
-        Raises InvalidRequestError for two keys, and for a header that holds no key.
+        Raises InvalidRequestError for two different keys, and for a header without a key.
         """
         if self.own is None:
             return None
@@ -45,20 +45,20 @@ class CallerKeys:
         if "authorization" in headers:
             scheme, _, key = headers["authorization"].partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
-        if not keys:  # omitted on purpose: openai's clients send one by default
+        if not keys:  # omitted on purpose, since openai's clients send a key by default
             raise _refused("authorization", "is missing: this request has no API key")
         named = {key: name for key, name in keys.items() if key not in self.own}
         for key, name in named.items():
             if not key or not is_sendable(key):
                 form = "Bearer and a key" if name == "authorization" else "a key"
-                raise _refused(name, f"must hold {form} without blanks")
+                raise _refused(name, f"must contain {form} without spaces")
         if len(named) > 1:
-            raise _refused(max(named.values()), "names another API key than Authorization does: send one of them")
+            raise _refused(max(named.values()), "names another API key than Authorization. Send only one")
         return next(iter(named), None)
 
 
 def ambient_keys() -> frozenset[str]:
-    """The keys in OPENAI_CUSTOM_HEADERS: they are for OpenAI, not for any cloud."""
+    """Return the keys in OPENAI_CUSTOM_HEADERS, which are for OpenAI and not for any cloud."""
     lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()]
     values = [value.strip() for name, _, value in lines if name.strip().lower() in ("authorization", *_OTHER_HEADERS)]
     return frozenset(value.partition(" ")[2].strip() if " " in value else value for value in values)

@@ -1,4 +1,4 @@
-"""`updraft.OpenAI` and `updraft.AsyncOpenAI`: the genuine openai classes, with the router as their transport."""
+"""`updraft.OpenAI` and `updraft.AsyncOpenAI`: openai's own classes with the router as their transport."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .transport import async_transport, httpx_of_openai, sync_transport
 
 
 class _Unset:
-    """A parameter that was not given, where None means something."""
+    """Type of a parameter that was not given, since None has a meaning."""
 
 
 _UNSET = _Unset()
 
 
 class _Routed:
-    """The constructor of both clients."""
+    """Constructor of both clients."""
 
     _http_client: Callable[[RuntimeLease], Any]
 
@@ -90,19 +90,19 @@ def _keys_of(lease: RuntimeLease) -> CallerKeys:
 class OpenAI(_Routed, openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
-    cloud_url, cloud_api_key, cloud_model: the cloud, cloud_provider: whose API it speaks. local: a GGUF file, a pulled
-    model's name, or a server here, such as "ollama:qwen3". local_options: how this process runs the file.
-    quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
-    the requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
-    promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on how sure
-    the local model was, by confidence_signal: "probability", "entropy" or "margin". ledger: the file with a row per
-    request; None: no ledger. They override `config`, which
-    overrides nothing else: without it the user's settings are read (`load_config`). All other arguments are upstream's,
-    but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
-    belong to the router. A key that a copy or a request names (`with_options(api_key=...)`, `client.api_key = ...`, a
+    cloud_url, cloud_api_key, cloud_model: the cloud; cloud_provider: its API. local: a GGUF file, the name of a pulled
+    model, or a local server such as "ollama:qwen3". local_options: options of a model file in this process.
+    quality, cloud_share, cost: the target, at most one of them: the share of the cloud's quality to keep, the largest
+    share of requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
+    promise: "confidence" or "mean", the strength of the target's promise. confidence: instead of a target, a plain
+    threshold for the local model's confidence by confidence_signal: "probability", "entropy" or "margin". ledger: the
+    file with one row per request; None: no ledger. All of these override `config`, which replaces the user's settings
+    (`load_config` reads them without it). All other arguments are upstream's,
+    but `api_key` is an alias of `cloud_api_key`, never read from OPENAI_API_KEY, and `base_url` and `http_client`
+    belong to the router. A key that a copy or a request sets (`with_options(api_key=...)`, `client.api_key = ...`, a
     callable, the header Authorization) is sent to the cloud instead, for these requests.
 
-    Raises ConfigurationError for unusable settings, and where no model is configured. Close the client, or use it as a
+    Raises ConfigurationError for unusable settings, or if no model is configured. Close the client, or use it as a
     context manager.
     """
 
@@ -110,18 +110,18 @@ class OpenAI(_Routed, openai.OpenAI):
 
     @cached_property
     def updraft(self) -> Requests:
-        """This router's requests: `why` and `feedback`."""
+        """Explanations of requests and feedback on answers: `why` and `feedback`."""
         return Requests(self)
 
 
 class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
-    """`openai.AsyncOpenAI` in the same way; see `OpenAI`."""
+    """`openai.AsyncOpenAI` with the arguments of `OpenAI`."""
 
     _http_client = staticmethod(_async_client)
 
     @cached_property
     def updraft(self) -> AsyncRequests:
-        """This router's requests: `why` and `feedback`."""
+        """Explanations of requests and feedback on answers: `why` and `feedback`."""
         return AsyncRequests(self)
 
 
@@ -137,16 +137,16 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _upstream(
     options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[RuntimeLease], Any]
 ) -> dict[str, Any]:
-    """The arguments of openai's own constructor. `copy()` and `with_options()` pass our client on: one router."""
+    """Return the arguments of openai's constructor. Copies of a client pass on its http_client, and so its router."""
     http_client = options.get("http_client")
     if http_client is not None:
         if getattr(http_client, "updraft_lease", None) is None:
             raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
         if given or config is not None:
-            raise ConfigurationError("A copy shares the router of its original: its settings cannot change.")
+            raise ConfigurationError("A copy shares the router of its original, so its settings cannot change.")
     base_url = options.get("base_url")
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
-        raise ConfigurationError("base_url belongs to the router: name the cloud with cloud_url.", param="base_url")
+        raise ConfigurationError("base_url belongs to the router. Set cloud_url instead.", param="base_url")
     if http_client is None:
         settings = _settings(config, given, options.get("api_key"))
         check_settings(settings)
@@ -160,14 +160,14 @@ def _upstream(
 
 
 def _leased(client: Any, lease: RuntimeLease) -> Any:
-    client.updraft_lease = lease  # what tells ours from others
+    client.updraft_lease = lease  # marks clients of this package
     return client
 
 
 def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:
     if isinstance(api_key, str) and api_key:
         if given.get("cloud_api_key", api_key) != api_key:
-            raise ConfigurationError("api_key and cloud_api_key name two keys: leave one out.", param="api_key")
+            raise ConfigurationError("api_key and cloud_api_key differ. Set only one.", param="api_key")
         given = {**given, "cloud_api_key": api_key}
     return settings_of(config, given)
 
@@ -177,5 +177,5 @@ def settings_of(config: RouterConfig | None, given: dict[str, Any]) -> RouterCon
         return load_config(given)
     if given.get("cloud_url") not in (None, config.cloud_url):  # the key of `config` is for its own URL
         given = {**OF_CLOUD_URL, **given}
-    stated = any(name in given for name in TARGETS)  # then it replaces the one of `config`
+    stated = any(name in given for name in TARGETS)  # a stated target replaces that of `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

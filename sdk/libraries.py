@@ -1,4 +1,4 @@
-"""Transports for libraries that take an HTTP client: LangChain, LiteLLM, instructor, pydantic-ai and others."""
+"""Transports for libraries that accept an HTTP client: LangChain, LiteLLM, instructor, pydantic-ai and others."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _NAMES = frozenset(field.name for field in fields(RouterConfig))
 
 
 def transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = None, **settings: Any) -> Any:
-    """The router as a transport: `httpx2.Client(transport=updraft.transport(local="smollm2"))`.
+    """Return the router as a transport: `httpx2.Client(transport=updraft.transport(local="smollm2"))`.
 
-    `settings` are those of `updraft.OpenAI`, and every other one of RouterConfig. `httpx` is the module `httpx` or
-    `httpx2`; without it the one that the installed `openai` is built on. Whatever the host of a request's URL, its path
-    is answered in this process. No API key is needed: a key of the library only tells callers apart. Clients with equal
-    settings share one router, also with those of `async_transport`. Closing or losing the last one closes it.
+    `settings` are those of `updraft.OpenAI` and all others of RouterConfig. `httpx` is the module `httpx` or `httpx2`,
+    by default the one that the installed `openai` uses. The path of a request's URL is answered in this process,
+    whatever the host. No API key is needed: a library's key only tells callers apart. Clients with equal settings
+    share one router, also with `async_transport`. Closing or losing the last client closes the router.
 
-    Raises ConfigurationError as `updraft.OpenAI` does.
+    Raises ConfigurationError as `updraft.OpenAI`.
     """
     return sync_transport(httpx or httpx_of_openai(), _lease(config, settings))
 
 
 def async_transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = None, **settings: Any) -> Any:
-    """The same for `httpx2.AsyncClient` or `httpx.AsyncClient`; see `transport`."""
+    """Return the router as a transport for `httpx2.AsyncClient` or `httpx.AsyncClient`; see `transport`."""
     return async_transport_over(httpx or httpx_of_openai(), _lease(config, settings))
 
 
 def _lease(config: RouterConfig | None, settings: dict[str, Any]) -> RuntimeLease:
     if unknown := settings.keys() - _NAMES:
-        raise ConfigurationError(f"There is no setting {min(unknown)!r}.", param=min(unknown))
-    found = settings_of(config, settings)
-    check_settings(found)
-    return RuntimeLease(found)
+        raise ConfigurationError(f"Unknown setting {min(unknown)!r}.", param=min(unknown))
+    resolved = settings_of(config, settings)
+    check_settings(resolved)
+    return RuntimeLease(resolved)

@@ -1,4 +1,4 @@
-"""A streamed body on its way to another thread: all that is ready crosses together, since each crossing costs time."""
+"""Read-ahead of a streamed body for another thread: ready chunks cross together, since each crossing costs time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-_MOST_BYTES = 2**16  # that wait for the reader
+_MOST_BYTES = 2**16  # bytes buffered for the reader
 
 
 class ReadAhead:
-    """Reads `body` in the router's loop: what is ready at once, and one piece more while nobody waits for it."""
+    """Reader of `body` on the router's loop: buffers the ready chunks, and one more while no reader waits."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
@@ -20,16 +20,16 @@ class ReadAhead:
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> tuple[bytes, bool]:
-        """What has come, once there is something, and whether that is the end.
+        """Return the buffered bytes, once there are some, and whether the stream has ended.
 
-        Raises what the body raised, once all before is taken. Cancelled: the body is stopped.
+        Raises the body's error after all earlier bytes are taken. Cancellation stops the body.
         """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         self._wanted.set()
         try:
             if self._filled.is_set():
-                await asyncio.sleep(0)  # for what is ready behind it
+                await asyncio.sleep(0)  # lets the body add more chunks that are ready
             await self._filled.wait()
         except asyncio.CancelledError:
             self._reading.cancel()
@@ -50,7 +50,7 @@ class ReadAhead:
         """Stop the body."""
         if self._reading is not None:
             self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)  # nobody is there to be told
+            await asyncio.gather(self._reading, return_exceptions=True)  # nobody is left to receive an error
         close: Any = getattr(self._body, "aclose", None)
         if close is not None:
             await close()

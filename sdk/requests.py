@@ -1,4 +1,4 @@
-"""The origin of an answer, and its reader's opinion of it: typed, over the openai clients."""
+"""Explanations of answers, and feedback on them: typed methods for openai's clients."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ Thumb = Literal["up", "down"]
 
 
 def routing(reply: Any) -> UpdraftInfo | None:
-    """The `updraft` object of a completion, of an embedding, or of the last chunk of a stream: tier, reason, cost.
+    """Return the `updraft` object of a completion, an embedding, or the last chunk of a stream: tier, reason, cost.
 
-    None where the reply has none: it is another chunk, or came from elsewhere.
+    Returns None for other chunks, and for replies of other servers.
     """
     extra: dict[str, Any] | None = getattr(reply, "model_extra", None)
-    found = (extra or {}).get("updraft")
-    return None if found is None else msgspec.convert(found, UpdraftInfo)
+    info = (extra or {}).get("updraft")
+    return None if info is None else msgspec.convert(info, UpdraftInfo)
 
 
 class Requests:
-    """`client.updraft`: the router's own record of a request, by the answer's `routing(reply).request_id`."""
+    """`client.updraft`: explanations and feedback, by the `routing(reply).request_id` of an answer."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
 
     def why(self, request_id: str) -> Explanation:
-        """Every decision behind an answer. Raises openai.NotFoundError for a request that is not in the ledger."""
+        """Return every decision behind an answer. Raises openai.NotFoundError if the ledger lacks the request."""
         return msgspec.convert(self._client.get(_path(request_id), cast_to=object), Explanation)
 
     def feedback(self, request_id: str, thumb: Thumb) -> FeedbackNote:
-        """Keep whether an answer was good; the last thumb counts. Raises as `why` does."""
+        """Record whether an answer was good; the last thumb counts. Raises as `why`."""
         path = f"{_path(request_id)}/feedback"
         return msgspec.convert(self._client.post(path, cast_to=object, body={"thumb": thumb}), FeedbackNote)
 
 
 class AsyncRequests:
-    """The same of `AsyncOpenAI`."""
+    """`Requests` for `AsyncOpenAI`."""
 
     def __init__(self, client: openai.AsyncOpenAI) -> None:
         self._client = client
 
     async def why(self, request_id: str) -> Explanation:
-        """As `Requests.why`."""
+        """See `Requests.why`."""
         return msgspec.convert(await self._client.get(_path(request_id), cast_to=object), Explanation)
 
     async def feedback(self, request_id: str, thumb: Thumb) -> FeedbackNote:
-        """As `Requests.feedback`."""
+        """See `Requests.feedback`."""
         path = f"{_path(request_id)}/feedback"
         return msgspec.convert(await self._client.post(path, cast_to=object, body={"thumb": thumb}), FeedbackNote)
 

@@ -1,4 +1,4 @@
-"""The router of one client, on an event loop and thread of its own: sync and async callers share one."""
+"""Router of a client on its own event loop and thread, shared by sync and async callers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class Runtime:
-    """Owns the loop, its thread and the router. Starts on the first request; nothing runs before.
+    """Owner of the event loop, the thread and the router, which start with the first request.
 
-    Futures of `handle` and `take` are cancelled by their caller to stop the work behind them. All three raise
-    OverloadedError after `close()`, and in a child of `os.fork()` once the parent has started: the thread stayed there.
+    Callers cancel the futures of `handle` and `take` to stop the work. All three methods raise OverloadedError after
+    `close()`, and in a child of `os.fork()` if the parent had started, because the thread stays in the parent.
     """
 
     def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router]) -> None:
@@ -36,13 +36,13 @@ class Runtime:
         self._thread: threading.Thread | None = None
         self._endpoints: Endpoints | None = None
         self._closed = False
-        self._pid: int | None = None  # of the process that started it
+        self._pid: int | None = None  # process that started the router
 
     def handle(self, request: WireRequest) -> Future[WireResponse]:
         return self._submit(self._started().handle(request))
 
     def take(self, body: ReadAhead) -> Future[tuple[bytes, bool]]:
-        """What is ready of a streamed body, and whether that is its end."""
+        """Return the ready bytes of a streamed body, and whether it has ended."""
         return self._submit(body.take())
 
     def release(self, body: ReadAhead) -> Future[None]:
@@ -50,8 +50,8 @@ class Runtime:
         return self._submit(body.aclose())
 
     def close(self) -> None:
-        """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent, and nothing
-        in a child of the process that started it: sockets and files are the parent's.
+        """Cancel requests in flight, close the router (engine, sockets, ledger), end the thread. Idempotent. No effect
+        in a fork of the process that started the router, which owns the sockets and files.
         """
         if self.is_of_the_parent:
             return
@@ -63,7 +63,7 @@ class Runtime:
             return
         end = asyncio.run_coroutine_threadsafe(_shut_down(endpoints), loop)
         end.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-        if thread is not threading.current_thread():  # a finalizer may run on any thread, also on the loop's
+        if thread is not threading.current_thread():  # a finalizer may run on any thread, including the loop's
             end.result(CLOSE_TIMEOUT_S)
             thread.join(CLOSE_TIMEOUT_S)
 
@@ -87,14 +87,14 @@ class Runtime:
 
     @property
     def is_of_the_parent(self) -> bool:
-        """This process is a fork of the one that started it."""
+        """Whether this process is a fork of the one that started the router."""
         return self._pid not in (None, os.getpid())
 
     def _check_process(self) -> None:
-        """Before anything is locked: the fork may have found the lock taken, by a thread that is not here."""
+        """Check for a fork before taking the lock, which a thread of the parent may have held at the fork."""
         if self.is_of_the_parent:
             raise OverloadedError(
-                "This answer began before os.fork(), and stayed with the parent process: ask again in the child.",
+                "This answer began before os.fork() and stayed with the parent process. Ask again in the child.",
                 code="forked",
             )
 
@@ -108,10 +108,10 @@ class Runtime:
 
 
 def wait(future: Future[T], timeout_s: float | None) -> T:
-    """The future's result; cancels the work and raises TimeoutError when patience ends, CancelledError if it was."""
+    """Return the future's result. If waiting ends early, cancel the work. Raises TimeoutError or CancelledError."""
     try:
         return future.result(timeout_s)
-    except BaseException:  # patience ended, or the caller was interrupted: nobody will look at the result
+    except BaseException:  # timeout or interrupt: nobody will read the result
         future.cancel()
         raise
 

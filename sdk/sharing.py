@@ -1,4 +1,4 @@
-"""One router for all clients of a process that have equal settings: a second client loads no second model."""
+"""One router for all clients of a process with equal settings, so that a model is loaded once."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from .runtime import Runtime
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A runtime, and how many clients use it."""
+    """A runtime with the number of its clients."""
 
     runtime: Runtime
     users: int = 0
 
 
 class RuntimePool:
-    """Runtimes by their settings, counted by users. A child of `os.fork()` finds it empty: it opens its own."""
+    """Reference-counted runtimes by settings. A child of `os.fork()` starts with an empty pool."""
 
     def __init__(self, make_router: Callable[[RouterConfig], Router] = Router) -> None:
         self._make_router = make_router
         self._forget()
 
     def acquire(self, config: RouterConfig) -> Runtime:
-        """The runtime of these settings, made where there is none. `give_back` it."""
-        if self._pid != os.getpid():  # a thread that is not in this child may have had the lock
+        """Return the runtime of these settings, created if needed. Release it with `give_back`."""
+        if self._pid != os.getpid():  # a thread of the parent may have held the lock
             self._forget()
         with self._lock:
-            found = next((each for each in self._shared if each.runtime.config == config), None)
-            if found is None:
-                found = _Shared(Runtime(config, self._make_router))
-                self._shared.append(found)
-            found.users += 1
-            return found.runtime
+            shared = next((each for each in self._shared if each.runtime.config == config), None)
+            if shared is None:
+                shared = _Shared(Runtime(config, self._make_router))
+                self._shared.append(shared)
+            shared.users += 1
+            return shared.runtime
 
     def give_back(self, runtime: Runtime) -> None:
-        """One user less; the last one closes it. Nothing for one of the parent process."""
+        """Release a runtime; the last release closes it. Does nothing for a runtime of the parent process."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            found = next((each for each in self._shared if each.runtime is runtime), None)
-            if found is None:
+            shared = next((each for each in self._shared if each.runtime is runtime), None)
+            if shared is None:
                 return
-            found.users -= 1
-            if found.users:
+            shared.users -= 1
+            if shared.users:
                 return
-            self._shared.remove(found)
+            self._shared.remove(shared)
         runtime.close()
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # garbage collection may close a client while this thread holds it
+        self._lock = threading.RLock()  # reentrant: garbage collection may close a client while this thread holds it
         self._shared: list[_Shared] = []
 
 
-_POOL = RuntimePool()  # the process's: clients that know nothing of each other are to find one router
+_POOL = RuntimePool()  # one pool per process, so that unrelated clients share one router
 
 
 class RuntimeLease:
-    """A client's part of a runtime. Closing it ends what this client began, and nothing of others.
+    """A client's share of a runtime. Closing it ends only the requests of this client.
 
     `handle` and the streams raise OverloadedError after `close()`.
     """
@@ -87,7 +87,7 @@ class RuntimeLease:
         return answer
 
     def stream(self, chunks: AsyncIterator[bytes]) -> LeasedStream:
-        """The body of an answer, to be read and released."""
+        """Return the body of an answer, to be read and released."""
         stream = LeasedStream(self, self._current(), chunks)
         self._streams.add(stream)
         return stream
@@ -96,7 +96,7 @@ class RuntimeLease:
         self._streams.discard(stream)
 
     def close(self) -> None:
-        """Idempotent. The last lease of a runtime closes that too."""
+        """End this client's requests. Idempotent. Closing the last lease of a runtime closes the runtime."""
         self._closed = True
         runtime, self._runtime = self._runtime, None
         if runtime is None or runtime.is_of_the_parent:
@@ -119,22 +119,22 @@ class RuntimeLease:
 
 
 class LeasedStream:
-    """A streamed body. It stays with the runtime that began it, also where a fork gets another one."""
+    """A streamed body, bound to the runtime that began it even if a fork opens another runtime."""
 
     def __init__(self, lease: RuntimeLease, runtime: Runtime, chunks: AsyncIterator[bytes]) -> None:
         self._lease, self._runtime, self._body = lease, runtime, ReadAhead(chunks)
 
     def take(self) -> Future[tuple[bytes, bool]]:
-        """As `Runtime.take`."""
+        """See `Runtime.take`."""
         self._lease.check_open()
         return self._runtime.take(self._body)
 
     def end(self) -> None:
-        """It was read to its end: nothing is left to release."""
+        """Forget the stream, which was read to its end and needs no release."""
         self._lease.forget(self)
 
     def release(self) -> Future[None] | None:
-        """Begin to stop the stream; None if its runtime is gone, and every stream with it."""
+        """Begin to stop the stream. Return None if the runtime and its streams are already gone."""
         self._lease.forget(self)
         try:
             return self._runtime.release(self._body)

@@ -1,7 +1,7 @@
-"""The router as an httpx transport, for whichever httpx the installed `openai` is built on.
+"""The router as an httpx transport, for the httpx module that the installed `openai` uses.
 
-openai 3 uses httpx2, older releases httpx. The two modules share one shape, so the adapters are written once against
-the module that is handed in; only base classes and exception types come from it.
+openai 3 uses httpx2, older releases httpx. Both modules have the same interface, so the adapters take the module as an
+argument; only base classes and exception types come from it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .sharing import RuntimeLease
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
-GRACE_S = 1.0  # the router keeps the deadline itself; this guards against a router that does not
+GRACE_S = 1.0  # seconds; the router keeps the deadline itself, this guards against a failure to do so
 
 
 def httpx_of_openai() -> Any:
-    """The module behind `openai.DefaultHttpxClient`: `httpx2` or `httpx`."""
+    """Return the module that `openai.DefaultHttpxClient` uses: `httpx2` or `httpx`."""
     import importlib
 
     import openai
@@ -40,25 +40,25 @@ def httpx_of_openai() -> Any:
         if name in ("httpx", "httpx2"):
             return importlib.import_module(name)
     raise ImportError(
-        f"openai {openai.__version__} is built on an unknown HTTP library; updraft knows httpx and httpx2."
+        f"openai {openai.__version__} is built on an unknown HTTP library; updraft supports httpx and httpx2."
     )
 
 
 def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYING) -> Any:
-    """An `httpx.BaseTransport` whose requests go to the router; closing or losing it ends the lease."""
+    """Return an `httpx.BaseTransport` that sends requests to the router. Closing or deleting it ends the lease."""
     bridge = _Bridge(httpx, keys)
 
     class Body(httpx.SyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
             self._stream, self._request = lease.stream(chunks), request
-            self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
+            self._forget = weakref.finalize(self, self._stream.release)  # also stops a stream that is dropped unclosed
 
         def __iter__(self) -> Iterator[bytes]:
             ended = False
             while not ended:
                 chunks, ended = bridge.call(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before it is seen: clients close a stream at its end mark
+                    self._stream.end()  # before the caller sees the end mark and closes the stream
                 yield chunks
 
         def close(self) -> None:
@@ -80,20 +80,20 @@ def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYI
 
 
 def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYING) -> Any:
-    """An `httpx.AsyncBaseTransport` in the same way; usable from any event loop."""
+    """Return an `httpx.AsyncBaseTransport`, usable from any event loop; see `sync_transport`."""
     bridge = _Bridge(httpx, keys)
 
     class Body(httpx.AsyncByteStream):
         def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
             self._stream, self._request = lease.stream(chunks), request
-            self._forget = weakref.finalize(self, self._stream.release)  # a stream dropped unclosed stops too
+            self._forget = weakref.finalize(self, self._stream.release)  # also stops a stream that is dropped unclosed
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             ended = False
             while not ended:
                 chunks, ended = await bridge.acall(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before it is seen: clients close a stream at its end mark
+                    self._stream.end()  # before the caller sees the end mark and closes the stream
                 yield chunks
 
         async def aclose(self) -> None:
@@ -120,14 +120,14 @@ def _owning(transport: Any, lease: RuntimeLease) -> Any:
 
 
 class _Bridge:
-    """Shared by both directions: requests and responses as bytes, timeouts, and errors in the caller's own types."""
+    """Conversion of requests, responses, timeouts and errors for both transports."""
 
     def __init__(self, httpx: Any, keys: CallerKeys) -> None:
         self._httpx = httpx
         self._keys = keys
 
     def wire(self, request: Any, body: bytes) -> WireRequest | WireResponse:
-        """The request for the router, or the refusal of a key or URL that it names."""
+        """Return the request for the router, or the refusal of its key or URL."""
         headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
         try:
             self._keys.check_url(request.url)
@@ -163,7 +163,7 @@ class _Bridge:
             return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
         if answer.status == 504 and _code(answer.body) == "timeout":
             raise self._timeout("No answer in time.", request)
-        # A stream, as a socket would give it: with_streaming_response is to find it open.
+        # A stream, as from a socket, because with_streaming_response expects an open one.
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def _translated(self, error: Exception, request: Any) -> Exception:
@@ -189,14 +189,14 @@ class _Bridge:
 
     @property
     def _openai_passes_on(self) -> bool:
-        """openai on httpx2 raises its own errors from a transport as they are, without trying again, which would only
-        repeat local work. Releases on httpx do not: they get httpx's exceptions, and may retry.
+        """Whether openai passes on its own errors from a transport without retries, which would repeat local work. True
+        on httpx2; on httpx, openai gets httpx's exceptions and may retry.
         """
         return self._httpx.__name__ == "httpx2"
 
 
 def _timeout_s(request: Any) -> float | None:
-    """httpx's read timeout: how long to wait for the answer to begin, and between two pieces of it."""
+    """Return httpx's read timeout: the wait for the answer to begin, and between two chunks."""
     return request.extensions.get("timeout", {}).get("read")
 
 

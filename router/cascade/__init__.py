@@ -1,1 +1,1 @@
-"""One request's way through the gates, and its way to the cloud."""
+"""Cascade of one request through the gates, and its escalation to a cloud."""

@@ -1,9 +1,9 @@
-"""The cascade: one request's way through the gates, as a state machine.
+"""The cascade: the path of one request through the gates, as a state machine.
 
     RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
-    CLOUD -> DONE, or FALLBACK -> DONE                 where `fallback` allows it, the local answer stands in
+        CLOUD -> DONE, or FALLBACK -> DONE                 if `fallback` allows a local answer instead
 
-RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
+RULES may also allow only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .cloud_call import work_of
 from .escalation import CloudReply, CloudStreamReply, Escalation
 from .several import all_of
 
-_LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond
-_LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
+_LONG = 2**12  # characters of question and answer, which the gates read in a millisecond
+_LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end
 _T = TypeVar("_T")
 
 
@@ -61,7 +61,7 @@ _SPANS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """A complete local answer. `others`: more of them, to a request for several."""
+    """A complete local answer. `others`: further answers if the request asks for several."""
 
     answer: LocalAnswer
     others: tuple[LocalAnswer, ...] = ()
@@ -69,7 +69,7 @@ class LocalReply:
 
 @dataclass(frozen=True, slots=True)
 class LiveReply:
-    """A local answer that is streamed while it is written."""
+    """A local answer that is streamed while it is generated."""
 
     run: LocalGeneration
 
@@ -78,9 +78,9 @@ Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
 
 
 class Cascade:
-    """One request. `await run()` once for the reply; `aclose()` when its answer is delivered or nobody wants it.
+    """Cascade of one request. Call `run()` once for the reply, and `aclose()` when the answer is delivered or dropped.
 
-    `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
+    `trail` lists the states passed. Raises UpdraftError or CloudFailure only if no answer is possible.
     """
 
     def __init__(self, job: RoutingRequest, router_state: RouterState, record: RequestRecord) -> None:
@@ -97,7 +97,7 @@ class Cascade:
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
-        self.reasoning: ReasoningStyle | None = None  # of the local run
+        self.reasoning: ReasoningStyle | None = None  # reasoning style of the local run
         self.escalation = Escalation(job, router_state, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
@@ -123,14 +123,14 @@ class Cascade:
         return self._reply
 
     async def decide_only(self) -> None:
-        """Go on until a cloud would be asked, or the local answer is good enough; instead of `run()`."""
+        """Run until a cloud would be asked or the local answer is good enough. Use this instead of `run()`."""
         state = State.RULES
         while state not in (State.CLOUD, State.DONE):
             self.trail.append(state)
             state = await self._steps[state]()
 
     async def aclose(self) -> None:
-        """Stop whatever is still running for this request. Idempotent."""
+        """Stop everything that still runs for this request. Idempotent."""
         try:
             await self.stop_local()
         finally:
@@ -147,7 +147,7 @@ class Cascade:
         return self._plan_for_deadline() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if self._plan.tiers == "both":  # what is drawn takes the time of both tiers
+        if self._plan.tiers == "both":  # sampled requests take the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         decision = await self.read(lambda: self.gates.before(messages, quality))
@@ -181,7 +181,7 @@ class Cascade:
                 self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
                 return State.CLOUD
             self.router_state.latency.observe("local", time.monotonic() - self._run_began)
-        except UpdraftError as error:  # too long for it, refused by its template, or it failed
+        except UpdraftError as error:  # too long for the model, refused by the template, or failed
             await self.stop_local()
             if not (self.ruling.cloud or (self._plan.tiers in ("one", "local") and self._failure is None)):
                 raise
@@ -191,10 +191,10 @@ class Cascade:
         return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
 
     async def _several(self) -> State:
-        """Answers that no gate judges, each of a run of its own."""
+        """Generate several answers without gates, each in a separate run."""
         if self.job.stream:
             run = await self.start_local()
-            await anext(run, None)  # what fails before the first token is an error of the request's own
+            await anext(run, None)  # a failure before the first token becomes the request's error
             return self._done(LiveReply(run))
 
         async def one(index: int) -> LocalAnswer:
@@ -220,11 +220,11 @@ class Cascade:
 
     async def _cloud(self) -> State:
         if self.escalation.races_excluded_cloud:
-            await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
-        # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
+            await self.escalation.lose_race(self._answer or LocalAnswer(), "the gates ruled out the raced cloud")
+        # OpenAI refuses predictions with tools, and other models write tool calls in other formats.
         draft = "" if self._answer is None or self.tools is not None else paired(self._answer.text)
         try:
-            if self.escalation.racing:  # the cloud has been writing since gate 1: it needs no draft
+            if self.escalation.racing:  # the cloud has been generating since gate 1 and needs no draft
                 reply = await self.escalation.race_outcome()
             else:
                 reply = await self.escalation.ask(self.escalation.body(), self.cloud_time_left_s, draft=draft)
@@ -258,19 +258,19 @@ class Cascade:
 
     @property
     def judged(self) -> LocalAnswer | None:
-        """The local answer, if there is a whole one and the gates had a say."""
+        """Local answer that the gates can judge, or None if it is incomplete or there are no gates."""
         whole = self._answer is not None and self._answer.finish_reason is not None
         return self._answer if whole and self.job.chat is not None and self.tiers.gates is not None else None
 
     @property
     def local_text(self) -> str:
-        """The device's text."""
+        """Text that the device has generated."""
         return "" if self._answer is None else self._answer.text
 
     @property
     def chat(self) -> ChatRequest:
         if self.job.chat is None:
-            raise EngineError("The local tier was asked for a request it cannot read.")
+            raise EngineError("The local tier cannot read this request.")
         return self.job.chat
 
     @property
@@ -281,7 +281,7 @@ class Cascade:
 
     @property
     def tools(self) -> OfferedTools | None:
-        """Those that the local answer may call; None if it has none to call."""
+        """Tools that the local answer may call, if any."""
         use = None if self.job.chat is None else self.job.chat.tool_use
         form = None if use is None or self.tiers.local is None else self.local.tool_format
         return None if use is None or form is None else OfferedTools(form, use)
@@ -291,13 +291,13 @@ class Cascade:
         self.record.route = "cloud" if decision.escalate else "local"
 
     async def start_local(self, index: int = 0) -> LocalGeneration:
-        """Begin the answer of that index, which `stop_local()` ends."""
+        """Start the answer with this index. `stop_local()` ends it."""
         self._run_began = time.monotonic()
         self._run = await self.begin_local(index)
         return self._run
 
     async def begin_local(self, index: int) -> LocalGeneration:
-        """A run that answers the request, with the seed of that index; who begins it closes it."""
+        """Start a run for the request, with the seed plus `index`. The caller closes the run."""
         params = self.chat.sampling()
         if params.seed is not None:
             params = replace(params, seed=params.seed + index)
@@ -317,23 +317,23 @@ class Cascade:
         )
         room = self.local.context_length - run.answer.prompt_tokens
         if params.max_tokens is not None and params.max_tokens > room:
-            self.record.notes += (f"max_tokens: the context of the model on this device ends after {room} tokens",)
+            self.record.notes += (f"max_tokens: the local model's context has room for {room} tokens",)
         return run
 
     def reader(self) -> AnswerParser | None:
-        """For one local answer; None where its text is all there is to it."""
+        """Return a parser for a local answer, or None if the answer is plain text."""
         tools = self.tools
         return None if tools is None and self.reasoning is None else AnswerParser(tools, self.reasoning)
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
-        """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
+        """Continue the last message, which the device has begun. `stop_local()` also ends and counts this run."""
         self._run_began = time.monotonic()
         options = self.chat.chat_template_kwargs
         self._run = await self.local.start(messages, params, continue_final_message=True, template_options=options)
         return self._run
 
     async def stop_local(self) -> None:
-        """End the local run, if there is one, and keep what it wrote. Idempotent."""
+        """Stop the local run, if any, and keep its answer. Idempotent."""
         run, self._run = self._run, None
         if run is not None:
             self._answer = run.answer
@@ -341,13 +341,13 @@ class Cascade:
             await run.aclose()
 
     def may_fall_back(self, failure: CloudFailure) -> bool:
-        """Whether the user lets the device's answer stand in after such a failure."""
+        """Return whether the settings allow a local answer after this failure."""
         return failure.allows(self.router_state.config.fallback)
 
     def cloud_time_left_s(self) -> float:
-        """The time to wait for the cloud: a deadline leaves time for the local answer to stand in.
+        """Return the time to wait for the cloud, which leaves time for a local fallback before a deadline.
 
-        A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
+        A finished local answer is left 10 % of the remaining time, an unfinished one half if both tiers fit.
         """
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
@@ -357,7 +357,7 @@ class Cascade:
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
-        """The result of `look`, a gate's view of the question and `answer`; for long ones it runs in a thread."""
+        """Return the result of `look` on the question and `answer`, in a thread if they are long."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
         return await asyncio.to_thread(look) if long else look()
@@ -365,7 +365,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Take the targets that the request states; a forced tier has none. Raises InvalidRequestError."""
+        """Apply the targets that the request states; a forced tier has none. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return
@@ -376,7 +376,7 @@ class Cascade:
             check_quality(self._gates or NoPolicyGates(), job.quality)
 
     def _plan_for_deadline(self) -> State:
-        """Choose one tier, where a deadline leaves no time for both, one after the other."""
+        """Choose one tier if the deadline leaves no time for both in sequence."""
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
@@ -397,11 +397,11 @@ class Cascade:
 
     @property
     def _hold(self) -> int | None:
-        """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
+        """Number of tokens before a gated stream is shown; None if no cloud could continue the stream."""
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
-        """Gate 3 on the finished answer. One that is empty has nothing to judge, one that repeats itself no worth."""
+        """Return gate 3's decision on the finished answer. Empty and repetitive answers escalate unscored."""
         if not answer.text.strip():
             return GateDecision(3, escalate=True, reason="the local model gave an empty answer")
         if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
@@ -412,7 +412,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
+        """Return whether gate 2 escalates. It decides once: at its token count, or earlier if streaming starts then."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens
@@ -420,7 +420,7 @@ class Cascade:
             at = min(at, self._hold)
         if len(answer.tokens) != at or answer.finish_reason is not None:
             return False
-        if self.chat.sampling().max_tokens == at:  # it ends here by itself, and gate 3 judges all of it
+        if self.chat.sampling().max_tokens == at:  # the answer ends here, and gate 3 judges all of it
             return False
         decision = await self.read(lambda: self.gates.during(self.chat.messages, answer, self.job.quality), answer)
         if decision.escalate or self._hold is not None:
@@ -430,9 +430,9 @@ class Cascade:
         return decision.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:
-        """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
+        """Return whether to stream now: at once without further gates, else after `hold_tokens` tokens.
 
-        One that was sampled for exploration waits for all gates: what is sent cannot escalate any more.
+        A request sampled for exploration waits for all gates, because a stream that has begun cannot escalate.
         """
         gated = self.ruling.open
         return self.job.stream and (
@@ -440,17 +440,17 @@ class Cascade:
         )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
-        """Whether enough of it is there to be streamed while gates are ahead: more than white space, too.
+        """Return whether a gated answer has enough tokens to be streamed, and more than white space.
 
-        What is held to a form waits for all of them: no cloud could go on in the middle of it.
+        A structured answer waits for all gates, because no cloud could continue in the middle of it.
         """
         hold = self._hold
         enough = hold is not None and len(answer.tokens) >= hold and bool(answer.text.strip())
         return self.job.stream and not self.job.structured and enough
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
-        """Whether the best cloud would have graded this answer without exploration: no stream had begun, and it is for
-        no smaller cloud.
+        """Return whether the best cloud would grade this answer without exploration: no stream has begun and no smaller
+        cloud may answer.
         """
         smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle)
         return not smaller and not self._is_past_hold(answer)

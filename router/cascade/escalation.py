@@ -1,4 +1,4 @@
-"""One request's way to the cloud: what it asks there, for how long it waits, and what must be closed in the end."""
+"""Escalation of one request to the clouds: the calls, their time limits and the cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CloudStreamReply:
 
 @dataclass(frozen=True, slots=True)
 class _Drafted(Generic[T]):
-    """A request as `send` puts it to a cloud, with the device's `draft` where the cloud takes one."""
+    """A cloud request made by `send`, with the local `draft` if the cloud accepts drafts."""
 
     draft: str
     forwarded: Forwarded
@@ -44,7 +44,7 @@ class _Drafted(Generic[T]):
     send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
     async def sent(self, tier: CloudTier, attempt: CloudAttempt) -> tuple[T, bool]:
-        """The answer, and whether the draft went along. A cloud that refuses the cap of `attempt` is asked again."""
+        """Return the answer, and whether the draft was sent. Retry if the cloud refuses the cap of `attempt`."""
         while True:
             try:
                 return await self._send_to(tier, attempt.body)
@@ -53,8 +53,8 @@ class _Drafted(Generic[T]):
                     raise
 
     async def _send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
-        """The answer, and whether the draft went along. A cloud that seems to refuse it is asked again without."""
-        given = not self.draft or "prediction" in body  # what the caller predicts is the caller's to pay
+        """Return the answer, and whether the draft was sent. Retry without the draft if the cloud refuses the field."""
+        given = not self.draft or "prediction" in body  # the caller pays for the caller's own prediction
         if given:
             return await self.send(tier, body), False
         time_left_s = self.time_left_s()
@@ -65,40 +65,40 @@ class _Drafted(Generic[T]):
         except CloudFailure as failure:
             if not failure.names("prediction"):
                 raise
-        answer = await self.send(tier, body)  # else it is not the draft that is refused: a server may quote us
+        answer = await self.send(tier, body)  # a failure here means that the draft was not the cause
         tier.refuse_drafts()
         return answer, False
 
 
 class Escalation:
-    """`ask()` for a whole reply, `open()` for a stream; `aclose()` when its answer is delivered or nobody wants it.
+    """Calls of one request to the clouds: `ask()` for a whole reply, `open()` for a stream, `aclose()` at the end.
 
-    Both raise CloudFailure, and tell the record how long the cloud took and what it counted.
+    Both calls raise CloudFailure, and record the time and the tokens of the cloud.
     """
 
     def __init__(
         self, job: RoutingRequest, state: RouterState, record: RequestRecord, path: str = "chat/completions"
     ) -> None:
-        """`path`: what is asked of the cloud, below its base URL."""
+        """Prepare the calls. `path`: endpoint below the cloud's base URL."""
         self.job = job
         self._path = path
         self.state = state
         self.record = record
-        self._forwarded = job.forwarded  # with the span of the call that is made
+        self._forwarded = job.forwarded  # forwarded headers with the span of the current call
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
-        self.took_draft = False  # whether the cloud that answered was sent one
-        self._streaming = 0.0  # since when, on the clock of time.monotonic()
+        self.took_draft = False  # whether the cloud that answered was sent a draft
+        self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
+        """Apply gate 0. The budget is read only if the cloud may answer, since that waits for ledger writers."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
         record, body = self.record, self.body()
         demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
-        least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # of the clouds that may be asked
+        least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
             seen = budget.settlements
@@ -107,16 +107,16 @@ class Escalation:
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
-            except BudgetExceededError:  # others may give back some of what they have reserved
+            except BudgetExceededError:  # other requests may release part of their reservations
                 if not await budget.settlement(until, seen):
                     raise
-        record.waits_until = 0.0 if ruling.local else until  # the device answers at once
+        record.waits_until = 0.0 if ruling.local else until  # the device can answer at once
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
-        """The clouds to ask in order, the next where one fails. A request that names a cloud asks that one only.
+        """Return the clouds to ask, in order of fallback. A request that names a cloud asks only that one.
 
-        One that was sampled for exploration is to be graded by the best.
+        A request sampled for exploration goes to the best cloud, which grades the local answer.
         """
         tiers, config = self.state.tiers, self.state.config
         if tiers.cloud is None:
@@ -128,13 +128,13 @@ class Escalation:
             named = self.job.body.get("model")
             if key is not None and any(each.model == named and each not in middle for each in tiers.middle):
                 raise InvalidRequestError(
-                    f"api_key: the model {named!r} is on another server than cloud_url, which your key is for: leave "
+                    f"api_key: the model {named!r} is not on the server of cloud_url, which your key is for. Leave "
                     "the key out, or ask for another model.",
                     param="api_key",
                     code="unsupported_parameter",
                 )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
-                top = CloudCandidate(named, tiers.cloud)  # a model that is not for chat
+                top = CloudCandidate(named, tiers.cloud)  # a cloud model that is not for chat
             return [next((candidate for candidate in middle if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
@@ -142,12 +142,12 @@ class Escalation:
         return [*(candidate for candidate in middle if candidate.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
-        """The caller's request, as a cloud gets it."""
+        """Return a copy of the caller's request for a cloud."""
         return dict(self.job.body)
 
     def race(self, time_left_s: Callable[[], float]) -> None:
-        """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
-        self.record.time_dependent = True  # who answers is a matter of time
+        """Ask the cloud in parallel with the device. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
+        self.record.time_dependent = True  # the result depends on timing
         self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
 
     @property
@@ -156,18 +156,18 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
+        """Whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
-        """Whether the raced cloud has answered: the whole of it, or the beginning of its stream."""
+        """Whether the raced cloud has answered, or its stream has begun."""
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
     async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
-        """The result of `step`; None as soon as the raced cloud has won, which ends the step."""
+        """Return the result of `step`, or cancel it and return None once the raced cloud has won."""
         race = self._race
         if race is None:
             return await step
@@ -181,7 +181,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """The answer of the raced cloud. Raises CloudFailure."""
+        """Return the answer of the raced cloud. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")
@@ -192,7 +192,7 @@ class Escalation:
             raise
 
     async def lose_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the raced cloud. It says nothing of what it counted, so that is taken from `local`."""
+        """Stop the raced cloud. A stopped cloud reports no usage, so the tokens of `local` are counted."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -209,9 +209,9 @@ class Escalation:
     async def ask(
         self, body: dict[str, Any], time_left_s: Callable[[], float], *, draft: str = ""
     ) -> CloudReply | CloudStreamReply:
-        """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
+        """Return the whole answer, or a stream with its first content if the caller wants a stream.
 
-        `time_left_s` is asked anew for each cloud. `draft`: what the device wrote, for clouds that take it.
+        `time_left_s` is called for each cloud. `draft`: local text, for clouds that accept drafts.
         """
         if self.job.stream:
             return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
@@ -228,14 +228,14 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Whether a stream that has begun finds a cloud to go on with it: the best one, as others may be ruled out."""
+        """Whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
     async def open(
         self, body: dict[str, Any], time_left_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
-        """`begun`: the text of the last message, which the stream is to go on with."""
+        """Open a stream. `begun`: text of the last message, which the stream should continue."""
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
             return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
@@ -252,9 +252,9 @@ class Escalation:
         return stream
 
     async def _try_clouds(self, body: dict[str, Any], request: _Drafted[T], *, continuing: bool = False) -> T:
-        """The answer of the first cloud that gives one. Raises CloudFailure if none does, or none may.
+        """Return the answer of the first cloud that succeeds. Raises CloudFailure if all fail or none is allowed.
 
-        `continuing`: only those are asked that go on with a message.
+        `continuing`: ask only clouds that can continue a message.
         """
         candidates = [candidate for candidate in self.candidates() if candidate.tier.continues or not continuing]
         for candidate in candidates:
@@ -271,11 +271,11 @@ class Escalation:
                 )
             else:
                 return answer
-        cause = "none of the clouds goes on with what was streamed"
+        cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 
     async def aclose(self) -> None:
-        """Stop what is still coming. Idempotent."""
+        """Stop the race and the stream. Idempotent."""
         if (race := self._race) is not None:
             self._race = None
             race.cancel()

@@ -1,4 +1,4 @@
-"""Several runs of the device for one request."""
+"""Concurrent local runs for one request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AT_ONCE = 8
 
 
 async def all_of(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
-    """`one(0)`, `one(1)` and so on, a few at once. Where one fails, the others are stopped."""
+    """Return the results of `one(0)`, `one(1)` and so on, run a few at once. If one fails, the others are cancelled."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def placed(index: int) -> T:

@@ -1,1 +1,1 @@
-"""Learning from judged answers: collected beside the requests, never in their way."""
+"""Learning from judged answers, which are collected without delaying requests."""

@@ -1,4 +1,4 @@
-"""Keeps, beside the requests, what was seen and answered, so that gates can be fitted to it later."""
+"""Collector of judged requests as experience, so that the gates can be fitted again later."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-# A draft of which less was taken over is another answer.
+# A draft of which the cloud accepted a smaller share counts as a different answer.
 _TAKEN_OVER = 0.9
-# Each waiting answer holds its texts; a disk that stands still must not fill the memory with them.
+# Each waiting answer holds its texts, so a stalled disk must not fill the memory.
 MAX_WAITING = 256
-# How long to wait for another process that writes into the experience, and in all for what waits at the end.
+# Seconds to wait for another process that writes to the experience, and at the end for all waiting answers.
 BUSY_S = 5.0
 
 
 def pair_name(models: dict[str, str]) -> str:
-    """The name of a pair in experience."""
+    """Return the name of a pair in the experience."""
     return f"{models['local']} with {models['cloud']}"
 
 
@@ -47,19 +47,19 @@ class JudgedRequest:
     record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
-    # The cloud's answer, if it is known and can be compared.
+    # Cloud's answer, if it is known and comparable.
     cloud: ComparableAnswer | None = None
-    # Tells thoughts and calls of the local answer from its text; None where it has neither.
+    # Parser that separates reasoning and tool calls from the local text; None for plain text.
     reader: AnswerParser | None = None
-    # The cloud's answer went by in pieces and was not kept.
+    # Whether the cloud's answer was streamed and therefore not kept.
     streamed: bool = True
-    # Of the gates that judged it.
+    # Drift monitor of the gates that judged the answer.
     monitor: DriftMonitor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LearningCounts:
-    """Counts of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
+    """Counts of judged answers: waiting to be stored, stored, dropped because too many waited, and failed."""
 
     waiting: int = 0
     kept: int = 0
@@ -71,21 +71,21 @@ class LearningCounts:
 
     def metrics(self) -> list[Metric]:
         return [
-            Metric("updraft_learning_waiting", "gauge", "judged answers that wait to be kept", self.waiting),
-            Metric("updraft_learning_kept_total", "counter", "judged answers kept as experience", self.kept),
+            Metric("updraft_learning_waiting", "gauge", "judged answers waiting to be stored", self.waiting),
+            Metric("updraft_learning_kept_total", "counter", "judged answers stored as experience", self.kept),
             Metric(
-                "updraft_learning_dropped_total", "counter", "judged answers dropped, as too many waited", self.dropped
+                "updraft_learning_dropped_total", "counter", "judged answers dropped as too many waited", self.dropped
             ),
-            Metric("updraft_learning_failed_total", "counter", "judged answers that could not be kept", self.failed),
+            Metric("updraft_learning_failed_total", "counter", "judged answers that could not be stored", self.failed),
         ]
 
 
 class ExperienceCollector:
-    """Keeps what was seen, on a thread of its own: no request waits for it.
+    """Collector that stores judged requests on its own thread, so that no request waits.
 
-    At most `MAX_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
-    is kept in one transaction; where another process writes for 5 seconds, it is counted as failed. `explored`: the
-    chance with which a request is sampled to be graded. `keep_text`: keep prompt and answer too.
+    At most `MAX_WAITING` answers wait; further ones are dropped and counted. All waiting answers are stored in one
+    transaction. If another process writes for 5 seconds, they count as failed. `explored`: probability that a request
+    is sampled for grading. `keep_text`: also store the prompt and the answer.
     """
 
     def __init__(self, experience: Experience, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
@@ -96,7 +96,7 @@ class ExperienceCollector:
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
         self._lock = threading.Lock()
         self._waiting: list[JudgedRequest] = []
-        self._last: Future[None] | None = None  # with which all of them are done: there is one thread
+        self._last: Future[None] | None = None  # completes after all others, since there is one thread
         self._deadline = math.inf
         self._counts = LearningCounts()
 
@@ -105,7 +105,7 @@ class ExperienceCollector:
         return self._counts
 
     def observe(self, judged: JudgedRequest) -> None:
-        """Only what gate 3 judged is kept: of other requests there is no whole local answer. Never waits."""
+        """Queue a request that gate 3 judged; other requests have no whole local answer. Never waits."""
         if judged.record.decision.gate != 3 or judged.record.decision.propensity is None:
             return
         with self._lock:
@@ -116,16 +116,16 @@ class ExperienceCollector:
         if not full:
             self._last = self._thread.submit(self._keep)
         elif self._counts.dropped == 1:
-            log.warning("answers come faster than they can be learned from: some are not kept (see /metrics)")
+            log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Keep a thumb; whether that answer is kept. Raises sqlite3.OperationalError where the file stays busy."""
+        """Store a thumb; return whether its answer is stored. Raises sqlite3.OperationalError on a busy file."""
         return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:
-        """Keep what waits, for which it takes up to 5 seconds, and close the experience. Idempotent.
+        """Store the waiting answers, for up to 5 seconds, and close the experience. Idempotent.
 
-        Starts no thread that could wait for the learner's: at the interpreter's exit that is refused.
+        Starts no thread to wait for the learner's, since the interpreter refuses new threads at exit.
         """
         self._deadline = min(self._deadline, time.monotonic() + BUSY_S)
         try:
@@ -136,7 +136,7 @@ class ExperienceCollector:
             self._experience.close()
 
     def _keep(self) -> None:
-        """All that waits by now; nothing where an earlier call took it."""
+        """Store everything that waits, unless an earlier call has taken it."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         observations = [each for each in map(self._learned, taken) if each is not None]
@@ -153,21 +153,21 @@ class ExperienceCollector:
         try:
             return self._observation(judged)
         except Exception:
-            log.exception("request %s could not be learned from", judged.record.request_id)
+            log.exception("cannot learn from request %s", judged.record.request_id)
             return None
 
     def _kept(self, observations: list[Observation]) -> list[Observation]:
-        """Those of them that are kept now: all, where nothing is wrong with the file or one of them."""
+        """Store the observations and return the stored ones. If one is faulty, the others are stored without it."""
         if not observations:
             return []
         try:
             self._experience.add(*observations, busy_s=max(0.0, min(BUSY_S, self._deadline - time.monotonic())))
         except sqlite3.OperationalError:
-            log.exception("what %d requests taught could not be kept", len(observations))
+            log.exception("cannot store the experience of %d requests", len(observations))
             return []
         except Exception:
             if len(observations) == 1:
-                log.exception("what request %s taught could not be kept", observations[0].id)
+                log.exception("cannot store the experience of request %s", observations[0].id)
                 return []
             return [each for one in observations for each in self._kept([one])]
         return observations
@@ -181,7 +181,7 @@ class ExperienceCollector:
         proposed = record.cloud.accepted + record.cloud.rejected
         accepted = record.cloud.accepted / proposed if proposed else None
         local, cloud = _grades(judged, accepted)
-        counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else nobody told
+        counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else the usage is unknown
         return Observation(
             id=record.request_id,
             pair=self._pair,
@@ -205,7 +205,7 @@ class ExperienceCollector:
 
 
 def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
-    """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
+    """Return grades by agreement of the answers; for a stream, by the accepted share of the draft."""
     from ...classifier.grading.agreement import grades
     from .comparable_answer import local_comparable_answer
 

@@ -1,4 +1,4 @@
-"""Both tiers' answers to an escalated request, calls of tools included, in a form that can be graded."""
+"""Answers of both tiers to an escalated request, including tool calls, in a form that can be graded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """As far as it can be graded; a server may send more."""
+    """Part of a message that can be graded. Other fields are ignored."""
 
     content: str | None = None
     refusal: str | None = None
@@ -33,7 +33,7 @@ prepare_types(_Message)
 
 
 def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) -> ComparableAnswer:
-    """`reader`: of an answer with thoughts or calls in it; None where it is its text."""
+    """Return the local answer in gradable form. `reader`: parser for text with reasoning or tool calls."""
     reason = answer.finish_reason or "stop"
     if reader is None:
         return ComparableAnswer(answer.text, reason)
@@ -43,7 +43,7 @@ def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) ->
 
 
 def cloud_comparable_answer(choice: dict[str, Any]) -> ComparableAnswer | None:
-    """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
+    """Return the cloud's answer in gradable form; None unless it is text, a refusal, or function calls."""
     try:
         message = msgspec.convert(choice["message"], _Message)
     except msgspec.ValidationError:

@@ -1,1 +1,1 @@
-"""The gates: rules before everything, then calibrated probabilities before, during and after the local answer."""
+"""Gates: rules first, then calibrated probabilities before, during and after the local answer."""

@@ -1,6 +1,6 @@
-"""Learning in use, around the gates: exploration sends some local answers to the cloud as well, a shadow only watches.
+"""Gates that learn in use: exploration sends a sample of local answers to the cloud as well, shadow mode all.
 
-Gates that no longer fit the requests become more cautious and say so.
+After a drift from the calibration, the gates become more cautious and say so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _GatesAround:
-    """The common part of gates around other gates, which do the reading."""
+    """Base of gates that wrap other gates and delegate the reading to them."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -46,11 +46,11 @@ class _GatesAround:
 
 
 class ExplorationGates(_GatesAround):
-    """The gates of a pair with exploration, shadow and caution around them.
+    """Gates of a pair of models, wrapped with exploration, shadow mode and drift caution.
 
-    `exploration`: the share of requests sampled at random, whatever they ask: gates 1 and 2 only say
-    what they would do, and the finished local answer escalates after gate 3. `shadow`: all are. `monitor`: None where
-    there is nothing to compare requests with.
+    `exploration`: share of requests sampled at random. For a sampled request gates 1 and 2 only say what they would
+    decide, and the finished local answer escalates after gate 3. `shadow`: sample every request. `monitor`: drift
+    monitor, or None if there is nothing to compare requests with.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ExplorationGates(_GatesAround):
         self._rng = rng or random.Random()
 
     def check(self, quality: float | None) -> None:
-        """Also of the stricter target that holds from an alarm on, which may come at any time."""
+        """Check the target, and also the stricter target that an alarm may set at any time."""
         super().check(quality)
         if self.monitor is not None:
             self._gates.check(self._stricter(quality))
@@ -80,23 +80,23 @@ class ExplorationGates(_GatesAround):
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """The same exploration around other gates. Raises InvalidRequestError where there is nothing to go by."""
+        """Return other gates with the same exploration. Raises InvalidRequestError if the server reports no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
-                "updraft.confidence needs log-probabilities, and the local server gives none: leave it out.",
+                "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",
                 param="updraft.confidence",
             )
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
     def unobserved(self) -> ExplorationGates:
-        """The same gates for a request that is no user's: it is not sampled, and no drift is seen in it."""
+        """Return the gates for a request of no user: it is not sampled, and does not count for drift."""
         gates = ExplorationGates(self._gates, monitor=self.monitor)
         gates._observes = False
         return gates
 
     def follow(self, before: Gates | None, *, learns: bool) -> None:
-        """Take the place of the gates `before`. By the same calibration, they go on with its drift; nothing is explored
-        where nobody `learns`.
+        """Replace the gates `before`. Keep their drift monitor if the calibration is the same. Without `learns`, stop
+        exploring.
         """
         if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
@@ -105,11 +105,11 @@ class ExplorationGates(_GatesAround):
 
     @property
     def calibrated(self) -> PolicyGates | None:
-        """The gates of a calibrated policy, where these go by one."""
+        """Gates of the calibrated policy, or None without one."""
         return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:
-        """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
+        """Stop sampling because nothing learns from it. Return whether sampling was on. Shadow mode continues."""
         if self._shadow or not self._exploration:
             return False
         self._exploration = 0.0
@@ -129,7 +129,7 @@ class ExplorationGates(_GatesAround):
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
-        """The quality to decide by: after an alarm only half of what was to be given up is."""
+        """Return the quality to decide by; after an alarm only half of the allowed loss remains."""
         return quality if self.monitor is None or self.monitor.alarm is None else self._stricter(quality)
 
     def _stricter(self, quality: float | None) -> float | None:
@@ -145,19 +145,19 @@ class ExplorationGates(_GatesAround):
 
 
 def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> Gates:
-    """The gates of one request that asks for the plain cascade; a shadow still looks on."""
+    """Return the gates of a request with its own confidence threshold. Exploration and shadow mode still apply."""
     plain = ConfidenceGates(confidence, signal)
     return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 
 class _SampledGates(_GatesAround):
-    """The gates of one request that is to be graded whatever they think of it. `chance`: with which it was drawn."""
+    """Gates of one sampled request, which is graded whatever they decide. `chance`: sampling probability."""
 
     def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:
         super().__init__(gates)
         self._chance = chance
         self._why = why
-        self._early = False  # whether gate 1 or 2 would have sent it up, so that nothing had been seen of it
+        self._early = False  # whether gate 1 or 2 would have escalated, before the answer was complete
 
     def begin(self) -> Gates:
         return self

@@ -1,4 +1,4 @@
-"""Gates 1 to 3: is the cloud's answer likely to be better? Asked before, while and after the device answers."""
+"""Gates 1 to 3, which judge before, during and after the local answer whether the cloud's is likely to be better."""
 
 from __future__ import annotations
 
@@ -21,83 +21,83 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """The decision of one gate, and the reason."""
+    """Decision of one gate, with the reason."""
 
-    # 0 to 3.
+    # Number of the gate, 0 to 3.
     gate: int
     escalate: bool
-    # For headers, ledger and `updraft why`.
+    # Reason for headers, the ledger and `updraft why`.
     reason: str
-    # Calibrated chance that the cloud's answer is better, if computed.
+    # Calibrated probability that the cloud's answer is better, if computed.
     p_gain: float | None = None
-    # Of P(gain), above which the gate escalates.
+    # P(gain) above which the gate escalates.
     threshold: float | None = None
-    # Chance with which a judged answer is graded, where exploration has a say in it.
+    # Probability with which a judged answer is graded; None if exploration plays no part.
     propensity: float | None = None
-    # Chance with which this request was sampled for exploration, to be answered by both tiers; 0: it was not.
+    # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
     exploration_chance: float = 0.0
 
 
 class Gates(Protocol):
-    """The three gates for one pair of models. `tokens`: how many tokens gate 2 wants to see.
+    """The three gates for one pair of models. `tokens`: number of tokens that gate 2 reads.
 
-    `quality` is the share of the cloud's quality that a request wants to keep; None: the router's own target.
+    `quality` is the share of the cloud's quality that a request wants to keep; None for the router's own target.
     """
 
     tokens: int
 
     @property
     def quality(self) -> float | None:
-        """The router's own target, if it is a quality that was calibrated."""
+        """Router's own target, if it is a calibrated quality."""
         ...
 
     @property
     def usual(self) -> Floats | None:
-        """Gate 1's P(gain) of requests like those of the calibration, if known: what requests usually look like."""
+        """Gate 1's P(gain) of typical calibration requests, if known, for comparison with live requests."""
         ...
 
     def check(self, quality: float | None) -> None:
-        """Find the thresholds of this target, which takes a millisecond or two: the gates then look them up.
+        """Compute and cache the thresholds of this target, which takes a millisecond or two.
 
-        Raises ConfigurationError if it was not calibrated; the gates do so too.
+        Raises ConfigurationError if the target was not calibrated, as do the gates.
         """
         ...
 
     def begin(self) -> Gates:
-        """The gates of one request: those that explore may draw it, and remember so until its end."""
+        """Return the gates of one request. Exploration may sample the request."""
         ...
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
     def read_ahead(self, messages: Sequence[Message]) -> None:
-        """Do what gate 3 needs of the question, while the local model is busy."""
+        """Precompute gate 3's features of the question, while the local model is busy."""
         ...
 
     def read_lines(self, answer: str) -> None:
-        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        """Precompute gate 3's features of the complete lines in an unfinished answer."""
         ...
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
+        """Judge from the first or latest `tokens` tokens whether the answer has collapsed."""
         ...
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """From the whole answer: is it good enough?"""
+        """Judge from the whole answer whether it is good enough."""
         ...
 
 
-# As reasons name them.
+# Names in reasons.
 _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "probability": "confidence",
     "entropy": "confidence by entropy",
     "margin": "confidence by margin",
 }
-_QUALITIES = 10_000  # how many targets of requests are told apart; between two of them the stricter one holds
+_QUALITIES = 10_000  # distinct targets of requests; a target in between is rounded up to the stricter one
 
 
 class PolicyGates:
-    """A calibrated policy: P(gain) against the thresholds of the router's target, or of the quality of a request.
+    """Gates of a calibrated policy: P(gain) against the thresholds of the router's target or the request's quality.
 
-    `caveat`: what every reason begins with, where the policy was made for another pair.
+    `caveat`: prefix of every reason if the policy was made for another pair.
     """
 
     def __init__(self, policy: Policy, target: Target, caveat: str = "") -> None:
@@ -147,7 +147,7 @@ class PolicyGates:
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
-        if quality is not None:  # to the next of some thousand: so many are kept
+        if quality is not None:  # rounded up to bound the number of cached targets
             quality = min(1.0, math.ceil(quality * _QUALITIES - 1e-6) / _QUALITIES)
         if quality not in self._thresholds:
             self._thresholds[quality] = self.policy.thresholds_for(self._target_of(quality))
@@ -157,7 +157,7 @@ class PolicyGates:
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
-        """A reason's addition where the promise is not the usual one; another pair, or a cost, has no promise."""
+        """Return an addition to the reason if the promise holds on average. Other pairs and costs have no promise."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""
@@ -170,11 +170,11 @@ class PolicyGates:
 
 
 def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
-    """The local model's mean confidence, from 0 to 1; 0 of no token.
+    """Return the local model's mean confidence, from 0 to 1; 0 without tokens.
 
-    `probability`: the geometric mean of the token probabilities. `entropy`: one over the number of equally likely
-    tokens that have the mean entropy. `margin`: a token's part of what it and the runner-up have together, at the mean
-    margin.
+    `probability`: geometric mean of the token probabilities. `entropy`: 1 / n for the number n of equally likely tokens
+    that have the mean entropy. `margin`: probability of a token relative to that of the token and the runner-up, at the
+    mean margin.
     """
     if not signals:
         return 0.0
@@ -186,7 +186,7 @@ def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
 
 
 class _UncalibratedGates:
-    """The common part of gates without a policy: no quality is calibrated, and nothing is read ahead."""
+    """Base of gates without a policy: no quality is calibrated, and nothing is precomputed."""
 
     quality: float | None = None
     usual: Floats | None = None
@@ -199,17 +199,17 @@ class _UncalibratedGates:
         return self
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
-        """Nothing is read."""
+        """Do nothing."""
 
     def read_lines(self, answer: str) -> None:
-        """Nothing is read."""
+        """Do nothing."""
 
 
 class ConfidenceGates(_UncalibratedGates):
-    """The plain cascade (`confidence`): escalate when the local model is unsure. A heuristic, which promises nothing.
+    """The plain cascade (`confidence`): escalate if the local model is unsure. A heuristic that promises nothing.
 
-    Gate 3 compares `confidence_of` the answer with `confidence`; gate 2 stops a run whose last 16 tokens fall below
-    half of it; gate 1 has nothing to go by.
+    Gate 3 compares the answer's `confidence_of` with `confidence`; gate 2 stops a run whose last 16 tokens are below
+    half of `confidence`; gate 1 lets every request pass.
     """
 
     tokens = 16
@@ -245,10 +245,10 @@ class ConfidenceGates(_UncalibratedGates):
 
 
 class NoPolicyGates(_UncalibratedGates):
-    """No policy is calibrated for this pair: every request escalates, since no local answer has evidence behind it."""
+    """Gates without a policy: every request escalates, because nothing is known about local answers."""
 
     tokens = 2**31
-    _why = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
+    _why = "no policy is calibrated for this pair of models: run `updraft calibrate`"
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._decision(1)
@@ -264,16 +264,16 @@ class NoPolicyGates(_UncalibratedGates):
 
 
 class NoSignalGates(NoPolicyGates):
-    """The local model is behind a server that gives no log-probabilities, so that nothing tells how sure it is."""
+    """Gates for a local server without log-probabilities, which leave the confidence unknown."""
 
-    _why = 'the local server gives no log-probabilities, so that it answers for model="local" only'
+    _why = 'the local server reports no log-probabilities, so it answers only model="local"'
 
 
 def uncalibrated(target: str) -> ConfigurationError:
-    """Of a target that nothing but a calibrated policy can keep."""
+    """Return the error for a target that needs a calibrated policy."""
     return ConfigurationError(
-        f"{target} needs a policy that is calibrated for this pair of models, and there is none: make one with "
-        "`updraft calibrate`, or state confidence= (a plain threshold), or no target.",
+        f"{target} needs a policy calibrated for this pair of models, which is missing. Make one with "
+        "`updraft calibrate`, or set confidence= (a plain threshold) or no target.",
         param=target,
     )
 
@@ -287,6 +287,6 @@ def check_quality(gates: Gates, quality: float | None) -> None:
 
 
 def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
-    from ...classifier.features.gate_inputs import RunView  # numpy comes with it
+    from ...classifier.features.gate_inputs import RunView  # imports numpy
 
     return RunView.of(messages, answer, signals)

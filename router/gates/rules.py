@@ -1,4 +1,4 @@
-"""Gate 0: what decides without looking at the answer. Every rule leaves its reason."""
+"""Gate 0: rules that decide without an answer. Every rule gives its reason."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
 _NOT_CONFIGURED = "local_not_configured"
-_MAX_REASON = 200  # characters of an error: it may repeat values of the request
+_MAX_REASON = 200  # characters of an error message, which may repeat values of the request
 
 
 @dataclass(frozen=True, slots=True)
 class TierAvailability:
-    """The tiers of this router: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
+    """Availability of the tiers. `local_missing` and `cloud_missing`: why a tier is absent; None if it is there."""
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
     offline: bool
-    # Whether the model on the device calls tools.
+    # Whether the local model can call tools.
     local_tools: bool = False
-    # Why nothing may be spent on the cloud.
+    # Exceeded budget, if nothing may be spent on the cloud.
     over_budget: BudgetExceededError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The tiers that may answer, and the reasons of the others."""
+    """Tiers that may answer, with the reason."""
 
     local: bool
     cloud: bool
@@ -41,13 +41,13 @@ class Ruling:
 
     @property
     def open(self) -> bool:
-        """Both may: the learned gates decide."""
+        """Whether both tiers may answer, so that the learned gates decide."""
         return self.local and self.cloud
 
 
 def no_local_configured() -> InvalidRequestError:
     return InvalidRequestError(
-        "No local model is configured: set local to a GGUF file or to a model fetched with `updraft pull`.",
+        "No local model is configured. Set local to a GGUF file or to a model fetched with `updraft pull`.",
         param="model",
         code=_NOT_CONFIGURED,
     )
@@ -55,7 +55,7 @@ def no_local_configured() -> InvalidRequestError:
 
 def no_cloud_configured() -> InvalidRequestError:
     return InvalidRequestError(
-        "No cloud is configured: set cloud_url to an OpenAI-compatible endpoint.",
+        "No cloud is configured. Set cloud_url to an OpenAI-compatible endpoint.",
         param="model",
         code="cloud_not_configured",
     )
@@ -63,7 +63,7 @@ def no_cloud_configured() -> InvalidRequestError:
 
 def offline_mode() -> InvalidRequestError:
     return InvalidRequestError(
-        "This router is in offline mode and sends nothing to the cloud: use model='auto' or 'local', or set "
+        "This router is in offline mode and sends nothing to the cloud. Use model='auto' or 'local', or set "
         "offline=false.",
         param="model",
         code="offline",
@@ -71,7 +71,7 @@ def offline_mode() -> InvalidRequestError:
 
 
 def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
-    """Raises the typed error of what is missing where no tier may answer."""
+    """Apply the rules. Raises the error of the missing tier if no tier may answer."""
     no_cloud = offline_mode() if availability.offline else availability.cloud_missing or availability.over_budget
     if job.requested_tier == "cloud":
         if job.privacy_rule is not None:
@@ -94,21 +94,21 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     if no_cloud is not None:
         return Ruling(local=True, cloud=False, reason=_why_not_cloud(availability))
     if job.chat is not None and job.chat.num_answers > 1:
-        return Ruling(local=False, cloud=True, reason="n: gates judge single answers")
+        return Ruling(local=False, cloud=True, reason="n: the gates judge only single answers")
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
 def kept_by(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
-    """The refusal of what may not leave the device. `no_local`: why the device does not answer it either."""
+    """Return the refusal of a request that must not leave the device. `no_local`: why the device cannot answer it."""
     if no_local is not None:
         return InvalidRequestError(
-            f"This request stays on the device, by {_by(privacy_rule)}, and the device cannot answer it: "
+            f"This request must stay on the device because of {_by(privacy_rule)}, but the device cannot answer it: "
             f"{no_local.message}",
             code="private",
         )
     return InvalidRequestError(
-        f"This request stays on the device, by {_by(privacy_rule)}, which model='cloud' and embeddings leave: use "
-        "model='auto' or 'local', or leave out what it is about.",
+        f"This request must stay on the device because of {_by(privacy_rule)}: model='cloud' and embeddings are not "
+        "allowed. Use model='auto' or 'local', or remove the private content.",
         code="private",
     )
 
@@ -124,15 +124,15 @@ def _why_local(job: RoutingRequest) -> str:
         return "private: never leaves this device"
     if job.privacy_rule is not None:
         if job.privacy_rule in UNREADABLE:
-            return f"private: no rule can read {job.privacy_rule}, which keeps it on this device"
+            return f"private: no rule can read {job.privacy_rule}, so the request stays on this device"
         return f"private: the rule {job.privacy_rule} keeps it on this device"
     return "the request asked for the local model"
 
 
 def _no_tools() -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
-        "tools: the chat template of the model on this device shows no format for tool calls that is known here. Set "
-        "tool_parser (serve --tool-parser), such as hermes, to tell it of tools in text.",
+        "tools: the local model's chat template has no supported format for tool calls. Set "
+        "tool_parser (serve --tool-parser), for example to hermes, to describe tools in the prompt.",
         param="tools",
     )
 
@@ -151,7 +151,7 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
             return "no local model is configured"
         return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
     unknown = isinstance(no_local, UnknownFieldError)
-    why = "a field that is unknown here" if unknown else no_local.message[:_MAX_REASON]
+    why = "an unknown field" if unknown else no_local.message[:_MAX_REASON]
     return f"beyond the local model: {why}"
 
 

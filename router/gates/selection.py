@@ -1,4 +1,4 @@
-"""The choice of a pair's gates: by confidence, those of its calibrated policy, or none that keep it local."""
+"""Selection of a pair's gates: by confidence, by the calibrated policy, or without either."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GateSelection:
-    """The policies to choose from."""
+    """Policies to choose from, with the target."""
 
-    # As in `RouterConfig`.
+    # Policy to use, as in `RouterConfig`.
     policy: str
-    # The pair that runs: {"local": name, "cloud": name}.
+    # Models of the running pair: {"local": name, "cloud": name}.
     models: dict[str, str]
-    # Folders where a policy of this pair may lie. The first that fits is taken.
+    # Folders that may hold a policy of this pair. The first match is used.
     own: tuple[Path, ...] = ()
     # Whether a policy of another pair may be used.
     allow_foreign: bool = False
-    # The threshold of the plain cascade, where that is the target.
+    # Threshold of the plain cascade, if that is the target.
     confidence: float | None = None
     confidence_signal: ConfidenceSignal = "probability"
     target: Target = Target()  # noqa: RUF009  # frozen
-    # Reads the identity of the loaded weights and template. None: any model is allowed.
+    # Function that reads the identity of the loaded weights and template. None: any model is allowed.
     local_model: Callable[[], ModelIdentity] | None = None
-    # Values in a hidden state of the local model. None: not known yet.
+    # Number of values in a hidden state of the local model. None: not known yet.
     hidden_size: int | None = None
 
 
@@ -43,33 +43,33 @@ P = TypeVar("P", "Policy", "PolicyCard")
 
 
 def load_gates(selection: GateSelection) -> Gates:
-    """Raises ConfigurationError for a policy that cannot be used: of other models, of another version, or damaged."""
+    """Load the gates. Raises ConfigurationError for an unusable policy: damaged, of other models or another version."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence, selection.confidence_signal)
     from ...classifier.policy.policy import Policy
 
-    found = _chosen(selection, Policy.load)
-    if found is None:
+    chosen = _chosen(selection, Policy.load)
+    if chosen is None:
         return NoPolicyGates()
-    folder, policy = found
+    folder, policy = chosen
     if selection.hidden_size is not None:
         _check_widths(folder, policy.card, selection.hidden_size)
     return PolicyGates(policy, selection.target, _caveat(folder, policy, selection))
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check the files of the policy that `load_gates` would load; whether there is one. Raises as `load_gates`."""
+    """Check the policy files that `load_gates` would load, and return whether there are any. Raises as `load_gates`."""
     from ...classifier.policy.policy import checked_card
 
-    found = _chosen(selection, checked_card)
-    if found is None:
+    chosen = _chosen(selection, checked_card)
+    if chosen is None:
         return False
-    _caveat(*found, selection)
+    _caveat(*chosen, selection)
     return True
 
 
 def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, P] | None:
-    """The folder and the policy. None: no policy of the pair is in its usual folders."""
+    """Return the folder and the policy, or None if the pair has no policy in its usual folders."""
     from ...classifier.policy.folders import named_folder
 
     if selection.policy == "auto":
@@ -83,16 +83,16 @@ def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, 
     if policy.models != selection.models and not selection.allow_foreign:
         raise ConfigurationError(
             f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "
-            f"{_pair(selection.models)}: its thresholds would mean nothing here. Calibrate one for this pair (updraft "
-            "calibrate), state confidence= instead (a plain threshold), or set allow_foreign_policy=true to use it as "
-            "it is.",
+            f"{_pair(selection.models)}: its thresholds do not apply here. Calibrate one for this pair (updraft "
+            "calibrate), set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use it "
+            "anyway.",
             param="policy",
         )
     return folder, policy
 
 
 def _caveat(folder: Path, policy: Policy | PolicyCard, selection: GateSelection) -> str:
-    """The beginning of every reason, where the policy was made for another pair. Raises ConfigurationError."""
+    """Return the prefix of every reason if the policy was made for another pair. Raises ConfigurationError."""
     caveat = "" if policy.models == selection.models else _foreign(_pair(policy.models))
     if not caveat and policy.local_model is not None and selection.local_model is not None:
         difference = policy.local_model.difference(selection.local_model())
@@ -110,21 +110,21 @@ def _check_widths(folder: Path, card: PolicyCard, hidden_size: int) -> None:
     }
     if declared - {hidden_size}:
         raise ConfigurationError(
-            f"The policy in {folder} reads hidden states of {max(declared)} values, and the local model gives "
-            f"{hidden_size}: it was made for another kind of model. Use a policy of this one (updraft "
+            f"The policy in {folder} reads hidden states of {max(declared)} values, but the local model has "
+            f"{hidden_size}: it was made for another kind of model. Calibrate a policy for this model (updraft "
             "calibrate).",
             param="policy",
         )
 
 
 def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, str]) -> ConfigurationError:
-    """Of a policy whose local model has the name of the one that runs, and is another. Both are named."""
+    """Return the error for a policy whose local model has the name of the running model but differs from it."""
     made, runs = difference
     return ConfigurationError(
-        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, and here it runs as {runs}: it "
-        "answers differently, so nothing is promised. Calibrate again (updraft calibrate), run the file of the "
-        "calibration, state confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
-        "policy as it is.",
+        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, but here it runs as {runs}: it "
+        "answers differently, so the promise does not hold. Calibrate again (updraft calibrate), run the file of the "
+        "calibration, set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
+        "policy anyway.",
         param="policy",
         code="policy_of_another_model",
     )

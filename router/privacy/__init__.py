@@ -1,1 +1,1 @@
-"""Privacy rules: what must not leave this device."""
+"""Privacy rules, which keep private content on this device."""

@@ -1,4 +1,4 @@
-"""The built-in privacy rules: addresses, cards, accounts, phone numbers, keys."""
+"""Built-in privacy rules: e-mail addresses, cards, accounts, phone numbers, keys."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from ...protocol.errors import ConfigurationError
 
 CARD_DIGITS = 13, 19
-_PRINTED_DIGITS = 14, 16  # on nearly all cards
+_PRINTED_DIGITS = 14, 16  # digits on nearly all cards
 
 
 def searcher(pattern: str, name: str) -> Callable[[str], bool]:
-    """Whether `pattern` is anywhere in a text. The engine is Rust's, which pydantic brings along."""
+    """Return a search for `pattern` in a text. The engine is Rust's regex, which pydantic includes."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     try:
@@ -20,33 +20,33 @@ def searcher(pattern: str, name: str) -> Callable[[str], bool]:
     except SchemaError as error:
         reason = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
         raise ConfigurationError(
-            f"privacy.patterns.{name} is no pattern of Rust's regex: {reason}", param=f"privacy.patterns.{name}"
+            f"privacy.patterns.{name} is not a valid Rust regex: {reason}", param=f"privacy.patterns.{name}"
         ) from error
     return validator.isinstance_python
 
 
-_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # but what the rules put between two texts
-# A card: 13 to 19 digits, in groups or not, as issuers number them, with a right check digit (Luhn, ISO/IEC 7812-1).
+_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # any marks, except the separator between two texts
+# A card number: 13 to 19 digits, grouped or not, with an issued prefix and a valid check digit (Luhn, ISO/IEC 7812-1).
 _DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
-# The same in the groups that are printed on cards, whatever marks part them: commas, dots, bars, markdown, line breaks.
+# Card numbers in printed groups, separated by any marks: commas, dots, bars, markdown, line breaks.
 _GROUPS = re.compile(
     r"(?<![0-9])(?=([3-6][0-9]{3}|2[2-7][0-9]{2})([\W_]{1,8})"
     r"(?:([0-9]{4})([\W_]{1,8})([0-9]{4})([\W_]{1,8})([0-9]{4})|([0-9]{6})([\W_]{1,8})([0-9]{4,5}))(?![0-9]))"
 )
 _BEFORE = re.compile(r"[0-9]{4}([\W_]{1,8})\Z")
 _BEHIND = re.compile(r"([\W_]{1,8})[0-9]{4}(?![0-9])")
-_TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # of the cards with 17 to 19 digits
-# The first digits that are issued.
+_TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of cards with 17 to 19 digits
+# Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# All the digits that follow each other on one line, and those of the next lines too: then it is a table.
+# A whole sequence of digit groups, across lines too, so that tables can be told from cards.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
-# The same, whatever marks part them.
+# Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
-_IBAN_DIGITS = 8  # every country's accounts have more behind the check digits; words have none
+_IBAN_DIGITS = 8  # minimum number of digits after the check digits in every country
 _VALUES = {ord(letter): str(value) for value, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ", 10)}
 _MAX_RUN = CARD_DIGITS[1] + 8 * (CARD_DIGITS[1] - 1)
-# An account: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
+# An IBAN: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
 _ACCOUNT = re.compile(
     r"(?:(?<![A-Z0-9])|(?<=IBAN))(?=([A-Z]{2}\d{2}(?:(?:_|[^\w\ufdd0]){0,3}[A-Z0-9]){11,30})(?![A-Z0-9]))",
     re.ASCII | re.IGNORECASE,
@@ -54,15 +54,15 @@ _ACCOUNT = re.compile(
 
 
 def _has_card(text: str) -> bool:
-    """Digits in any groups that one blank or hyphen parts, in those of printed cards, or alone in their row."""
+    """Return whether there is a card: in groups split by a blank or hyphen, in printed groups, or alone in a row."""
     return (
-        any(_is_card(digits) for found in _DIGITS.finditer(text) for digits in _joined(re.split("[ -]", found[0]), 19))
-        or any(_is_printed_card(text, found) for found in _GROUPS.finditer(text))
+        any(_is_card(digits) for match in _DIGITS.finditer(text) for digits in _joined(re.split("[ -]", match[0]), 19))
+        or any(_is_printed_card(text, match) for match in _GROUPS.finditer(text))
         or any(
-            _is_run_of_card(found[0])
+            _is_run_of_card(match[0])
             for alone in (_ROW, _RUN)
-            for found in alone.finditer(text)
-            if found.end() - found.start() <= _MAX_RUN
+            for match in alone.finditer(text)
+            if match.end() - match.start() <= _MAX_RUN
         )
     )
 
@@ -72,14 +72,14 @@ def _is_card(digits: str) -> bool:
 
 
 def _is_run_of_card(run: str) -> bool:
-    """Whether all of it is one card: digit by digit, in pairs, in groups of four, or in others on one line."""
+    """Return whether all digits are one card: single, in pairs, in groups of four, or in other groups on one line."""
     groups, (_, *between, _) = re.findall("[0-9]+", run), re.split("[0-9]+", run)
     digits, sizes, marks = "".join(groups), [len(group) for group in groups], {_mark(mark) for mark in between}
     one_line = not any("\n" in mark for mark in marks)
     width = sizes[0]
     even = {width} == set(sizes[:-1]) and sizes[-1] <= width
     spelled = even and width <= 2 and one_line and len(marks) == 1
-    # Two numbers side by side are mostly that.
+    # Two adjacent numbers are rarely a card.
     others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
     long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (
@@ -90,11 +90,11 @@ def _is_run_of_card(run: str) -> bool:
     ) and _is_card(digits)
 
 
-def _is_printed_card(text: str, found: re.Match[str]) -> bool:
-    """Whether groups of digits are a card's, and neither other numbers nor a part of a longer column of them."""
-    groups = [group for group in found.groups() if group is not None]
+def _is_printed_card(text: str, match: re.Match[str]) -> bool:
+    """Return whether groups of digits are a card, and not other numbers or part of a longer column."""
+    groups = [group for group in match.groups() if group is not None]
     digits, marks = "".join(groups[::2]), {_mark(group) for group in groups[1::2]}
-    start, end = found.start(), found.end(10) if found[10] else found.end(7)
+    start, end = match.start(), match.end(10) if match[10] else match.end(7)
     tail = _TAIL.match(text, end)
     longer = tail is not None and _mark(tail[1]) in marks and _luhn(digits + tail[2])
     if len(marks) != 1 or not (longer or _luhn(digits)):
@@ -104,22 +104,22 @@ def _is_printed_card(text: str, found: re.Match[str]) -> bool:
 
 
 def _mark(separator: str) -> str:
-    """The text between two groups of digits, without blanks and markdown, with one kind of line break."""
+    """Return the text between two digit groups without blanks and markdown, with uniform line breaks."""
     return separator.replace("\r\n", "\n").translate(_MARKDOWN)
 
 
 def _has_iban(text: str) -> bool:
     return any(
         15 <= len(account) <= 34 and sum(map(str.isdigit, account[4:])) >= _IBAN_DIGITS and _mod_97(account)
-        for found in _ACCOUNT.finditer(text)
-        for account in _prefixes(re.split(r"[\W_]+", found[1].upper(), flags=re.ASCII), 34)
+        for match in _ACCOUNT.finditer(text)
+        for account in _prefixes(re.split(r"[\W_]+", match[1].upper(), flags=re.ASCII), 34)
     )
 
 
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
-    """Every run of neighbouring groups, the first of at least four, as one word of at most `longest` characters."""
+    """Yield runs of neighbouring groups, whose first has at least four, joined to at most `longest` characters."""
     for first, group in enumerate(groups):
-        if len(group) >= 4:  # as on every card; and a megabyte of single digits would take seconds
+        if len(group) >= 4:  # as on every card; otherwise a megabyte of single digits would take seconds
             yield from _prefixes(groups[first : first + longest], longest)
 
 
@@ -141,31 +141,31 @@ def _mod_97(account: str) -> bool:
     return int((account[4:] + account[:4]).translate(_VALUES)) % 97 == 1
 
 
-# The name may be in quotes, the host a number in brackets. People also write "joe (at) example [dot] com".
+# The name may be in quotes, and the host an IP address in brackets. People also write "joe (at) example [dot] com".
 _AT = r"(?:@| @ | ?[(\[{<] ?(?:@|(?i:at)) ?[)\]}>] ?)"
 _DOT = r"(?:\.| ?[(\[{<] ?(?:\.|(?i:dot)) ?[)\]}>] ?)"
 _EMAIL = rf'(?:[\w.%+-]|"[^"\n]{{1,64}}"){_AT}(?:[\w-]+(?:{_DOT}[\w-]+)+|\[(?:IPv6:)?[0-9A-Fa-f]*[.:][0-9A-Fa-f.:]+\])'
-# With a country's code, in North America's groups, or with the zero of many national numbers and a separator.
-# After two digits of an area four more are a year, as in "05/2024", unless they go on.
+# With a country code, in North American groups, or with the leading zero of many national numbers and a separator.
+# Four digits after a two-digit area are a year, as in "05/2024", unless more follow.
 _NUMBER = r"(?:[0-9]{5,8}|(?:[0-9]{3}|[03-9][0-9]{3}|1[0-8][0-9]{2}|2[1-9][0-9]{2})[ -][0-9]{3,4})"
 _PHONE = (
     r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}\b"
     r"|(?:\([0-9]{3}\) ?|\b[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}\b"
     r"|(?:\(0[1-9][0-9]{1,3}\) ?|\b0[1-9][0-9]{1,3}[ /-])[0-9]{3,8}(?:[ -]?[0-9]{2,4}){0,3}\b"
     rf"|(?:\(0[0-9]\) ?|\b0[0-9][ /-]){_NUMBER}(?:[ -]?[0-9]{{2,4}}){{0,2}}\b"
-    # After dots, which are in dates and numbers as well.
+    # Numbers with dots, which also occur in dates.
     r"|\b0[1-9][0-9]{1,3}\.[0-9]{5,8}\b|\b0[1-9](?:[ .-][0-9]{2}){4}\b"
 ).replace(r"\b", r"(?-u:\b)")
-# Keys by the forms that their issuers document. In ASCII: all of Unicode makes it megabytes.
+# Keys in the forms that their issuers document. ASCII only, because Unicode classes compile to megabytes.
 _WORD, _KEY, _HEX, _LETTER = "[0-9A-Za-z_]", "[0-9A-Za-z_-]", "[0-9a-f]", "[0-9A-Za-z]"
-_BEGUN = (  # and 20 letters, digits, dashes and underscores more
+_BEGUN = (  # followed by 20 letters, digits, dashes and underscores
     "updraft-", "hf_", "npm_", "gsk_", "r8_", "dckr_pat_", "do[opr]_v1_", "shp(?:at|ca|pa|ss)_", "lin_api_", "xai-",
     "pplx-", "nvapi-", "pypi-", r"hv[sbr]\.", "sq0[a-z]{3}-", "ATATT", "ATBB", "AGE-SECRET-KEY-1", "fig[duo]_", "NRAK-",
     "PMAK-", "sntry[su]_", "tgp_v1_", "rubygems_", r"dp\.(?:pt|st|ct|sa)\.", "pscale_[a-z]{2,5}_", "xkeysib-",
     "lsv2_[a-z]{2}_", "tskey-", "HRKU-", "pcsk_", "tvly-", "ops_eyJ", "apify_api_", "cal_live_", "CFPAT-",
     "vercel_[a-z]{2,6}_rw_", "glsa_", "fm[12]_",
 )  # fmt: skip
-_LONG = (  # and 32 letters and digits more
+_LONG = (  # followed by 32 letters and digits
     "secret_", "ntn_", "EAA[AC]", "key-", "dapi", "oy2", "AKCp", "sbp_", "pul-", "csk-", "jina_", "glc_", "pa-", "cio",
 )  # fmt: skip
 _API_KEY = "|".join(
@@ -189,7 +189,7 @@ _API_KEY = "|".join(
         rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
         rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
         rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",
-        # Whosever it is: in a header, in an address, after its name.
+        # Keys of any issuer: in a header, in a URL, or after a name such as api_key.
         r"(?i:\bauthorization\b[^0-9A-Za-z]{1,8}(?:bearer|basic|token)\s{1,4}[0-9A-Za-z+/=_.~-]{16})",
         r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\x22'<>]{0,64}:[^\s/@\x22'<>]{3,128}@[0-9A-Za-z\[]",
         r"(?i:(?:api|access|secret|auth|private|client)[ _-]?(?:key|token|secret)|passw(?:or)?d|\bpwd)"

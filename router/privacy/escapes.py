@@ -1,4 +1,4 @@
-"""Decoding of escapes: those of JSON and programs, of URLs, HTML, mail and encoded bytes, also one in the other."""
+"""Decoding of escapes and encodings, also nested: JSON, programs, URLs, HTML, mail, encoded bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from html.entities import html5
 
-_LAYERS = 8  # of escapes within escapes; nobody needs as many
-# Each way has one group. Octal digits are C's.
+_LAYERS = 8  # nested escapes; real texts have fewer
+# One group per notation. Octal digits are C's.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
     r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _OCTAL, _NAMED, _LETTER, _OCTETS, _DECIMAL, _ENTITY = 6, 7, 8, 9, 12, 13
-# Marks of HTML and Markdown within a word part nothing; other tags do.
+# Inline marks of HTML and Markdown do not separate words; other tags do.
 _INLINE = re.compile(
     r"</?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr)\b[^<>]{0,200}>|<!--[^<>]{0,200}-->"
     r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])",
@@ -28,14 +28,14 @@ _INLINE = re.compile(
 )
 _TAG = re.compile(r"</?[a-z][a-z0-9]{0,20}\b[^<>]{0,200}>", re.ASCII | re.IGNORECASE)
 _MEANT = {"n": "\n", "r": "\r", "t": "\t"}
-# Of mail (RFC 2045): octets, and line breaks that are none.
+# Quoted-printable (RFC 2045): octets, and soft line breaks.
 _QUOTED_PRINTABLE = re.compile(r"((?:=[0-9A-F]{2})++)|=[ \t]{0,8}\r?\n", re.ASCII)
 # Base64 in one piece, or in lines of equal length.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re.ASCII)
 _HEX = re.compile(
     r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
 )
-# Base32 (RFC 4648) of ASCII, which has a bit of zero in five of eight letters: few words of a language do.
+# Base32 (RFC 4648) of ASCII, which has a zero bit in five of eight letters. Few words of a language have that.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _BASE32_GROUP = "".join(
@@ -45,37 +45,37 @@ _BASE32_GROUP = "".join(
 _BASE32 = re.compile(
     rf"(?<![A-Z0-9])(?=[A-Z2-7]{{10}})(?:{_BASE32_GROUP})++[A-Z2-7]{{0,7}}+(?![A-Z0-9])", re.ASCII | re.IGNORECASE
 )
-# Base85 and Ascii85 fill a word with more marks than base64's, or stand in Adobe's frame.
+# Base85 and Ascii85: words with characters that base64 lacks, or text between Adobe's marks.
 _BASE85 = re.compile(r"(?<!\S)(?=[A-Za-z0-9+/=_-]*+[^A-Za-z0-9+/=_\s-])[!-~]{9,}+", re.ASCII)
 _OPENING = ("(", "[", "{", "<", "`")
 _FRAMED = re.compile(r"<~([!-uz\s]{8,}+)~>", re.ASCII)
 # UTF-7 (RFC 2152): pieces of base64 in UTF-16.
 _UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,}+)-?", re.ASCII)
-# Data of this many characters, if it is of no text, is what nobody reads: a picture, a sound, a file.
+# Data of this many characters that is not text counts as unreadable: a picture, a sound, a file.
 _DATA = 256
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 
 
 class TooLongError(Exception):
-    """There is more to read than the rules read of one request."""
+    """The request has more text than the rules read."""
 
 
 class ReadingBudget:
-    """The characters that may still be read of one request, all readings of its texts together."""
+    """Number of characters that may still be read of one request, over all readings of its texts."""
 
     def __init__(self, most: int) -> None:
         self.left = most
 
     def spend(self, characters: int) -> None:
-        """Raises TooLongError where nothing is left."""
+        """Count characters that were read. Raises TooLongError if the budget is used up."""
         self.left -= characters
         if self.left < 0:
             raise TooLongError
 
 
 def decoded(text: str) -> Iterator[str]:
-    """`text` with its escapes decoded, once, twice and so on; then without marks of
-    HTML and Markdown. Raises TooLongError for what is escaped again and again.
+    """Yield `text` with its escapes decoded, once, twice and so on; then without marks of
+    HTML and Markdown. Raises TooLongError for too many nested escapes.
     """
     layers = 0
     while (meant := unescaped(text)) != text:
@@ -88,49 +88,49 @@ def decoded(text: str) -> Iterator[str]:
 
 
 def encoded_texts(text: str) -> Iterator[str]:
-    """The texts encoded in `text` as mail, UTF-7, base64, base32 or hexadecimal digits: each no longer than it."""
+    """Yield texts encoded in `text` as mail, UTF-7, base64, base32 or hexadecimal; none is longer than `text`."""
     if "=" in text and (meant := _QUOTED_PRINTABLE.sub(_octets_of_mail, text)) != text:
         yield meant
-    yield from filter(None, (_text_of(found[0]) for found in _BASE64.finditer(text)))
+    yield from filter(None, (_text_of(match[0]) for match in _BASE64.finditer(text)))
     if "+" in text and (meant := _UTF7.sub(_piece_of_utf7, text)) != text:
         yield meant
-    yield from filter(None, (_decoded(_base32, found[0]) for found in _BASE32.finditer(text)))
-    for found in _HEX.finditer(text):
-        octets = bytes.fromhex(re.sub("[ :]", "", found[0]))
+    yield from filter(None, (_decoded(_base32, match[0]) for match in _BASE32.finditer(text)))
+    for match in _HEX.finditer(text):
+        octets = bytes.fromhex(re.sub("[ :]", "", match[0]))
         if readable := _readable(octets if b"\0" in octets else bytes(octet for octet in octets if octet < 128)):
             yield readable
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """The texts in base85 within `text` as it is written: its marks are those of escapes too. Raises TooLongError."""
-    for found in _FRAMED.finditer(text):
-        yield from filter(None, (_decoded(base64.a85decode, found[1]),))
-    for found in _BASE85.finditer(text):
-        bare = found[0].strip("\"'.,:")
-        for word in dict.fromkeys((found[0], bare, bare[1:-1] if bare.startswith(_OPENING) else bare)):
+    """Yield the base85 texts in the raw `text`, since base85 uses escape characters. Raises TooLongError."""
+    for match in _FRAMED.finditer(text):
+        yield from filter(None, (_decoded(base64.a85decode, match[1]),))
+    for match in _BASE85.finditer(text):
+        bare = match[0].strip("\"'.,:")
+        for word in dict.fromkeys((match[0], bare, bare[1:-1] if bare.startswith(_OPENING) else bare)):
             budget.spend(len(word))
             yield from filter(None, (_decoded(decode, word) for decode in (base64.b85decode, base64.a85decode)))
 
 
 def has_data(text: str) -> bool:
-    """Whether there is base64 in `text` that stands for no text."""
+    """Return whether `text` has base64 data that is not text."""
     return any(
-        len(found[0]) >= _DATA and _is_mixed(found[0]) and not _text_of(found[0]) for found in _BASE64.finditer(text)
+        len(match[0]) >= _DATA and _is_mixed(match[0]) and not _text_of(match[0]) for match in _BASE64.finditer(text)
     )
 
 
 def unescaped(text: str) -> str:
-    """`text` with characters in place of their outermost escapes."""
+    """Return `text` with its outermost escapes decoded."""
     if not any(mark in text for mark in "\\%&"):
         return text
     meant = _ESCAPE.sub(_character, text)
     if meant == text:
         return text
-    return meant.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # two halves make one
+    return meant.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # joins surrogate pairs
 
 
-def _character(found: re.Match[str]) -> str:
-    kind, value = found.lastindex, found[found.lastindex or 0]
+def _character(match: re.Match[str]) -> str:
+    kind, value = match.lastindex, match[match.lastindex or 0]
     if kind == _LETTER:
         return _MEANT.get(value.lower(), value)
     if kind == _OCTETS:
@@ -140,11 +140,11 @@ def _character(found: re.Match[str]) -> str:
     if kind == _NAMED:
         return _of_name(value)
     code = int(value, {_OCTAL: 8, _DECIMAL: 10}.get(kind or 0, 16))
-    return chr(code) if code < 0x110000 else found[0]
+    return chr(code) if code < 0x110000 else match[0]
 
 
 def _of_entity(name: str) -> str:
-    """Without a semicolon the name may go over into a word."""
+    """Return the character of an HTML entity. Without a semicolon, a name may run into a word."""
     for end in range(len(name), 1, -1):
         for spelled in (name[:end], name[:end].lower()):
             meant = html5.get(spelled) or html5.get(f"{spelled};")
@@ -160,8 +160,8 @@ def _of_name(name: str) -> str:
         return name
 
 
-def _octets_of_mail(found: re.Match[str]) -> str:
-    return _of_octets(found[1].replace("=", "")) if found[1] else ""
+def _octets_of_mail(match: re.Match[str]) -> str:
+    return _of_octets(match[1].replace("=", "")) if match[1] else ""
 
 
 def _of_octets(digits: str) -> str:
@@ -173,13 +173,13 @@ def _of_octets(digits: str) -> str:
 
 
 def _text_of(data: str) -> str:
-    """The text that base64 stands for; an empty one if it is none."""
+    """Return the text in base64 data, or "" if the data is not text."""
     letters = "".join(data.split()).replace("-", "+").replace("_", "/")
     return _decoded(base64.b64decode, letters + "=" * (-len(letters) % 4))
 
 
 def _decoded(decode: Callable[[str], bytes], data: str) -> str:
-    """The text that `data` stands for; an empty one if it is none."""
+    """Return the text in encoded data, or "" if the data is not text."""
     try:
         return _readable(decode(data))
     except (ValueError, struct.error):
@@ -191,13 +191,13 @@ def _base32(data: str) -> bytes:
     return (int(data.upper().translate(_BASE32_DIGITS), 32) >> bits % 8).to_bytes(bits // 8, "big")
 
 
-def _piece_of_utf7(found: re.Match[str]) -> str:
-    octets = base64.b64decode(found[1] + "A" * (-len(found[1]) % 4))
-    return octets[: len(found[1]) * 3 // 4 // 2 * 2].decode("utf-16-be", "replace")
+def _piece_of_utf7(match: re.Match[str]) -> str:
+    octets = base64.b64decode(match[1] + "A" * (-len(match[1]) % 4))
+    return octets[: len(match[1]) * 3 // 4 // 2 * 2].decode("utf-16-be", "replace")
 
 
 def _readable(octets: bytes) -> str:
-    """The text that `octets` are in UTF-8 or, with a zero in it, UTF-16; an empty one if they are none."""
+    """Return the text of octets in UTF-8, or in UTF-16 if they contain a zero; "" if they are not text."""
     try:
         text = octets.decode("utf-16-le" if b"\0" in octets else "utf-8")
     except UnicodeDecodeError:
@@ -206,5 +206,5 @@ def _readable(octets: bytes) -> str:
 
 
 def _is_mixed(data: str) -> bool:
-    """Whether it has capitals, small letters and digits, as all data has and few words have."""
+    """Return whether `data` has capitals, small letters and digits, as most data and few words have."""
     return all(re.search(kind, data) for kind in ("[A-Z]", "[a-z]", "[0-9]"))

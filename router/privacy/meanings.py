@@ -1,4 +1,4 @@
-"""A text's meanings beside its letters: its escapes and encodings decoded, its JSON read."""
+"""Readings of a text: as written, with escapes and encodings decoded, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .seams import value_seams
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')
-_EACH = 4  # what a text costs beside its characters
+_EACH = 4  # cost of a text besides its characters
 
 
 def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """`text`; what its escapes stand for; and if it is JSON what that says, where a string may be JSON again."""
+    """Yield `text`, its decoded forms, and if it is JSON its strings, which may be JSON again."""
     waiting = [text]
     while waiting:
         text = waiting.pop()
@@ -32,7 +32,7 @@ def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
         if _JSON.match(text):
             try:
                 text_found = msgspec.json.decode(text.encode("utf-8", "replace"))
-            except UNREADABLE:  # then it is only text
+            except UNREADABLE:  # not JSON, only text
                 continue
             waiting.extend(filter(None, strings(text_found)))
             yield from value_seams(text_found, budget)

@@ -1,4 +1,4 @@
-"""Presidio as a detector: names, places and what else its recognisers know. Optional, and never over the network."""
+"""Presidio as an optional detector of names, places and other entities, without network access."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 
 PERSONAL = "presidio"
-_PIECE = 50_000  # characters: spaCy takes no more than a million, and needs memory for each
-_MIN_SCORE = 0.5  # the score from which a finding counts
+_PIECE = 50_000  # characters: spaCy takes at most a million, and needs memory for each
+_MIN_SCORE = 0.5  # minimum score of a finding
 
 
 def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> Callable[[str], bool] | None:
-    """Whether one of `entities` is in a text; None where there are none. Raises MissingDependencyError and
-    ConfigurationError: Presidio by itself would download the model.
+    """Return a detector of `entities`, or None without entities. Raises MissingDependencyError and
+    ConfigurationError, because Presidio would download a missing model.
     """
     if not entities:
         return None
     analyzer = _module("presidio_analyzer", "pip install presidio-analyzer")
     spacy = _module("spacy", "pip install spacy")
-    is_folder = len(Path(model).parts) > 1 and Path(model).exists()  # never one that is called like a package
+    is_folder = len(Path(model).parts) > 1 and Path(model).exists()  # a path, not a package name
     if not (spacy.util.is_package(model) or is_folder):
         raise MissingDependencyError(
             f"privacy.presidio_model: {model} is not installed: python -m spacy download {model}."
@@ -39,14 +39,14 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
             param="privacy.presidio",
         )
 
-    def found(text: str) -> bool:
+    def has_entity(text: str) -> bool:
         pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
         return any(
             engine.analyze(piece, language=language, entities=list(entities), score_threshold=_MIN_SCORE)
             for piece in pieces
         )
 
-    return found
+    return has_entity
 
 
 def _module(name: str, remedy: str) -> Any:

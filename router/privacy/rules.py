@@ -1,4 +1,4 @@
-"""Privacy rules: what a request must not say to anybody but the model on this device."""
+"""Privacy rules: content that only the model on this device may read."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .seams import message_seams, value_seams
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-MAX_READ = 2**22  # characters of one request, all readings of its texts together
-_SHORT = 2**13  # characters: beyond it the search leaves the event loop to others
-_BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
+MAX_READ = 2**22  # characters of one request, over all readings of its texts
+_SHORT = 2**13  # characters; longer requests are searched in a thread
+_BETWEEN = "\n\ufdd0\n"  # separator of texts: not a character, so no built-in rule matches across it
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """The rules that keep a request on the device. Raises ConfigurationError for one that cannot be used."""
+    """Rules that keep a request on the device. Raises ConfigurationError for an unusable rule."""
 
-    # Names of rules in the package: `email`, `credit_card`, `iban`, `phone`, `api_key`.
+    # Names of built-in rules: `email`, `credit_card`, `iban`, `phone`, `api_key`.
     builtin: tuple[str, ...] = ()
-    # Regular expressions by name, in the syntax of Rust's `regex`, which takes linear time. They match anywhere;
-    # `(?i)` in front ignores case.
+    # Regular expressions by name, in the syntax of Rust's `regex`, which runs in linear time. They match anywhere;
+    # `(?i)` at the start ignores case.
     patterns: dict[str, str] = field(default_factory=dict[str, str])
-    # The entities that Presidio looks for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
+    # Entities that Presidio looks for, such as `PERSON` and `LOCATION`. Needs the package presidio-analyzer.
     presidio: tuple[str, ...] = ()
-    # The language that Presidio takes texts to be in.
+    # Language of the texts for Presidio.
     presidio_language: str = "en"
-    # The spaCy model with which Presidio reads: its name where it is installed, or its folder.
+    # spaCy model for Presidio: the name of an installed package, or a folder.
     presidio_model: str = "en_core_web_sm"
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Privacy:
 
 
 class PrivacyRules:
-    """The rules of one router, compiled. While any is on, what none of them can read counts as found."""
+    """Compiled rules of one router. If any rule is on, content that no rule can read counts as a match."""
 
     def __init__(self, settings: Privacy) -> None:
         self._patterns = {name: searcher(pattern, name) for name, pattern in settings.patterns.items()}
@@ -61,9 +61,7 @@ class PrivacyRules:
         self.is_on = bool(settings)
 
     async def match(self, body: dict[str, Any]) -> str | None:
-        """The name of the first rule that `body` meets in any text of it, or what in it no rule can read; None if there
-        is neither.
-        """
+        """Return the first rule that a text of `body` matches, the kind of content that no rule can read, or None."""
         if not self.is_on:
             return None
         if self._personal is None and _is_short(body):
@@ -71,11 +69,11 @@ class PrivacyRules:
         return await asyncio.to_thread(self._match, body)
 
     def search(self, text: str) -> str | None:
-        """The same of one text."""
+        """Return the rule that a single text matches, the kind of content that no rule can read, or None."""
         return self._search([text]) if self.is_on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:
-        texts = {name: value for name, value in body.items() if name != "seed"}  # which is no text
+        texts = {name: value for name, value in body.items() if name != "seed"}  # the seed is not text
         return self._search(filter(None, strings(texts)), texts) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
@@ -93,7 +91,7 @@ class PrivacyRules:
             return TOO_LONG
 
     def _apart(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
-        """Only patterns ask for letters as they are written, and for where each text begins and ends."""
+        """Apply the user's patterns, which need the letters as written, and the start and end of each text."""
         if not self._patterns:
             return None
         matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))
@@ -101,9 +99,9 @@ class PrivacyRules:
 
 
 def _is_short(body: dict[str, Any]) -> bool:
-    """Whether reading it takes less time than others should notice; counting ends where it does not."""
+    """Return whether the request is short enough to search on the event loop. Counting stops at the limit."""
     return all(total <= _SHORT for total in accumulate(len(text) + 4 for text in strings(body)))
 
 
 def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -> str | None:
-    return next((name for name, found in rules.items() if any(map(found, views))), None)
+    return next((name for name, search in rules.items() if any(map(search, views))), None)

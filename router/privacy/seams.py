@@ -1,4 +1,4 @@
-"""Words and cards that are cut in pieces: at the seams of messages, and of neighbouring values."""
+"""Words and card numbers that are split across messages, or across neighbouring values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .text_views import plain, text_of_part, written
 _MAX_WORD = 256
 _DIGIT = re.compile("[0-9]")
 _LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}}")
-# The groups of digits that a text begins with, whatever marks stand before and behind them.
+# Digit groups at the start of a text, with any marks around them.
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
 
 def message_seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """Words and cards that span two messages of one role, where one ends and the next starts."""
+    """Yield words and card digits that span two consecutive messages of one role."""
     texts_by_role: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")
@@ -34,7 +34,7 @@ def message_seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[st
 
 
 def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
-    """Cards that span neighbouring values of an object or a list, anywhere in some JSON."""
+    """Yield card digits that span neighbouring values of an object or a list, at any depth."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -46,8 +46,8 @@ def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
 
 
 def _digit_seams(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
-    """The groups of digits at the end of a text and at the beginning of the next, if as many as on a card."""
-    last: list[str] = []  # the latest first
+    """Yield the digit groups at the end of a text and the start of the next, if enough for a card."""
+    last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):
         begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD
         if begin.isascii() and end.isascii() and not (_DIGIT.search(begin) or _DIGIT.search(end)):
@@ -68,12 +68,12 @@ def _number(value: object) -> str:
 
 
 def _groups(text: str) -> tuple[list[str], bool]:
-    """The groups of digits that `text` begins with, and whether but for marks there is nothing else in it."""
-    found = _HEAD.match(text)
-    return (re.findall(r"\d+", found[1]), found.end() == len(text)) if found else ([], False)
+    """Return the digit groups at the start of `text`, and whether it holds nothing else but marks."""
+    match = _HEAD.match(text)
+    return (re.findall(r"\d+", match[1]), match.end() == len(text)) if match else ([], False)
 
 
 def _in_a_card(groups: Sequence[str]) -> list[str]:
-    """The first of `groups`, as many as one card may have on one side of a seam."""
+    """Return the leading groups that one card may have on one side of a seam."""
     digits = accumulate(map(len, groups))
     return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

@@ -1,4 +1,4 @@
-"""Content that no privacy rule can read: pictures, sounds, files, token ids, data, and parts of unknown kinds."""
+"""Content that no privacy rule can read: pictures, sounds, files, token IDs, data, and unknown kinds of parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..request.json_narrowing import rows, table
 from .escapes import has_data
 
-TOO_LONG = "more text than privacy rules read"
+TOO_LONG = "text beyond the length limit"
 IMAGE, AUDIO, FILE = "an image", "audio", "a file"
 TOKEN_IDS, DATA, PART = "token ids", "encoded data", "a content part of an unknown kind"
 UNREADABLE = frozenset({TOO_LONG, IMAGE, AUDIO, FILE, TOKEN_IDS, DATA, PART})
@@ -20,13 +20,13 @@ _KINDS = {
     re.compile("audio|voice|sound", re.IGNORECASE): AUDIO,
     re.compile("file|document|attachment|blob|media", re.IGNORECASE): FILE,
 }
-# Fields that refer to what is no text, even where they hold a name or an address only.
+# Fields that refer to content other than text, even if they hold only a name or an address.
 _REFERENCES = {"image_url": IMAGE, "input_image": IMAGE, "images": IMAGE, "video_url": IMAGE} | {
     "input_audio": AUDIO, "audio_url": AUDIO, "file_id": FILE, "file_ids": FILE, "file_data": FILE, "file_url": FILE,
 }  # fmt: skip
-# Fields that do so where they hold more than a string.
+# Fields that refer to such content if they hold more than a string.
 _OBJECTS = {"image": IMAGE, "video": IMAGE, "audio": AUDIO, "file": FILE, "files": FILE, "document": FILE}
-# Schemas and options are texts and numbers, whatever they are called.
+# Schemas and options hold only texts and numbers, whatever their names.
 _OPTIONS = (
     "tools", "functions", "tool_choice", "function_call", "response_format", "guided_json", "structured_outputs",
     "json_schema",
@@ -36,16 +36,16 @@ _DATA_URI = re.compile(r"\bdata:(?:([a-z]{1,32})/[\w.+-]{1,128})?[\w.+;=-]{0,200
 
 
 def unreadable_field(body: dict[str, Any]) -> str | None:
-    """The first thing in a request that is no text by its place or name, as one of `UNREADABLE`."""
+    """Return the kind of the first field or part that is not text, as one of `UNREADABLE`, or None."""
     fields = {name: value for name, value in body.items() if name not in _OPTIONS}
     if all(isinstance(value, str) for value in (table(fields.get("metadata")) or {}).values()):
-        fields.pop("metadata", None)  # names and texts
+        fields.pop("metadata", None)  # only names and texts
     waiting: list[Any] = [fields]
     while waiting:
         value = waiting.pop()
         if (entries := table(value)) is not None:
-            if (found := next(_in_object(entries), None)) is not None:
-                return found
+            if (kind := next(_in_object(entries), None)) is not None:
+                return kind
             waiting.extend(entries.values())
         elif items := rows(value):
             if all(isinstance(item, int | float) for item in items):
@@ -55,9 +55,9 @@ def unreadable_field(body: dict[str, Any]) -> str | None:
 
 
 def unreadable_text(text: str) -> str | None:
-    """The kind of non-text data in a text, as one of `UNREADABLE`."""
-    if (found := _DATA_URI.search(text)) is not None:
-        return _kind(found[1] or "") or DATA
+    """Return the kind of non-text data in `text`, as one of `UNREADABLE`, or None."""
+    if (match := _DATA_URI.search(text)) is not None:
+        return _kind(match[1] or "") or DATA
     return DATA if has_data(text) else None
 
 
@@ -67,8 +67,8 @@ def _in_object(entries: dict[str, Any]) -> Iterator[str]:
         kind = (table(part) or {}).get("type")
         if not isinstance(part, str) and kind not in _TEXT_PARTS:
             yield (_kind(kind) if isinstance(kind, str) else None) or PART
-    if isinstance(kind := entries.get("type"), str) and (found := _kind(kind)) is not None:
-        yield found
+    if isinstance(kind := entries.get("type"), str) and (named := _kind(kind)) is not None:
+        yield named
     for name, value in entries.items():
         if value and name in _REFERENCES:
             yield _REFERENCES[name]

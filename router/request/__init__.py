@@ -1,1 +1,1 @@
-"""One request as the router reads it: its chat, its caller, its JSON."""
+"""A request as the router reads it: chat, caller and JSON."""

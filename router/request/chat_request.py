@@ -1,4 +1,4 @@
-"""One chat request as the router understands it: what the device can do with it, and what would go to the cloud."""
+"""A chat request as the router reads it: the part that the device can process, and the body for the cloud."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 
-#: No engine goes below; some take -1 for an answer without a limit.
+#: Smallest values that any engine accepts. Some accept -1 for an answer without a limit.
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
-#: Where the kinds of tools and formats of other servers may be of other types.
+#: Fields whose contents may have other types on other servers.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]
@@ -42,29 +42,29 @@ _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """A chat request with the options of the router."""
+    """A chat request with the router's options."""
 
     requested_tier: RequestedTier
-    # The caller's request without our `updraft` options: the cloud may know more fields than we do.
+    # Caller's request without the `updraft` options. The cloud may know more fields than the router.
     body: dict[str, Any]
-    # The request for the device's engine; None where it cannot take it.
+    # Request for the device's engine; None if the engine cannot process it.
     chat: ChatRequest | None = None
-    # Why the engine cannot take it.
+    # Why the engine cannot process the request.
     unsupported: InvalidRequestError | None = None
-    # The caller keeps it on the device.
+    # Whether the caller keeps the request on the device.
     private: bool = False
     quality: float | None = None
     quality_given: bool = False
-    # The threshold of the plain cascade, where the request asks for that.
+    # Threshold of the plain cascade, if the request sets one.
     confidence: float | None = None
-    # What it goes by; None: as the settings say.
+    # Signal for `confidence`; None for the setting's.
     confidence_signal: ConfidenceSignal | None = None
     hold_tokens: int | None = None
-    # On the clock of `time.monotonic()`.
+    # Time at which the caller gives up, on the clock of `time.monotonic()`.
     deadline: float | None = None
-    # The privacy rule that it meets.
+    # Privacy rule that the request matches.
     privacy_rule: str | None = None
-    # The parts that are forwarded to a cloud.
+    # Headers and query parameters to forward to a cloud.
     forwarded: Forwarded = NOTHING
 
     @property
@@ -82,12 +82,12 @@ class RoutingRequest:
 
     @property
     def structured(self) -> bool:
-        """Whether the device's answer is held to a form, or may call tools."""
+        """Whether the local answer has a constraint, or may call tools."""
         return self.chat is not None and (self.chat.tool_use is not None or self.chat.constraint() is not None)
 
     @property
     def has_tools(self) -> bool:
-        """Whether the model must know tools: to call them, or to read what was called before."""
+        """Whether the model must support tools, to call them or to read earlier calls."""
         if self.chat is None:
             return False
         called = any(message.role == "tool" or message.tool_calls is not None for message in self.chat.messages)
@@ -95,12 +95,12 @@ class RoutingRequest:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the caller's patience ends; infinite if it has no limit."""
+        """Seconds until the caller gives up; infinite without a limit."""
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
 
 
 def read_model(body: bytes) -> tuple[dict[str, Any], str]:
-    """The decoded JSON object and its `model`. Raises InvalidRequestError."""
+    """Return the decoded JSON object and its `model`. Raises InvalidRequestError."""
     decoded = read_object(body)
     model: Any = decoded.get("model")
     if not isinstance(model, str):
@@ -117,9 +117,9 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Check a request that came at `started`, on the clock of `time.monotonic()`. `hold_tokens`: where it says none.
+    """Read a request that arrived at `started`, on the clock of `time.monotonic()`. `hold_tokens`: the default.
 
-    Raises InvalidRequestError if no tier could make sense of it.
+    Raises InvalidRequestError if no tier could process the request.
     """
     options = take_options(body)
     check_private(options, requested_tier)
@@ -143,16 +143,16 @@ def read_routing_request(
 
 
 def check_private(options: UpdraftOptions, requested_tier: RequestedTier) -> None:
-    """Raises InvalidRequestError for a private request that names the cloud."""
+    """Raise InvalidRequestError for a private request that names the cloud."""
     if options.private and requested_tier == "cloud":
         raise InvalidRequestError(
-            "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
+            "updraft.private keeps a request on this device, but model='cloud' sends it away. Choose one.",
             param="updraft.private",
         )
 
 
 def continued(messages: Sequence[Message], text: str, *, continues: bool) -> list[Message]:
-    """`messages` with `text` as the beginning of the assistant's turn; `continues`: the last message is that turn."""
+    """Return `messages` with `text` as the start of the assistant's turn. `continues`: that turn is the last one."""
     if continues:
         *before, last = messages
         return [*before, Message(role=last.role, content=last.text + text, name=last.name)]
@@ -160,7 +160,7 @@ def continued(messages: Sequence[Message], text: str, *, continues: bool) -> lis
 
 
 def take_options(body: dict[str, Any]) -> UpdraftOptions:
-    """Our own options, which are taken out of `body`: no cloud knows them. Raises InvalidRequestError."""
+    """Remove and return the `updraft` options of `body`, which no cloud knows. Raises InvalidRequestError."""
     raw = body.pop("updraft", None)
     if raw is None:
         return UpdraftOptions()
@@ -177,11 +177,11 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
         raise InvalidRequestError("updraft.confidence must be between 0 and 1.", param="updraft.confidence")
     if options.quality is not None and options.confidence is not None:
         raise InvalidRequestError(
-            "updraft.quality and updraft.confidence exclude each other: state one target.", param="updraft.confidence"
+            "updraft.quality and updraft.confidence exclude each other. Set only one.", param="updraft.confidence"
         )
     if options.confidence_signal is not None and options.confidence is None:
         raise InvalidRequestError(
-            "updraft.confidence_signal says what updraft.confidence goes by: state both.",
+            "updraft.confidence_signal needs updraft.confidence. Set both.",
             param="updraft.confidence_signal",
         )
     if options.hold_tokens is not None and options.hold_tokens < 1:
@@ -190,17 +190,17 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 
 
 def _check_frame(body: dict[str, Any]) -> None:
-    """Check the fields that the router itself reads, and refuse those that no engine takes.
+    """Check the fields that the router reads, and refuse values that no engine accepts.
 
-    All else is for the tier that answers to judge.
+    The tier that answers checks all other fields.
 
     Raises InvalidRequestError.
     """
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
-        raise _invalid("messages", "must be a list of objects with a role each")
+        raise _invalid("messages", "must be a list of objects, each with a role")
     if not messages:
-        raise _invalid("messages", "must hold at least one message")
+        raise _invalid("messages", "must have at least one message")
     check_message_count(len(messages))
     if not isinstance(body.get("stream"), bool | None):
         raise _invalid("stream", "must be true or false")
@@ -212,7 +212,7 @@ def _check_frame(body: dict[str, Any]) -> None:
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
-    """Raises InvalidRequestError, as OpenAI does, where there is no stream."""
+    """Raise InvalidRequestError for stream options without a stream, like OpenAI."""
     if body.get("stream_options") is None:
         return
     if table(body["stream_options"]) is None:
@@ -226,7 +226,7 @@ def _invalid(param: str, fault: str) -> InvalidRequestError:
 
 
 def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
-    """The request as our own engine takes it, or why it cannot: another engine may. Raises WrongTypeError."""
+    """Return the request for the local engine, or the reason why the engine cannot take it. Raises WrongTypeError."""
     try:
         request = read_chat(body)
     except InvalidRequestError as error:
@@ -238,17 +238,17 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 
 def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
-    """The parameters that our cloud supports and the engine on the device does not."""
+    """Return the error for a parameter that Updraft's cloud supports and the local engine does not, or None."""
     if request.num_candidates > request.num_answers:
-        return UnsupportedFeatureError("best_of: this device makes one answer.", param="best_of")
+        return UnsupportedFeatureError("best_of: this device generates one candidate.", param="best_of")
     if request.use_beam_search:
-        return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
+        return UnsupportedFeatureError("use_beam_search: this device does not support it.", param="use_beam_search")
     for param in ("return_token_ids", "answer_token_ids"):
         if getattr(request, param):
-            return UnsupportedFeatureError(f"{param}: this device knows texts only.", param=param)
+            return UnsupportedFeatureError(f"{param}: this device supports only text.", param=param)
     if request.running_usage:
         return UnsupportedFeatureError(
-            "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"
+            "continuous_usage_stats: this device reports it at the end.", param="stream_options.continuous_usage_stats"
         )
     return None
 

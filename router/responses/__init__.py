@@ -1,1 +1,1 @@
-"""Answers on the wire: whole completions, streams, repeated answers, embeddings."""
+"""Answers on the wire: completions, streams, cached answers, embeddings."""

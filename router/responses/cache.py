@@ -1,4 +1,4 @@
-"""Exact repetitions: the answer to a request that must come out the same is kept for the next one like it."""
+"""Cache of answers to requests that are repeated exactly and must have the same answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..config import CacheSettings
 from ..request.caller import Caller
 from ..request.json_narrowing import table, tables
 
-_OVERHEAD = 512  # bytes that Python needs for an entry beside its text
+_OVERHEAD = 512  # bytes of Python objects per entry
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A completion as JSON, without our `updraft` object, and which tier gave it when (`time.monotonic()`)."""
+    """A completion as JSON without the `updraft` object, with its tier and time (`time.monotonic()`)."""
 
     completion: bytes
     tier: Literal["local", "cloud"]
@@ -34,7 +34,7 @@ class Cached:
 
 
 class AnswerCache(BoundedCache[bytes, Cached]):
-    """At most `max_bytes` of answers, each for `ttl_s` seconds."""
+    """Cache of at most `max_bytes` of answers, each kept for `ttl_s` seconds."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         super().__init__(sys.maxsize, max_bytes, lambda _, entry: len(entry.completion) + _OVERHEAD)
@@ -42,19 +42,19 @@ class AnswerCache(BoundedCache[bytes, Cached]):
 
     @staticmethod
     def of(settings: CacheSettings) -> AnswerCache | None:
-        """The cache that the settings ask for; None where nothing is to be kept."""
+        """Return the cache for the settings, or None if caching is off."""
         return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
 
     def get(self, key: bytes) -> Cached | None:
-        found = super().get(key)
-        if found is not None and time.monotonic() - found.at > self._ttl_s:
+        entry = super().get(key)
+        if entry is not None and time.monotonic() - entry.at > self._ttl_s:
             self.drop(key)
             return None
-        return found
+        return entry
 
 
 class CacheSlot:
-    """The place of one request in the cache."""
+    """Cache entry of one request."""
 
     def __init__(self, cache: AnswerCache, key: bytes) -> None:
         self._cache = cache
@@ -62,9 +62,9 @@ class CacheSlot:
 
     @classmethod
     def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> CacheSlot | None:
-        """None for a request that may be answered anew each time: neither temperature 0 nor a seed.
+        """Return the entry, or None if the answer may vary: the request has neither temperature 0 nor a seed.
 
-        Everything in `body` is part of the key but whether it streams, and so is the caller's API key.
+        The key covers the caller's API key and all of `body` except the stream options.
         """
         if cache is None or not (_is_zero(body.get("temperature")) or isinstance(body.get("seed"), int)):
             return None
@@ -76,7 +76,7 @@ class CacheSlot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
-        """Keep an answer, unless time or chance decided it, or it cannot be given again as a stream.
+        """Cache an answer, unless time or chance decided it, or it cannot be repeated as a stream.
 
         Time: a failure, a spent budget, a continuation in the cloud. Chance: exploration.
         """
@@ -90,7 +90,7 @@ class CacheSlot:
             self._cache.put(self._key, Cached(json_bytes(bare), record.tier, time.monotonic()))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
-        """`events` as they are; if they end as they should, the completion that they make is kept."""
+        """Yield `events` unchanged, and cache their completion if they end properly."""
         raw: list[bytes] = []
         async with aclosing(events):
             async for event in events:
@@ -102,14 +102,14 @@ class CacheSlot:
 
 
 def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
-    """The kept completion as the answer to the request of `record`, which learns where it is from."""
+    """Return the cached completion as the answer to the request of `record`, which records the repetition."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """A completion as a stream: of each choice what it says in one piece, then the finish with our `updraft` object."""
+    """Yield a completion as a stream: each choice in one chunk, then the finish with the `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"
@@ -131,7 +131,7 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
 
 
 def joined(events: list[bytes]) -> dict[str, Any] | None:
-    """The completion that the events of a stream make; None if they say more than text, or in another way than ours."""
+    """Return the completion of a stream, or None if its events are irregular or hold more than text."""
     parser, chunks = sse.EventParser(), ChatChunks()
     try:
         for payload in (payload for event in events for payload in parser.feed(event)):
@@ -146,7 +146,7 @@ def joined(events: list[bytes]) -> dict[str, Any] | None:
 
 
 def _is_text(chunk: dict[str, Any]) -> bool:
-    """Whether all pieces say which choice they belong to, and nothing but text."""
+    """Return whether all choices have an index and nothing but text."""
     pieces = tables(chunk.get("choices"))
     return pieces is not None and all(
         isinstance(piece.get("index"), int)
@@ -158,7 +158,7 @@ def _is_text(chunk: dict[str, Any]) -> bool:
 
 
 def _is_plain(completion: dict[str, Any]) -> bool:
-    """Whether all its choices have what a stream of them says."""
+    """Return whether a stream can repeat all choices."""
     choices = tables(completion.get("choices"))
     return bool(choices) and all(
         isinstance(choice.get("index"), int)

@@ -1,4 +1,4 @@
-"""`cloud_reasoning_tags`: the `<think>` text of a cloud's answer as `reasoning_content`, as other clouds send it."""
+"""Separation of a cloud's `<think>` text as `reasoning_content` (setting `cloud_reasoning_tags`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def whole(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 class CloudReasoning:
-    """Reads the events of one stream. A cloud that names its reasoning itself is left as it is."""
+    """Splitter for the events of one stream. Reasoning that the cloud has separated itself stays unchanged."""
 
     def __init__(self) -> None:
         self._splitters: dict[Any, ReasoningSplitter] = {}

@@ -1,4 +1,4 @@
-"""Answers as bytes: OpenAI completions and chunks, with the `updraft` object that says how they came about."""
+"""OpenAI completions and chunks, with the `updraft` object that explains the routing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TokenBytes = Callable[[int], bytes]
 
 
 def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade, info: UpdraftInfo) -> ChatCompletion:
-    """The answers to one request, which have read the same prompt."""
+    """Return the completion of all answers to one request, which share a prompt."""
     record, local, first = cascade.record, cascade.local, answers[0]
     return ChatCompletion(
         id=record.request_id,
@@ -68,13 +68,13 @@ def _choice(answer: LocalAnswer, index: int, cascade: Cascade) -> ChatChoice:
 def prompt_logprobs(
     answer: LocalAnswer, shown: int | None, token_bytes: TokenBytes
 ) -> list[dict[str, PromptToken] | None] | UnsetType:
-    """vLLM's: one entry per token of the prompt, the token itself and the likeliest. Nothing is said of the first."""
+    """Return vLLM's form: per prompt token its score and the most likely tokens; None for the first token."""
     if shown is None:
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
     for score in answer.prompt_scores:
         ranked = [(score.id, score.logprob, score.rank), *((*each, rank) for rank, each in enumerate(score.top, 1))]
-        entries.append(  # a token may be a part of a character: its text is not exact
+        entries.append(  # the text of a partial character is inexact
             {
                 str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))
                 for token, logprob, rank in ranked
@@ -84,61 +84,61 @@ def prompt_logprobs(
 
 
 def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
-    """`x-updraft-*` and `x-request-id`; `begun`: the answer has only begun, so its cost is not known yet."""
-    found = {"x-request-id": info.request_id, **info.headers()}
+    """Return the `x-updraft-*` and `x-request-id` headers. `begun`: the cost of a begun stream is unknown."""
+    values = {"x-request-id": info.request_id, **info.headers()}
     if begun:
         for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
-            found.pop(name, None)
-    return found
+            values.pop(name, None)
+    return values
 
 
 def internal_error() -> UpdraftError:
-    """The caller's message for an exception that nobody expected."""
+    """Return the caller's error for an unexpected exception."""
     return UpdraftError("The router failed on this request; its log says why.", code="internal_error")
 
 
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
-    """An OpenAI-shaped error; of a cloud that refused, its own words.
+    """Return an OpenAI-shaped error, with the cloud's own message if the cloud refused.
 
-    Where the device has already worked, the client is told not to repeat that by itself.
+    If the device has already generated tokens, a header asks the client not to retry.
     """
     typed = error.error if isinstance(error, CloudFailure) else error
-    found = {"content-type": "application/json", **typed.headers()}
+    values = {"content-type": "application/json", **typed.headers()}
     if record is not None:
-        found["x-request-id"] = record.request_id
+        values["x-request-id"] = record.request_id
         if record.local_tokens:
-            found["x-should-retry"] = "false"
-    return WireResponse(typed.status, found, msgspec.json.encode(typed.to_body()))
+            values["x-should-retry"] = "false"
+    return WireResponse(typed.status, values, msgspec.json.encode(typed.to_body()))
 
 
 def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
-    """The notes of our own node on its answer, or on its stream's finish."""
+    """Return the notes of an Updraft node in its answer, or in the last chunk of its stream."""
     notes = rows((table(answer.get("updraft")) or {}).get("notes")) or ()
     return tuple(note for note in notes if isinstance(note, str))
 
 
 class ShownTokens:
-    """The tokens of an answer to report on: each with the first of its text, and those of a stop string never."""
+    """Buffer of an answer's tokens: each is released with the first of its text, those of a stop string never."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
-        self._held: list[tuple[int, Token]] = []  # where the text of each begins
-        self._written = 0  # characters, with those of a stop string
+        self._held: list[tuple[int, Token]] = []  # tokens held back, each after the position of its text
+        self._written = 0  # characters written, including a stop string
         self._shown = 0
 
     def push(self, token: Token) -> list[tuple[int, Token]]:
-        """Those that are known to be shown by now, each with the place of its text in the answer."""
+        """Return the tokens that are now sure to be shown, with the positions of their text in the answer."""
         self._held.append((self._written, token))
         self._written += len(self._detokenizer.push(token.id))
         self._shown += len(token.text)
         return self._released()
 
     def flush(self, answer: LocalAnswer) -> list[tuple[int, Token]]:
-        """Those that come with the end of the answer: all, if no stop string was it."""
+        """Return the tokens released by the end of the answer: all, unless a stop string ended it."""
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
         if self._shown >= self._written:
-            self._shown = self._written + 1  # also tokens without any text
+            self._shown = self._written + 1  # also tokens without text
         return self._released()
 
     def _released(self) -> list[tuple[int, Token]]:
@@ -154,18 +154,18 @@ def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) 
 
 
 def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> TextLogprobs:
-    """The same as `/v1/completions` has it."""
+    """Return the log-probabilities in the form of `/v1/completions`."""
     return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [start for start, _ in shown])
 
 
 class ChunkWriter:
-    """The chunks of one stream: the same id, model and time on each.
+    """Writer of the chunks of one stream, which share ID, model and time.
 
-    Where usage was asked for, the chunks that have none say so.
+    If usage was requested, chunks without usage have `usage: null`.
     """
 
     def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
-        self.index = 0  # of the answer that is being written
+        self.index = 0  # index of the current answer
         self._record = record
         self._include_usage = include_usage
         self._model = model
@@ -179,18 +179,18 @@ class ChunkWriter:
         return self._chunk([ChunkChoice(delta, index=self.index, logprobs=logprobs)])
 
     def finish(self, reason: FinishReason, usage: Usage, answer: LocalAnswer) -> bytes:
-        """The last events: the finish with what is said of the answer, the usage if it was asked for, the end mark."""
+        """Return the last events: the finish with details of the answer, the usage if requested, the end mark."""
         last = self.end(reason, answer, updraft=self._record.info(), sampling=answer.sampling or UNSET)
         counted = self._chunk([], usage=usage) if self._include_usage else b""
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
-        """The finish of one answer, where others follow."""
+        """Return the finish of an answer that is followed by others."""
         stop_reason = answer.stop_reason or UNSET
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
-        """A cloud chunk as a part of this stream, where the cloud continues it."""
+        """Return a cloud's chunk as part of this stream, which the cloud continues."""
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:

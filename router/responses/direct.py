@@ -1,4 +1,4 @@
-"""Requests that no gate judges: rules alone choose the tier, which answers them as they are."""
+"""Requests that skip the gates: only rules choose the tier, which answers the unchanged request."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudContent, CloudUsage, Content
 from .streaming import StreamError
 
-#: JSON (a dict or a struct), server-sent events, or whatever a cloud sent.
+#: JSON (a dict or a struct), server-sent events, or content of a cloud.
 DirectReply = object | AsyncGenerator[bytes] | CloudContent
 DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
 
 
 class CloudsOwnError(UnsupportedFeatureError):
-    """A request for something that only a cloud has."""
+    """A request that only a cloud can answer."""
 
 
 @dataclass(slots=True)
 class DirectCall:
-    """One request, with what answers it. `aclose()` when its answer is delivered or nobody wants it."""
+    """One request with its resources. Call `aclose()` when the answer is delivered or dropped."""
 
     request: WireRequest
     job: RoutingRequest
     state: RouterState
     record: RequestRecord
-    # Closed in the end.
+    # Resources to close at the end.
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def route(
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
-        """The tiers that may answer, and the way to the cloud. `unsupported`: why the device cannot; `why_cloud`: the
-        reason for the cloud where rules have no other. Raises as `rule`.
+        """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device cannot.
+        `why_cloud`: the reason for the cloud if the rules give none. Raises as `rule`.
         """
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)
@@ -71,13 +71,13 @@ class DirectCall:
 def direct_job(
     request: WireRequest, body: dict[str, Any], requested_tier: RequestedTier, record: RequestRecord
 ) -> RoutingRequest:
-    """The request as rules see it. Raises InvalidRequestError for options that are about gates."""
+    """Return the request for the rules. Raises InvalidRequestError for options that only gates use."""
     options = take_options(body)
     check_private(options, requested_tier)
     for name in ("quality", "confidence", "hold_tokens"):
         if getattr(options, name) is not None:
             raise UnsupportedFeatureError(
-                f"updraft.{name} is for /v1/chat/completions: no gate judges this endpoint. Leave it out.",
+                f"updraft.{name} is only for /v1/chat/completions: no gate judges this endpoint. Leave it out.",
                 param=f"updraft.{name}",
             )
     return RoutingRequest(

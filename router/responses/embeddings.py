@@ -1,4 +1,4 @@
-"""`/v1/embeddings` through the router: the cloud's where there is one, else the device's."""
+"""`/v1/embeddings` through the router: from the cloud if there is one, else from the device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..cascade.several import all_of
 from ..tiers.interfaces import CloudUsage, LocalTier
 from .direct import CloudsOwnError, DirectCall, DirectReply
 
-#: One token, so that the engine reads the whole input; which one does not matter.
+#: One token, so that the engine reads the whole input. The generated token does not matter.
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 async def embed(call: DirectCall) -> DirectReply:
-    """Raises UpdraftError, CloudFailure."""
+    """Answer an embeddings request. Raises UpdraftError or CloudFailure."""
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _not_here(call), "embeddings come from the cloud")
     if not ruling.cloud:
@@ -39,7 +39,7 @@ async def embed(call: DirectCall) -> DirectReply:
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """The reason why the device does not answer: vectors of two models do not compare, so an index is one tier's."""
+    """Return why the device does not answer. Vectors of two models are not comparable, so one tier answers all."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:
@@ -49,7 +49,7 @@ def _not_here(call: DirectCall) -> InvalidRequestError | None:
     availability = call.state.availability()
     if call.job.requested_tier == "auto" and availability.cloud_missing is None and not availability.offline:
         return CloudsOwnError(
-            "embeddings of model='auto' come from the cloud, and vectors of two models do not compare: use "
+            "embeddings of model='auto' come from the cloud, and vectors of two models are not comparable: use "
             "model='local' for all of them.",
             param="model",
         )
@@ -57,7 +57,7 @@ def _not_here(call: DirectCall) -> InvalidRequestError | None:
 
 
 async def _on_the_device(call: DirectCall) -> dict[str, Any]:
-    """The hidden state of each input's last token, which has read all of it, at length 1."""
+    """Return the normalized hidden state of each input's last token."""
     request, local = read_embedding(call.job.body), call.state.tiers.local
     if local is None:
         raise EngineError("The router has no local tier.")
@@ -77,5 +77,5 @@ async def _vector(call: DirectCall, local: LocalTier, prompt: Prompt) -> list[fl
         await run.aclose()
     hidden = run.answer.prompt_hidden
     if hidden is None:
-        raise EngineError("The engine gave no hidden state.")
+        raise EngineError("The engine returned no hidden state.")
     return (hidden / max(float(np.linalg.norm(hidden)), 1e-12)).tolist()

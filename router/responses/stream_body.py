@@ -1,4 +1,4 @@
-"""The body of a streamed answer: the events of a cascade's reply, and exactly one end."""
+"""Body of a streamed answer, which ends exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("updraft.router")
 
 
 class StreamBody:
-    """A streamed body with exactly one end: exhausted, failed, or closed by the carrier before or while it ran."""
+    """Streamed body that ends exactly once: exhausted, failed, or closed by its consumer at any time."""
 
     def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
         self._events = events
@@ -41,14 +41,14 @@ class StreamBody:
             await self._finish(500 if isinstance(error, Exception) else 499)
             if not isinstance(error, Exception):
                 raise
-            log.exception("a stream failed")
+            log.exception("stream failed")
             return sse.event(answer.internal_error().to_body())
-        if event.endswith(sse.DONE):  # a client may be gone, and this process killed, as soon as it is sent
+        if event.endswith(sse.DONE):  # end now, because the client or this process may be gone after the end mark
             await self._finish(200)
         return event
 
     async def aclose(self) -> None:
-        """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
+        """Stop the answer. Idempotent. The consumer cancels a pending `__anext__` first."""
         await self._finish(499)
 
     async def _finish(self, status: int) -> None:
@@ -56,7 +56,7 @@ class StreamBody:
             return
         self._ended = True
         try:
-            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
+            with suppress(RuntimeError):  # a step is pending, which the consumer cancels
                 await self._events.aclose()
         finally:
             await self._end(status)
@@ -71,4 +71,4 @@ def events_of(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
         return streams.relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
     if isinstance(reply, LiveReply):
         return (streams.live if cascade.ruling.open else streams.unjudged)(cascade, reply.run)
-    raise EngineError("The cascade gave a whole answer where a stream was asked for.")
+    raise EngineError("The cascade returned a whole answer instead of a stream.")

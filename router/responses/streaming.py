@@ -1,6 +1,6 @@
-"""Streamed answers: a judged local answer, a relayed cloud stream, and a live local one that the cloud may continue.
+"""Streamed answers: replayed local answers, relayed cloud streams, and live local answers that a cloud may continue.
 
-Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a carrier may pull from any task.
+Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so any task may iterate it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
 class StreamError(Exception):
-    """Ends a stream that has already begun: `payload` is its last event, `status` what the ledger keeps."""
+    """Failure of a begun stream: `payload` is its last event, `status` the HTTP status for the ledger."""
 
     def __init__(self, error: UpdraftError) -> None:
         super().__init__(error.message)
@@ -38,7 +38,7 @@ class StreamError(Exception):
 
 
 async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """A complete local answer, token by token."""
+    """Yield a complete local answer, token by token."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     yield chunks.role()
     writer = _LocalText(cascade, chunks)
@@ -53,9 +53,9 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
 async def relay(
     record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
 ) -> AsyncGenerator[bytes]:
-    """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`.
+    """Yield the cloud's events unchanged, except that the finish gains `updraft`.
 
-    `reasoning`: sets apart what the model thought, where the cloud leaves it in the text.
+    `reasoning`: separates reasoning that the cloud leaves in the text.
     """
     async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
@@ -63,13 +63,13 @@ async def relay(
 
 
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """A local answer as it is written. If it collapses on the way, the cloud continues the streamed text."""
+    """Yield a local answer while it is generated. If it collapses, the cloud continues the streamed text."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     writer = _LocalText(cascade, chunks)
     yield chunks.role()
     collapsed = False
     try:
-        for token in run.answer.tokens.copy():  # written before streaming could start
+        for token in run.answer.tokens.copy():  # generated before streaming could start
             if chunk := writer.token(token):
                 yield chunk
         async for token in run:
@@ -94,7 +94,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """The answers that no gate judges, one after the other, as they are written. `run`: the first of them."""
+    """Yield several answers in sequence while they are generated, without gates. `run`: the first of them."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     last, written = cascade.chat.num_answers - 1, 0
     try:
@@ -115,8 +115,8 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
 
 
 async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """All that a run writes, from its beginning."""
-    for token in run.answer.tokens.copy():  # written before streaming could start
+    """Yield all text of a run, from its beginning."""
+    for token in run.answer.tokens.copy():  # generated before streaming could start
         if chunk := writer.token(token):
             yield chunk
     async for token in run:
@@ -127,14 +127,14 @@ async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[b
 
 
 class _LocalText:
-    """Turns tokens into chunks and remembers what has been sent, which is never taken back.
+    """Converter of tokens to chunks, which tracks the text sent because it cannot be taken back.
 
-    `finish_reason` is known once `rest` was called.
+    `finish_reason` is known after `rest` was called.
     """
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self.reader = cascade.reader() if reader is None else reader  # with which another may go on
+        self.reader = cascade.reader() if reader is None else reader  # a continuation may take over the parser
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -144,7 +144,7 @@ class _LocalText:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
 
     def rest(self, answer: LocalAnswer) -> bytes | None:
-        """The text held back until the end (an incomplete character, a half-matched stop string, half a call)."""
+        """Return the text held back until the end: a partial character, stop string or tool call."""
         self.finish_reason = answer.finish_reason or "stop"
         logprobs = self._logprobs(lambda shown: shown.flush(answer))
         return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
@@ -160,14 +160,14 @@ class _LocalText:
         return self.chunks.delta(delta, logprobs)
 
     def _logprobs(self, take: Callable[[ShownTokens], list[tuple[int, Token]]]) -> ChoiceLogprobs | None:
-        """Of the tokens to report on now; None if there are none, or nobody asked."""
+        """Return the log-probabilities of the tokens to report now, or None without any."""
         tokens = [] if self._shown is None else take(self._shown)
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Rolling gate 2: every `gates.tokens` tokens, look at the last ones. To an answer that has used up the caller's
-    limit nobody can add anything: it ends by itself.
+    """Apply gate 2 every `gates.tokens` tokens to the latest ones. An answer that has used up the caller's limit ends
+    by itself and is not judged.
     """
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
@@ -182,14 +182,14 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 
 
 async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
-    """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
+    """Apply gate 3 to text that was already streamed. It cannot be recalled, so the verdict is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
         decision = GateDecision(
             3,
             False,
-            f"{decision.reason}; the answer stands, it was already streamed",
+            f"{decision.reason}; the answer stands, since it was already streamed",
             decision.p_gain,
             decision.threshold,
         )
@@ -197,7 +197,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
 
 
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
+    """Let the cloud continue the streamed text. If it cannot, the local model continues."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     body = cascade.escalation.body() | {
@@ -209,7 +209,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         "add_generation_prompt": False,
     }
     left = _left(chat, len(answer.tokens))
-    if left is None:  # it failed where it would have ended
+    if left is None:  # the token limit is reached
         yield _cut_off(cascade, writer, answer)
         return
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
@@ -248,7 +248,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
 async def _continue_on_device(
     cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
 ) -> AsyncGenerator[bytes]:
-    """Finish on the device what was begun there, whatever the gates think of it."""
+    """Finish on the device an answer that began there, without gates."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
@@ -268,7 +268,7 @@ async def _relayed(
     include_usage: bool = False,
     reasoning: CloudReasoning | None,
 ) -> AsyncGenerator[bytes]:
-    """The cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
+    """Yield the cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
@@ -299,7 +299,7 @@ async def _relayed(
         record.failed(failure)
         raise StreamError(failure.error) from failure
     if not record.cloud.completion_tokens:
-        record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk
+        record.cloud.completion_tokens = written  # a server without usage sends about one token per chunk
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
@@ -309,7 +309,7 @@ async def _relayed(
 
 
 def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
-    """For one stream of the cloud; None where the settings do not ask for it."""
+    """Return a splitter for one cloud stream, or None if the setting is off."""
     return CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
 
 
@@ -318,7 +318,7 @@ def _indices(event: dict[str, Any]) -> list[Any]:
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:
-    """A continued turn has its role already."""
+    """Drop the role, since a continued turn has sent one."""
     choices: list[dict[str, Any]] = []
     for choice in event["choices"]:
         delta = table(choice.get("delta")) or {}
@@ -327,7 +327,7 @@ def _without_role(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
-    """The caller's limits minus the tokens that the device wrote; None if it has used them up."""
+    """Return the caller's limits minus the tokens generated on the device, or None if they are used up."""
     params = chat.sampling()
     limit = None if params.max_tokens is None else params.max_tokens - spent
     if limit is not None and limit <= 0:
@@ -336,7 +336,7 @@ def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
 
 
 def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes:
-    """The end of a stream that has reached the caller's limit."""
+    """Return the end of a stream that has reached the caller's limit."""
     cascade.record.route = "local"
-    cascade.record.note = "nothing was left of max_tokens"
+    cascade.record.note = "max_tokens was used up"
     return writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)

@@ -1,4 +1,4 @@
-"""`/v1/completions` through the router: a bare prompt, for the cloud or for the model on the device."""
+"""`/v1/completions` through the router: a bare prompt, for the cloud or for the local model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .completion import ShownTokens, prompt_logprobs, text_logprobs
 from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
 
-MAX_ANSWERS = 128  # of one request on the device, to all its prompts together
+MAX_ANSWERS = 128  # per request on the device, over all prompts
 
 
 async def complete(call: DirectCall) -> DirectReply:
-    """Raises UpdraftError, CloudFailure."""
+    """Answer a text completion. Raises UpdraftError or CloudFailure."""
     request, unsupported = _for_the_device(call.job.body)
     ruling, escalation = await call.route(
-        "completions", unsupported, "text completions are not judged: they go to the cloud where there is one"
+        "completions", unsupported, "text completions are not judged: they go to the cloud if there is one"
     )
     if ruling.cloud:
         try:
@@ -46,14 +46,14 @@ async def complete(call: DirectCall) -> DirectReply:
                 return {**reply.completion, "updraft": call.record.info()}
             return relay(call.record, reply.stream, include_usage=call.job.include_usage)
     if request is None or call.state.tiers.local is None:
-        raise EngineError("The device was asked for a completion that it cannot give.")
+        raise EngineError("The device cannot answer this completion.")
     call.record.route = call.record.route or "local"
     answers = _LocalAnswers(call, request, call.state.tiers.local)
     return await answers.begun_stream() if request.stream else await answers.whole()
 
 
 def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
-    """The request as our own engine takes it, or why it cannot: another engine may. Raises WrongTypeError."""
+    """Return the request for the local engine, or why the engine cannot take it. Raises WrongTypeError."""
     check_stream_options(body)
     try:
         request = read_completion({**body, "max_tokens": 1} if _writes_nothing(body) else body)
@@ -62,19 +62,19 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
     except InvalidRequestError as error:
         return None, error
     if request.echo and request.logprobs is not None:
-        return None, UnsupportedFeatureError("logprobs: this device has none of an echoed prompt.", param="logprobs")
+        return None, UnsupportedFeatureError("logprobs: this device has none for an echoed prompt.", param="logprobs")
     if len(request.prompts) * request.num_answers > MAX_ANSWERS:
-        return None, UnsupportedFeatureError(f"n: this device gives {MAX_ANSWERS} answers at most.", param="n")
+        return None, UnsupportedFeatureError(f"n: this device gives at most {MAX_ANSWERS} answers.", param="n")
     return request, beyond_the_device(request)
 
 
 def _writes_nothing(body: dict[str, Any]) -> bool:
-    """Only the prompt is wanted, and its scores. Our engines write one token, which nobody sees."""
+    """Return whether only the prompt and its scores are wanted. The engine then generates one hidden token."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 
 class _LocalAnswers:
-    """The device's answers to one request: `n` to each prompt, those to the first prompt first."""
+    """Local answers to one request: `n` per prompt, in the order of the prompts."""
 
     def __init__(self, call: DirectCall, request: CompletionRequest, local: LocalTier) -> None:
         self._call = call
@@ -93,7 +93,7 @@ class _LocalAnswers:
         return completion
 
     async def begun_stream(self) -> AsyncGenerator[bytes]:
-        """One after the other. What fails before the first piece is an error of the request's own."""
+        """Return the answers in sequence. A failure before the first piece is raised as the request's error."""
         pieces = (piece for index in range(self._count) async for piece in self._pieces(index))
         self._call.closing.push_async_callback(pieces.aclose)
         return self._events(await anext(pieces), pieces)
@@ -117,7 +117,7 @@ class _LocalAnswers:
         yield sse.DONE
 
     async def _pieces(self, index: int) -> AsyncGenerator[TextChoice]:
-        """One answer, in pieces; the last has the finish reason."""
+        """Yield one answer in pieces. The last piece has the finish reason."""
         request, began = self._request, time.monotonic()
         number, again = divmod(index, request.num_answers)
         prompt, params = request.prompts[number], request.sampling()

@@ -1,4 +1,4 @@
-"""The stored answers behind the endpoints, and the responses that are being made in the background."""
+"""Stored answers for the endpoints, and responses in progress in the background."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..storage.answer_store import AnswerStore, StoredAnswer
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
-MAX_BACKGROUND = 100  # responses at a time
+MAX_BACKGROUND = 100  # concurrent responses
 _NOT_STORED = "store: this answer could not be stored"
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @dataclass(slots=True)
 class BackgroundResponse:
-    """A response in the making. `response` and `events` grow."""
+    """A response being generated in the background; `response` and `events` grow meanwhile."""
 
-    # Digest of the caller's key.
+    # Digest of the caller's API key.
     owner: str
     response: dict[str, Any]
-    # The items that it answers.
+    # Conversation items that the response answers.
     input: list[dict[str, Any]]
-    # Whether it was asked for as a stream, which can be followed later.
+    # True if the request asked for a stream; only then can a later request follow the events.
     streamed: bool
     events: list[bytes] = field(default_factory=list[bytes])
     task: asyncio.Task[None] | None = None
@@ -48,14 +48,14 @@ class BackgroundResponse:
         self.add(ResponseEvents(self.response, len(self.events)).fail(error))
 
     async def cancel(self) -> None:
-        """Stop it, unless it is complete and only being stored. Wait until that is done."""
+        """Cancel the task unless the response has ended and is only being stored. Wait for the task to end."""
         if self.task is not None:
             if not is_ended(self.response):
                 self.task.cancel()
             await asyncio.wait([self.task])
 
     async def follow(self, after: int) -> AsyncGenerator[bytes]:
-        """The events behind the one numbered `after`, as they come."""
+        """Yield the events after number `after` as they arrive, until the response ends."""
         position = after + 1
         while True:
             changed, over = self._changed, self.task is None or self.task.done()
@@ -69,7 +69,7 @@ class BackgroundResponse:
 
 
 class AnswerService:
-    """The store opens with `start`, or the first call that needs it. `close()` ends what runs in the background."""
+    """Answer store and background responses. The store opens in `start` or on first use."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -82,42 +82,42 @@ class AnswerService:
         return self._config.store is not None
 
     def wanted(self, param: str) -> None:
-        """Raises UnsupportedFeatureError where nothing is kept and `param` wants that."""
+        """Raise UnsupportedFeatureError for `param` if the router does not store answers."""
         if not self.enabled:
             raise UnsupportedFeatureError(
-                f"{param}: this router keeps no answers. Set store = true in its settings, or leave it out.",
+                f"{param}: this router stores no answers. Set store = true in its settings, or omit the field.",
                 param=param,
             )
 
     async def start(self) -> None:
-        """Open the store now, where there is one. Idempotent. Without it requests go on, and the log says why.
+        """Open the answer store now, if one is configured. Idempotent. An unusable store only causes a warning.
 
-        Raises ConfigurationError if the file holds something else.
+        Raises ConfigurationError if the file is not an answer store.
         """
         if self.enabled:
             try:
                 await self.use(lambda _: None)
             except StorageError as error:
-                log.warning("Answers cannot be stored. %s", error.message)
+                log.warning("answers will not be stored: %s", error.message)
 
     async def use(self, work: Callable[[AnswerStore], T]) -> T:
-        """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`."""
+        """Return the result of `work` on the store, in a thread. Raises NotFoundError if the store is off."""
         return await asyncio.to_thread(self._use, work)
 
     async def keep(self, answer: StoredAnswer) -> bool:
-        """Store an answer. A failure is logged and returns False, for the caller has a use for the answer anyway."""
+        """Store an answer. On failure log the error and return False, since the caller can still send the answer."""
         try:
             await self.use(lambda store: store.put(answer))
         except (sqlite3.Error, ConfigurationError, ValueError) as error:
-            log.error("the answer %r cannot be stored: %s", answer.id, error)
+            log.error("cannot store answer %r: %s", answer.id, error)
             return False
         return True
 
     def begin(self, running: BackgroundResponse, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` in the background. Raises OverloadedError."""
+        """Run `work` as a background task. Raises OverloadedError if `MAX_BACKGROUND` responses are running."""
         if len(self._running) >= MAX_BACKGROUND:
             work.close()
-            raise OverloadedError(f"{MAX_BACKGROUND} responses run in the background: wait for one of them.")
+            raise OverloadedError(f"{MAX_BACKGROUND} background responses are running. Wait for one to finish.")
         answer_id: str = running.response["id"]
         self._running[answer_id] = running
 
@@ -129,8 +129,8 @@ class AnswerService:
         running.task.add_done_callback(over)
 
     def running(self, owner: str, answer_id: str) -> BackgroundResponse | None:
-        found = self._running.get(answer_id)
-        return found if found is not None and found.owner == owner else None
+        response = self._running.get(answer_id)
+        return response if response is not None and response.owner == owner else None
 
     async def close(self) -> None:
         await asyncio.gather(*(running.cancel() for running in list(self._running.values())))
@@ -140,7 +140,7 @@ class AnswerService:
     def _use(self, work: Callable[[AnswerStore], T]) -> T:
         path = self._config.store
         if path is None:
-            raise NotFoundError("This router keeps no answers. Set store = true in its settings.", code="store_off")
+            raise NotFoundError("This router stores no answers. Set store = true in its settings.", code="store_off")
         with self._opening:
             if self._store is None:
                 self._store = AnswerStore(path, days=self._config.store_days, most=self._config.store_answers)
@@ -154,5 +154,5 @@ def not_stored(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_ended(response: dict[str, Any]) -> bool:
-    """Whether a response is as it stays."""
+    """Return whether the response has a final status."""
     return response["status"] in _ENDED

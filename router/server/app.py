@@ -1,4 +1,4 @@
-"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Endpoints`."""
+"""HTTP daemon of the router: OpenAI-compatible endpoints for apps in any language."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from .endpoints import Endpoints
 from .page.assets import public_paths
 from .routes.openai.files import MAX_UPLOAD, UPLOADS
 
-#: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
+#: Header with the seconds that the client waits for the answer to begin, like the read timeout of OpenAI's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
-_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
+_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # OpenAI's Python and JavaScript clients
 
 _SET_KEY = "set one with --key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -42,21 +42,21 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """The options of the daemon: its address and its callers."""
+    """Options of the daemon: settings, address and access control."""
 
     config: RouterConfig = field(default_factory=RouterConfig)
     host: str = "127.0.0.1"
-    # 0 takes any free one; the ready line says which.
+    # TCP port. 0 picks a free port, which the ready line reports.
     port: int = 4114
-    # Receives the URL.
+    # File to write the URL to once the daemon is ready.
     ready_file: Path | None = None
-    # The key that apps must send. Without one anybody on the network could spend the user's cloud budget, so any host
-    # but loopback raises ConfigurationError.
+    # API key that clients must send. Without a key anyone on the network could spend the user's cloud budget, so every
+    # host except loopback then raises ConfigurationError.
     api_key: str | None = field(default=None, repr=False)
-    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    # TLS certificate and key. None serves plain HTTP, which needs `insecure` beyond loopback.
     tls: TlsFiles | None = None
     insecure: bool = False
-    # How settings are read again. None: they stay as they are.
+    # Source of reloaded settings. None disables reloading.
     reload: Reload | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class DaemonOptions:
 def daemon_app(
     router: Router, api_key: str | None = None, host: str = "127.0.0.1", reload: Reload | None = None
 ) -> FastAPI:
-    """The app that starts `router`, serves its endpoints, and closes it in the end. `host`: where it listens."""
+    """Return the app that starts `router`, serves its endpoints and closes it at shutdown. `host`: the bind address."""
     endpoints = Endpoints(router)
 
     @asynccontextmanager
@@ -116,21 +116,21 @@ def daemon_app(
 
 
 def _stamped(response: WireResponse) -> WireResponse:
-    """The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id."""
+    """Drop the router's x-request-id, since the HTTP shell sets its own. x-updraft-request-id keeps the router's ID."""
     headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
     return replace(response, headers=headers)
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:
-    """The seconds that the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
+    """Return the seconds that the client waits: `x-updraft-timeout`, else the timeout that OpenAI's clients report.
 
-    Raises InvalidRequestError if the first is no number above 0; the others are nobody's promise, and then ignored.
+    Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored.
     """
     ours = headers.get(TIMEOUT_HEADER)
     if ours is not None:
         if (seconds := _seconds(ours)) is None:
             raise InvalidRequestError(
-                f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {ours[:40]!r}.", param=TIMEOUT_HEADER
+                f"{TIMEOUT_HEADER} must be a positive number of seconds, not {ours[:40]!r}.", param=TIMEOUT_HEADER
             )
         return seconds
     timeouts = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
@@ -146,7 +146,7 @@ def _seconds(text: str) -> float | None:
 
 
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError before loading any model."""
     check_settings(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key, options.host, options.reload)

@@ -1,8 +1,8 @@
-"""Chats over one WebSocket, `/v1/chat/ws`: many at once, each with an id, and each can be cancelled.
+"""WebSocket endpoint `/v1/chat/ws`: concurrent chats over one connection, each with an ID and cancellable.
 
-A message of the client is a chat request with an `id` of its choice, or `{"type": "cancel", "id"}`. The answers are
-`chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled`; a stream ends in
-`done`. Each has the `id`. Closing the socket cancels what is not finished.
+A client message is a chat request with an `id` of the client's choice, or `{"type": "cancel", "id"}`. The server sends
+`chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled` messages with the same
+`id`; a stream ends with `done`. Closing the socket cancels the chats still running.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..responses import completion as answer
 
 PATH = "/v1/chat/ws"
-MAX_AT_ONCE = 32  # chats of one socket
+MAX_AT_ONCE = 32  # concurrent chats per socket
 _MAX_ID = 128  # characters
 log = logging.getLogger("updraft.router")
 
 
 class ChatSocket:
-    """`template`: the request that each chat is, but for its body. `handle` answers it."""
+    """Chats over one WebSocket. `handle` answers each chat as a copy of `template` with the chat's body."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class ChatSocket:
         self._chats: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Until the client, or the server, closes the socket."""
+        """Answer chats until the client or the server closes the socket, then cancel the remaining ones."""
         await self._socket.accept()
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._obey(message.get("bytes") or (message.get("text") or "").encode())
-        except WebSocketDisconnect:  # while an error was told
+        except WebSocketDisconnect:  # while sending an error
             pass
         finally:
             chats = list(self._chats.values())
@@ -66,9 +66,9 @@ class ChatSocket:
             chat_id, kind = fields.pop("id", None), fields.pop("type", "chat")
             if not isinstance(chat_id, str) or not 0 < len(chat_id) <= _MAX_ID:
                 chat_id = None
-                raise invalid_value("id", f"each message has an id, a text of 1 to {_MAX_ID} characters")
+                raise invalid_value("id", f"each message needs an id of 1 to {_MAX_ID} characters")
             if kind == "cancel":
-                if (chat := self._chats.get(chat_id)) is not None:  # one that has ended is none to complain about
+                if (chat := self._chats.get(chat_id)) is not None:  # already finished: nothing to cancel
                     chat.cancel()
             elif kind == "chat":
                 await self._begin(chat_id, fields)
@@ -79,11 +79,11 @@ class ChatSocket:
 
     async def _begin(self, chat_id: str, fields: dict[str, Any]) -> None:
         if chat_id in self._chats:
-            raise invalid_value("id", f"{chat_id!r} is that of a chat that goes on")
+            raise invalid_value("id", f"a chat with the id {chat_id!r} is still running")
         if len(self._chats) >= MAX_AT_ONCE:
-            raise OverloadedError(f"{MAX_AT_ONCE} chats go on over this socket: let one of them end first.")
+            raise OverloadedError(f"{MAX_AT_ONCE} chats are running over this socket. Wait for one to finish.")
         if self._traffic.draining:
-            raise OverloadedError("This server is draining to shut down: try again later.", code="draining")
+            raise OverloadedError("This server is shutting down. Try again later.", code="draining")
         request = replace(self._template, body=msgspec.json.encode(fields))
         self._chats[chat_id] = asyncio.create_task(self._chat(chat_id, request))
 
@@ -95,7 +95,7 @@ class ChatSocket:
             del self._chats[chat_id]
             await self._tell("cancelled", chat_id)
         except WebSocketDisconnect:
-            log.info("%s: the client went away", PATH)
+            log.info("%s: client disconnected", PATH)
         except Exception:
             log.exception("a chat over %s failed", PATH)
             await self._tell("error", chat_id, error=answer.internal_error().to_body()["error"])
@@ -127,6 +127,6 @@ class ChatSocket:
             await self._tell("done", chat_id)
 
     async def _tell(self, kind: str, chat_id: str | None, **fields: Any) -> None:
-        """Raises WebSocketDisconnect."""
+        """Send a message to the client. Raises WebSocketDisconnect if the client has disconnected."""
         message = msgspec.json.encode({"type": kind, "id": chat_id, **fields})
         await self._socket.send_text(message.decode())

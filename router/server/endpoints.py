@@ -1,4 +1,4 @@
-"""All endpoints of the router as one table: what the SDK's transports and the daemon answer from."""
+"""Table of all endpoints, and the dispatcher behind the daemon and the SDK transports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
 
-#: The first one that fits is taken: a plain path stands before a template that fits it too.
+#: The first matching route wins, so a plain path precedes a template that also matches.
 ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *chat_completions.ROUTES,
@@ -50,7 +50,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 class Endpoints:
-    """A router behind its endpoints. It starts with the first request that needs it; `close()` closes the router."""
+    """Dispatcher of requests to endpoints. The router starts with the first request that needs it."""
 
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router
@@ -60,13 +60,13 @@ class Endpoints:
         self._routes = routes
 
     async def start(self) -> None:
-        """Load everything now. Idempotent. Raises as `Router.start`."""
+        """Start the answer store, the router and the batches now. Idempotent. Raises as `Router.start`."""
         await self._answers.start()
         await self.router.start()
         await self._batches.start()
 
     async def close(self) -> None:
-        """End what is still streaming, and let go of everything. Idempotent."""
+        """Stop batches and background responses, then close the router. Idempotent."""
         try:
             await self._batches.close()
             await self._answers.close()
@@ -74,7 +74,7 @@ class Endpoints:
             await self.router.close()
 
     async def handle(self, request: WireRequest) -> WireResponse:
-        """Answer one request. Every failure becomes an error body of the route's API; only cancellation is raised."""
+        """Answer one request. A failure becomes an error body in the route's format; only cancellation is raised."""
         work = self._answer(request)
         return await (self._interactive.counted(work) if request.method == "POST" else work)
 
@@ -86,7 +86,7 @@ class Endpoints:
             response = answer.failure(error)
         except sqlite3.Error as error:
             log.exception("%s %s failed", request.method, request.path)
-            response = answer.failure(StorageError(f"A file of the router cannot be read or written: {error}."))
+            response = answer.failure(StorageError(f"The router cannot read or write its storage: {error}."))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             response = answer.failure(answer.internal_error())
@@ -106,6 +106,6 @@ class Endpoints:
         check_absent(request.method, path)
         if others:
             allowed = ", ".join(sorted(set(others)))
-            raise MethodNotAllowedError(f"{path} takes {allowed}, not {request.method}.", allowed)
+            raise MethodNotAllowedError(f"{path} accepts {allowed}, not {request.method}.", allowed)
         known = ", ".join(dict.fromkeys(route.path.replace(":path", "") for route in self._routes))
-        raise NotFoundError(f"There is no {request.method} {path} here. There are: {known}.")
+        raise NotFoundError(f"Unknown endpoint {request.method} {path}. Known paths: {known}.")

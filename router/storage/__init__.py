@@ -1,1 +1,1 @@
-"""Stores of requests and answers, where the user asks for them."""
+"""Stores of answers, files and batches, which the user can turn on."""

@@ -1,4 +1,4 @@
-"""Answers kept for their callers: Responses and stored chat completions, in one SQLite file, for a number of days."""
+"""SQLite store of Responses and chat completions, kept for a number of days."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """One answer with what it answers."""
+    """A stored answer with its input."""
 
-    # Digest of the caller's key: others do not see it.
+    # Digest of the caller's key. Other callers cannot see the answer.
     owner: str
     kind: Kind
     id: str
     # Seconds since the epoch.
     created: float
-    # As the request named it.
+    # Model named in the answer.
     model: str
     metadata: dict[str, str]
-    # As it was sent.
+    # Answer as it was sent.
     body: dict[str, Any]
-    # The items or messages that it answers.
+    # Items or messages that the answer is for.
     input: list[dict[str, Any]]
-    # The events of its stream, where it was made in the background.
+    # Events of the stream, if the answer was created in the background.
     events: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The part of a list that is wanted."""
+    """Requested part of a list."""
 
     limit: int = 20
-    # The id of the one before the first.
+    # ID of the entry before the page.
     after: str | None = None
     newest_first: bool = False
 
@@ -64,10 +64,10 @@ _JSON = ("metadata", "body", "input", "events")
 
 
 class AnswerStore:
-    """Safe to use from any thread, and by several processes on one file.
+    """Store of answers, safe for concurrent use by threads and processes.
 
-    Answers older than `days`, and all but the newest `most`, are gone. Raises ConfigurationError if the file cannot be
-    opened or holds something else.
+    Answers older than `days`, and all but the newest `most`, are deleted. Raises ConfigurationError if the file is
+    unusable or holds something else.
     """
 
     def __init__(self, path: Path, *, days: int, most: int) -> None:
@@ -79,16 +79,16 @@ class AnswerStore:
     def _create(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA secure_delete=ON")
         with transaction(connection):
-            found = tables(connection)
-            if found and "answers" not in found:
-                raise ConfigurationError(f"{self._path} holds no answers of Updraft: name another file.", param="store")
-            if not found:
+            names = tables(connection)
+            if names and "answers" not in names:
+                raise ConfigurationError(f"{self._path} is not an answer store. Choose another file.", param="store")
+            if not names:
                 for statement in _SCHEMA:
                     connection.execute(statement)
             self._prune(connection)
 
     def put(self, answer: StoredAnswer) -> None:
-        """Keep an answer. Raises sqlite3.Error, also for the id of another one, and ValueError for half a character."""
+        """Store an answer. Raises sqlite3.Error, also if the ID is taken, and ValueError for a lone surrogate."""
         values = [
             json_bytes(value).decode() if name in _JSON else value
             for name, value in zip(_COLUMNS, astuple(answer), strict=True)
@@ -99,11 +99,11 @@ class AnswerStore:
             self._prune(connection)
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:
-        """Raises NotFoundError."""
-        found = self._select("owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id))
-        if not found:
+        """Return an answer. Raises NotFoundError."""
+        answers = self._select("owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id))
+        if not answers:
             raise missing(answer_id)
-        return found[0]
+        return answers[0]
 
     def page(
         self,
@@ -114,7 +114,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """One page, of one model or with this metadata where they are given, and whether there are more.
+        """Return one page, optionally of one model or with this metadata, and whether more follow.
 
         Raises NotFoundError for an unknown `wanted.after`.
         """
@@ -130,13 +130,13 @@ class AnswerStore:
             where += f" AND position {'<' if wanted.newest_first else '>'} {place}"
             values += [owner, kind, wanted.after]
         order = f"ORDER BY position {'DESC' if wanted.newest_first else 'ASC'} LIMIT {wanted.limit + 1}"
-        found = self._select(where, tuple(values), order)
-        return found[: wanted.limit], len(found) > wanted.limit
+        answers = self._select(where, tuple(values), order)
+        return answers[: wanted.limit], len(answers) > wanted.limit
 
     def update(self, owner: str, kind: Kind, answer_id: str, metadata: dict[str, str]) -> StoredAnswer:
-        """Replace the metadata. Raises NotFoundError."""
-        found = self.get(owner, kind, answer_id)
-        changed = replace(found, metadata=metadata, body={**found.body, "metadata": metadata})
+        """Replace the metadata and return the answer. Raises NotFoundError."""
+        stored = self.get(owner, kind, answer_id)
+        changed = replace(stored, metadata=metadata, body={**stored.body, "metadata": metadata})
         texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body)]
         with self._database.use() as connection:
             connection.execute(
@@ -146,7 +146,7 @@ class AnswerStore:
         return changed
 
     def delete(self, owner: str, kind: Kind, answer_id: str) -> None:
-        """Raises NotFoundError."""
+        """Delete an answer. Raises NotFoundError."""
         with self._database.use() as connection:
             deleted = connection.execute(
                 "DELETE FROM answers WHERE owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id)
@@ -155,28 +155,28 @@ class AnswerStore:
             raise missing(answer_id)
 
     def items(self, owner: str, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Items of responses, or of what they answer, by their ids. Raises NotFoundError for one that is nowhere."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return items of responses and of their inputs by ID. Raises NotFoundError for an unknown ID."""
+        items: dict[str, dict[str, Any]] = {}
         after, more = None, True
-        while more and len(found) < len(ids):
+        while more and len(items) < len(ids):
             answers, more = self.page(owner, "response", Page(after=after, newest_first=True))
             each = (item for answer in answers for item in (*answer.body["output"], *answer.input))
-            found |= {item["id"]: item for item in each if item["id"] in ids}
+            items |= {item["id"]: item for item in each if item["id"] in ids}
             after = answers[-1].id if answers else None
         for item_id in ids:
-            if item_id not in found:
+            if item_id not in items:
                 raise missing(item_id)
-        return found
+        return items
 
     def close(self) -> None:
         self._database.close()
 
     def _select(self, where: str, values: tuple[str, ...], order: str = "") -> list[StoredAnswer]:
-        """Select stored answers, without expired answers."""
+        """Return the stored answers that match and have not expired."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
         with self._database.use() as connection:
-            found = connection.execute(query, (self._oldest(), *values)).fetchall()
-        return [_answer(row) for row in found]
+            rows = connection.execute(query, (self._oldest(), *values)).fetchall()
+        return [_answer(row) for row in rows]
 
     def _oldest(self) -> float:
         return time.time() - self._days * DAY_S
@@ -188,7 +188,7 @@ class AnswerStore:
 
 
 def missing(answer_id: str) -> NotFoundError:
-    return NotFoundError(f"There is no {answer_id[:100]!r} here, or no longer: it was deleted, or is too old.")
+    return NotFoundError(f"{answer_id[:100]!r} does not exist, or was deleted or has expired.")
 
 
 def _answer(row: tuple[Any, ...]) -> StoredAnswer:

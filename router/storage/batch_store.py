@@ -1,4 +1,4 @@
-"""Batches: what OpenAI's clients see of them, and which files they read and write."""
+"""Store of batches: their state in OpenAI's format, and the files they read and write."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .answer_store import Page, missing
 from .file_store import FilesDatabase, Label, complete_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-MAX_ACTIVE = 100  # batches that wait or run
-_MAX_KEPT = 10_000  # batches that are over
+MAX_ACTIVE = 100  # waiting or running batches
+_MAX_KEPT = 10_000  # finished batches
 _COLUMNS = "owner, output_id, error_id, outputs_expire_s, body"
 
 
 class BatchError(msgspec.Struct):
-    """A fault of the input file."""
+    """A fault in the input file."""
 
     code: str
     message: str
-    # Counted from 1.
+    # Line number, from 1.
     line: int | None = None
     param: str | None = None
 
@@ -73,29 +73,29 @@ class Batch(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A batch with what only the router knows of it."""
+    """A batch with the fields that only the router knows."""
 
-    # Digest of the key that it was made with.
+    # Digest of the key that created the batch.
     owner: str
-    # The files that its answers go to, once it has begun.
+    # Files for answers and errors, once the batch has begun.
     output_id: str | None
     error_id: str | None
-    # Seconds that those are kept. None: for ever.
+    # Seconds to keep these files. None: for ever.
     outputs_expire_s: int | None
     batch: Batch
 
 
 class BatchStore:
-    """Each batch has one owner, as files do. All methods wait for the disk."""
+    """Store of batches, each with one owner, as files have. All methods wait for the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database
 
     def create(self, owner: str, batch: Batch, outputs_expire_s: int | None) -> None:
-        """Raises RateLimitError where too many wait."""
+        """Store a new batch. Raises RateLimitError if too many are active."""
         with self._database.transaction() as connection:
             if connection.execute("SELECT count(*) FROM batches WHERE active").fetchone()[0] >= MAX_ACTIVE:
-                raise RateLimitError(f"{MAX_ACTIVE} batches wait or run: wait for one of them, or cancel it.")
+                raise RateLimitError(f"{MAX_ACTIVE} batches are active. Wait for one to finish, or cancel one.")
             connection.execute(
                 "INSERT INTO batches (id, owner, input_id, active, outputs_expire_s, body) VALUES (?, ?, ?, 1, ?, ?)",
                 (batch.id, owner, batch.input_file_id, outputs_expire_s, _text(batch)),
@@ -104,21 +104,21 @@ class BatchStore:
             connection.execute(f"DELETE FROM batches WHERE NOT active AND position <= ({newest})", (_MAX_KEPT,))
 
     def get(self, owner: str, batch_id: str) -> Batch:
-        """Raises NotFoundError."""
-        found = self._database.rows("SELECT body FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
-        if not found:
+        """Return a batch. Raises NotFoundError."""
+        rows = self._database.rows("SELECT body FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
+        if not rows:
             raise missing(batch_id)
-        return _batch(found[0][0])
+        return _batch(rows[0][0])
 
     def page(self, owner: str, wanted: Page) -> tuple[list[Batch], bool]:
-        """One page, and whether there are more. Raises NotFoundError."""
-        found = [_batch(body) for (body,) in self._database.page("batches", "body", wanted, {"owner": owner})]
-        return found[: wanted.limit], len(found) > wanted.limit
+        """Return one page, and whether more follow. Raises NotFoundError."""
+        batches = [_batch(body) for (body,) in self._database.page("batches", "body", wanted, {"owner": owner})]
+        return batches[: wanted.limit], len(batches) > wanted.limit
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
-        """At once where it has not begun, else when its requests in flight have ended.
+        """Cancel a batch: at once if it has not begun, else when its requests in flight have ended.
 
-        Raises NotFoundError, and InvalidRequestError where it is over.
+        Raises NotFoundError, and InvalidRequestError if the batch is over.
         """
         self.get(owner, batch_id)
 
@@ -129,20 +129,20 @@ class BatchStore:
                 if not begun:
                     batch.become("cancelled")
             elif batch.status not in ("cancelling", "cancelled"):
-                raise InvalidRequestError(f"The batch is {batch.status}: it cannot be cancelled any more.")
+                raise InvalidRequestError(f"The batch is {batch.status} and can no longer be cancelled.")
 
         return self.change(batch_id, cancelling)
 
     def next(self) -> BatchJob | None:
-        """The batch to go on with: the oldest that is not over."""
-        found = self._database.rows(f"SELECT {_COLUMNS} FROM batches WHERE active ORDER BY position LIMIT 1")
-        if not found:
+        """Return the oldest batch that is not over, or None."""
+        rows = self._database.rows(f"SELECT {_COLUMNS} FROM batches WHERE active ORDER BY position LIMIT 1")
+        if not rows:
             return None
-        owner, output_id, error_id, outputs_expire_s, body = found[0]
+        owner, output_id, error_id, outputs_expire_s, body = rows[0]
         return BatchJob(owner, output_id, error_id, outputs_expire_s, _batch(body))
 
     def begin(self, batch_id: str, total: int, output_id: str, error_id: str) -> Batch:
-        """Its requests are sent from now on, unless it was cancelled. The files that its answers go to."""
+        """Record the output files of a batch, and start it unless it was cancelled."""
 
         def begin(batch: Batch) -> None:
             if batch.status == "validating":
@@ -157,12 +157,12 @@ class BatchStore:
             return _change(connection, batch_id, begin)
 
     def change(self, batch_id: str, change: Callable[[Batch], None]) -> Batch:
-        """Change a batch as it is now, whoever else does. What `change` raises leaves it as it is."""
+        """Apply `change` to the stored batch, atomically. If `change` raises, the batch stays unchanged."""
         with self._database.transaction() as connection:
             return _change(connection, batch_id, change)
 
     def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, Label | None]) -> Batch:
-        """The last change, which shows the outputs that have a label and forgets the others: all of it or nothing."""
+        """Apply the last change atomically: publish the outputs that have a label, and delete the others."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():
                 if label is None:

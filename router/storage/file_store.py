@@ -1,4 +1,4 @@
-"""Uploaded files: their contents in one folder that only the user can read, what is known of them in SQLite beside."""
+"""Store of uploaded files: contents in a private folder, with their metadata in SQLite beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
 MB = 2**20
-_UNFINISHED_S = 86400  # after which an upload that was broken off makes room
+_UNFINISHED_S = 86400  # seconds until an interrupted upload is deleted
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS files (
       position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, filename TEXT NOT NULL,
@@ -55,7 +55,7 @@ class FileObject(msgspec.Struct):
 
 
 class FilesDatabase:
-    """Safe to use from any thread, and by several processes in one folder. Raises ConfigurationError at first."""
+    """Database of files and batches, safe for threads and processes. Opening raises ConfigurationError."""
 
     def __init__(self, folder: Path) -> None:
         file = SharedFile(folder / DATABASE, "for uploaded files", "files")
@@ -67,7 +67,7 @@ class FilesDatabase:
             return connection.execute(query, values).fetchall()
 
     def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """The rows with these values, and one more than wanted where there are more.
+        """Return the rows of one page with these values, plus one row if more follow.
 
         Raises NotFoundError for an unknown `wanted.after`.
         """
@@ -76,11 +76,11 @@ class FilesDatabase:
         sign, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
         if wanted.after is not None:
             query = f"SELECT position FROM {table} WHERE true{conditions} AND id = ?"
-            found = self.rows(query, *values, wanted.after)
-            if not found:
+            rows = self.rows(query, *values, wanted.after)
+            if not rows:
                 raise missing(wanted.after)
             conditions += f" AND position {sign} ?"
-            values.append(found[0][0])
+            values.append(rows[0][0])
         query = f"SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY position {order} LIMIT ?"
         return self.rows(query, *values, wanted.limit + 1)
 
@@ -90,17 +90,17 @@ class FilesDatabase:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The description of a complete file."""
+    """Metadata of a complete file."""
 
     size: int
     filename: str
     purpose: str
-    # Seconds from now. None: it stays.
+    # Lifetime from now, in seconds. None: for ever.
     expires_s: int | None = None
 
 
 class FileStore:
-    """Each file has one owner, the digest of an API key: others do not see it. All methods wait for the disk."""
+    """Store of files. Only the owner of a file, the digest of an API key, sees it. All methods wait for the disk."""
 
     def __init__(self, folder: Path, database: FilesDatabase, max_bytes: int) -> None:
         self._folder = folder
@@ -109,7 +109,7 @@ class FileStore:
         self.prune()
 
     def begin(self, owner: str) -> FileWriter:
-        """A new file, which nobody sees before it is complete."""
+        """Create a file, which stays hidden until it is complete."""
         self.prune()
         file_id = new_id("file")
         with self._database.transaction() as connection:
@@ -121,23 +121,23 @@ class FileStore:
         return self.append(file_id)
 
     def append(self, file_id: str) -> FileWriter:
-        """Go on with a file that was begun."""
+        """Open an unfinished file to append to it."""
         path = self.path(file_id)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return FileWriter(self, file_id, os.fdopen(descriptor, "wb", buffering=0))
 
     def path(self, file_id: str) -> Path:
-        """The path of the contents. Callers ask `get` first: an id from outside is no path."""
+        """Return the path of the contents. Check an external ID with `get` first, since it could be any path."""
         return self._folder / file_id
 
     def reserve(self, file_id: str, size: int) -> None:
-        """Count `size` bytes for a file. Raises DiskSpaceError where all files together would be too large."""
+        """Reserve `size` bytes for a file. Raises DiskSpaceError if all files together would be too large."""
         with self._database.transaction() as connection:
             others = connection.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE id != ?", (file_id,))
             free = self.max_bytes - others.fetchone()[0]
             if size > free:
                 raise DiskSpaceError(
-                    f"The files here may have {self.max_bytes // MB} MB together (the setting files_mb): delete some.",
+                    f"All files together may have {self.max_bytes // MB} MB (setting files_mb). Delete some.",
                     needed=size,
                     free=max(free, 0),
                 )
@@ -148,36 +148,36 @@ class FileStore:
             return complete_file(connection, file_id, label)
 
     def discard(self, file_id: str) -> None:
-        self.path(file_id).unlink(missing_ok=True)  # first: no text is left behind that nothing tells of
+        self.path(file_id).unlink(missing_ok=True)  # first, so that no contents remain without a row
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
     def get(self, owner: str, file_id: str) -> FileObject:
-        """Raises NotFoundError."""
+        """Return a file. Raises NotFoundError."""
         query = f"SELECT {_COLUMNS} FROM complete_files WHERE owner = ? AND id = ?"
-        found = self._database.rows(query, owner, file_id)
-        if not found:
+        rows = self._database.rows(query, owner, file_id)
+        if not rows:
             raise missing(file_id)
-        return FileObject(*found[0])
+        return FileObject(*rows[0])
 
     def page(self, owner: str, wanted: Page, purpose: str | None) -> tuple[list[FileObject], bool]:
-        """One page, of one purpose where it is given, and whether there are more. Raises NotFoundError."""
+        """Return one page, optionally of one purpose, and whether more follow. Raises NotFoundError."""
         where = {"owner": owner} if purpose is None else {"owner": owner, "purpose": purpose}
-        found = [FileObject(*row) for row in self._database.page("complete_files", _COLUMNS, wanted, where)]
-        return found[: wanted.limit], len(found) > wanted.limit
+        files = [FileObject(*row) for row in self._database.page("complete_files", _COLUMNS, wanted, where)]
+        return files[: wanted.limit], len(files) > wanted.limit
 
     def delete(self, owner: str, file_id: str) -> None:
-        """Raises NotFoundError, and InvalidRequestError while a batch reads the file."""
+        """Delete a file. Raises NotFoundError, and InvalidRequestError while a batch reads the file."""
         self.get(owner, file_id)
         with self._database.transaction() as connection:
             reader = connection.execute("SELECT id FROM batches WHERE input_id = ? AND active", (file_id,)).fetchone()
             if reader is not None:
-                raise InvalidRequestError(f"The batch {reader[0]} reads this file: cancel it first.", param="file_id")
+                raise InvalidRequestError(f"The batch {reader[0]} reads this file. Cancel it first.", param="file_id")
             self.path(file_id).unlink(missing_ok=True)
             connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
     def prune(self) -> None:
-        """Remove what has expired, and what was begun and never completed, but for what batches still need."""
+        """Delete expired files and abandoned uploads, except files that active batches need."""
         now = int(time.time())
         query = (
             "SELECT id FROM files WHERE (expires_at <= ? OR NOT complete AND created_at < ?) AND NOT EXISTS"
@@ -188,7 +188,7 @@ class FileStore:
 
 
 class FileWriter:
-    """The open end of a file. `close` it, and `complete` or `discard` it in the store."""
+    """Writer that appends to a file. Call `close`, then `complete` or `discard` in the store."""
 
     def __init__(self, store: FileStore, file_id: str, file: FileIO) -> None:
         self.id = file_id
@@ -197,7 +197,7 @@ class FileWriter:
         self.size = file.seek(0, os.SEEK_END)
 
     def write(self, data: bytes) -> None:
-        """All of it, safe from the death of this process, or nothing. Raises DiskSpaceError."""
+        """Write all of `data`, so that it survives the end of this process, or nothing. Raises DiskSpaceError."""
         self._store.reserve(self.id, self.size + len(data))
         try:
             written = self._file.write(data)
@@ -213,7 +213,7 @@ class FileWriter:
 
 
 def complete_file(connection: sqlite3.Connection, file_id: str, label: Label) -> FileObject:
-    """Show a file to its owner, in a transaction of the caller's."""
+    """Publish a file to its owner, in the caller's transaction."""
     expires_at = None if label.expires_s is None else int(time.time()) + label.expires_s
     connection.execute(
         "UPDATE files SET bytes = ?, filename = ?, purpose = ?, expires_at = ?, complete = 1 WHERE id = ?",

@@ -1,1 +1,1 @@
-"""The tiers: the engine or a server on this device, and clouds of any provider."""
+"""Tiers: the engine or a server on this device, and clouds of any provider."""

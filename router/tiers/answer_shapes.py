@@ -1,4 +1,4 @@
-"""Whether what a cloud sent is an answer: completions, pieces of streams, and embeddings."""
+"""Shape checks of cloud answers: completions, stream events and embeddings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .providers.provider import Provider
 def completion_in(
     raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
 ) -> dict[str, Any]:
-    """The answer as a chat completion. `is_text`: the answer to a bare prompt. `redact` is for errors.
+    """Return the answer as a chat completion. `is_text`: the answer is to a bare prompt. `redact` cleans errors.
 
-    Raises CloudFailure if it is no completion, and for an error that came with status 200.
+    Raises CloudFailure if the body is not a completion, or is an error sent with status 200.
     """
     body = _table(raw, url, provider.read)
     if body.get("error") and not body.get("choices"):
@@ -30,15 +30,15 @@ def completion_in(
 
 
 def embeddings_in(raw: bytes, url: str) -> dict[str, Any]:
-    """Raises CloudFailure if there are none."""
+    """Return the decoded answer. Raises CloudFailure if it has no embeddings."""
     answer = _table(raw, url)
     if not tables(answer.get("data")):
-        raise invalid_answer(url, "its answer holds no embeddings")
+        raise invalid_answer(url, "its answer has no embeddings")
     return answer
 
 
 def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
-    """The models of a list, of all owners or of this one; none where it is no list."""
+    """Return the model IDs in a model list, only those of `owner` if given. Empty if `raw` is not a list."""
     try:
         cards = tables((table(json_of(raw)) or {}).get("data")) or []
     except ValueError:
@@ -73,8 +73,8 @@ def _is_text(choice: dict[str, Any]) -> bool:
 
 
 def _is_choice(choice: dict[str, Any]) -> bool:
-    """Whether it has a message that says something, if only the empty text, or that a filter kept it back. What says
-    nothing would take the place of the device's good answer.
+    """Return whether the choice has a message with content (even an empty string), or was blocked by a content filter.
+    An empty message must not replace a good local answer.
     """
     message = table(choice.get("message"))
     if message is None or not _is_content(message) or not isinstance(choice.get("finish_reason"), str | None):
@@ -90,6 +90,6 @@ def _is_choice(choice: dict[str, Any]) -> bool:
 
 
 def _is_content(message: dict[str, Any]) -> bool:
-    """Whether its content is text, parts of one, or left out."""
+    """Return whether the content is a string, a list of parts, or absent."""
     content = message.get("content")
     return content is None or isinstance(content, str) or bool(tables(content))

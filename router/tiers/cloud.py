@@ -1,4 +1,4 @@
-"""The cloud tier over HTTP: any provider, with every way it can fail turned into a CloudFailure."""
+"""Cloud tier over HTTP: any provider, with every failure mapped to a CloudFailure."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 
-MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
+MAX_BODY_BYTES = 32 * 2**20  # a completion has kilobytes; a longer body is not an answer
 _MAX_ERROR_BYTES = 2**20
 _INCIDENTAL = frozenset({"prediction", "stream", "stream_options"})
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
-_MAX_NAMED = 20  # of the models of a cloud, in a message
-_MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
+_MAX_NAMED = 20  # models listed in an error message
+_MODELS_EVERY_S = 60.0  # seconds before the model list is requested again if the cloud was not a node
 
 T = TypeVar("T")
 
 
 class HttpCloudTier:
-    """`CloudTier` over one pooled HTTP client. Opens no socket before the first request.
+    """`CloudTier` over one pooled HTTP client, which connects with the first request.
 
-    One that cannot be asked for, for what the environment says of proxies and certificates, fails on each request.
+    If the proxy or certificates in the environment are unusable, every request fails with that error.
     """
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
@@ -52,7 +52,7 @@ class HttpCloudTier:
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
-        self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
+        self._models_lock = asyncio.Lock()  # concurrent callers wait for the same list
         self._client: httpx.AsyncClient | None = None
         self._client_error: ConfigurationError | None = None
         try:
@@ -131,7 +131,7 @@ class HttpCloudTier:
             return self._endpoint.send_drafts
         async with self._models_lock:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
-                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # what does not say so is no node
+                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # no list of models: not a node
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
                         self._node_models = models_in(await self._models(forwarded), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
@@ -139,7 +139,7 @@ class HttpCloudTier:
 
     def refuse_drafts(self) -> None:
         self._drafts_refused = True
-        log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
+        log.warning("%s refuses the prediction field; no more drafts are sent to it", self._url)
 
     async def aclose(self) -> None:
         await self._calls.aclose()
@@ -149,7 +149,7 @@ class HttpCloudTier:
     async def _ask(
         self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarded
     ) -> T:
-        """The result of `attempt`, which makes `call`. `timeout_s` is for all tries. Raises CloudFailure only."""
+        """Return the result of `attempt`, which makes `call`. `timeout_s` covers all tries. Raises CloudFailure."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
@@ -171,16 +171,16 @@ class HttpCloudTier:
             raise
 
     async def _name_models(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarded) -> None:
-        """Tell of an unknown model which ones there are, if the cloud lists them soon."""
+        """Add the cloud's known models to an unknown-model error, if the cloud lists them in time."""
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
                 there = sorted(models_in(await self._models(forwarded)))
             if there and requested not in there:
                 known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
-                failure.add(f"{self._url} has no model {requested[:100]!r}, but {known}.")
+                failure.add(f"{self._url} has no model {requested[:100]!r}. Known models: {known}.")
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarded) -> ProviderCall:
-        """Raises CloudFailure for a request that this provider cannot be asked."""
+        """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
         try:
             return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
         except InvalidRequestError as error:
@@ -201,7 +201,7 @@ class HttpCloudTier:
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
-                raise invalid_answer(self._url, f"its answer is larger than {MAX_BODY_BYTES} bytes")
+                raise invalid_answer(self._url, f"its answer exceeds {MAX_BODY_BYTES} bytes")
             return raw
         finally:
             await response.aclose()
@@ -209,9 +209,9 @@ class HttpCloudTier:
     async def _send(
         self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
     ) -> httpx.Response:
-        """An open response with status 200."""
+        """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
-            raise misconfigured(self._client_error or ConfigurationError("The cloud has no client."))
+            raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
         request = self._client.build_request(
             method,
             f"{self._url}/{forwarded.target(path)}",
@@ -228,7 +228,7 @@ class HttpCloudTier:
             return response
         raw = b""
         try:
-            with suppress(httpx.HTTPError):  # its status says enough
+            with suppress(httpx.HTTPError):  # the status is enough
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
@@ -240,15 +240,13 @@ class HttpCloudTier:
         if verdict == "continues":
             return
         self.continues = False
-        log.warning(
-            "%s begins answers anew that it is to go on with: no stream is handed to it from here on", self._url
-        )
+        log.warning("%s restarts answers instead of continuing them; no more streams are handed over to it", self._url)
         if verdict == "differs":
-            raise invalid_answer(self._url, "it began the answer anew instead of going on with it")
+            raise invalid_answer(self._url, "it restarted the answer instead of continuing it")
 
 
 def _digest(call: ProviderCall) -> bytes:
-    """Identifies a request that is sent again: drafts and streaming make no other one of it."""
+    """Return a digest that identifies a retried request, whether or not it streams or carries a draft."""
     same = {name: value for name, value in call.body.items() if name not in _INCIDENTAL}
     return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 
@@ -268,7 +266,7 @@ async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
-    """The body; of a longer one, a little more than `most` bytes."""
+    """Read the body, or slightly more than `most` bytes of a longer one."""
     raw = bytearray()
     async for chunk in response.aiter_bytes():
         raw += chunk

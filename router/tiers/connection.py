@@ -1,4 +1,4 @@
-"""The HTTP client of one cloud, with the proxy and the certificates that the environment names for its address."""
+"""HTTP client of one cloud, with the proxy and certificates that the environment sets for its URL."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
-#: The header that holds the `location` of a response of these clients.
+#: Header that replaces the `location` header in responses of these clients.
 LOCATION = "x-updraft-location"
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
 
 @dataclass(frozen=True, slots=True)
 class CloudEndpoint:
-    """The address of a cloud, and the time that an answer may take."""
+    """Address, credentials and time limits of a cloud."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
-    # Whether it continues an assistant's last message (`continue_final_message`).
+    # Whether the cloud can continue the assistant's last message (`continue_final_message`).
     continues: bool = False
     # Seconds without a byte before a request fails.
     timeout_s: float = 60.0
-    # Seconds until a connection must stand.
+    # Connect timeout in seconds.
     connect_timeout_s: float = 2.0
-    # Whether it gets drafts without being an Updraft node.
+    # Whether to send drafts to a cloud that is not an Updraft node.
     send_drafts: bool = False
-    # Whose API it is.
+    # Provider whose API the cloud speaks.
     provider: Provider = field(default_factory=OpenAIProvider)
-    # Sent with every request, beside those of the provider.
+    # Extra headers and query values of every request.
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def redactor(self, callers_key: str | None) -> Redactor:
-        """Replaces the credentials of a request: the key, and headers and query values named like credentials."""
+        """Return a redactor of the keys, and of headers and query values whose names suggest credentials."""
         named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
-        parts = [value.rpartition(" ")[2] for value in named]  # of Authorization the part after the scheme
+        parts = [value.rpartition(" ")[2] for value in named]  # the credentials after the scheme in Authorization
         return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
     def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:
-        """The body of an error, which may quote a key."""
+        """Return an error body with credentials redacted."""
         redactor = self.redactor(callers_key)
         try:
             return msgspec.json.encode(redactor.json(json_of(raw)))
@@ -63,32 +63,32 @@ class CloudEndpoint:
             return redactor.text(raw.decode(errors="replace")).encode()
 
     def query_with(self, callers_key: str | None) -> Mapping[str, str]:
-        """The query of a request. A key of the caller replaces the credentials in the settings."""
+        """Return the query of a request. A caller's key replaces the credentials from the settings."""
         if callers_key is None:
             return self.query
         return {name: value for name, value in self.query.items() if not may_open(name.lower())}
 
 
 def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
-    """A pooled client that has not connected yet. Raises ConfigurationError for a key that no header carries, and for
-    what the environment names wrongly.
+    """Return a pooled client, not yet connected. Raises ConfigurationError for a key that no header can carry, or an
+    unusable proxy or certificate in the environment.
     """
     return _client(endpoint, _certificates(endpoint))
 
 
 def check_endpoint(endpoint: CloudEndpoint) -> None:
-    """Raises as `open_client`. The usual certificates are not read, which takes 0.1 s."""
+    """Raise as `open_client` would. The default certificates are not loaded, which would take 0.1 s."""
     _client(endpoint, _certificates(endpoint) if any(map(os.environ.get, _CERTIFICATES)) else False)
 
 
 def _certificates(endpoint: CloudEndpoint) -> ssl.SSLContext | bool:
     try:
-        # Plain http needs no TLS context, which takes 0.1 s to make.
+        # Loading a TLS context takes 0.1 s and plain http needs none.
         return httpx.create_ssl_context() if httpx.URL(endpoint.url).scheme == "https" else False
     except OSError as error:
         named = " and ".join(f"{name}={os.environ[name]}" for name in _CERTIFICATES if os.environ.get(name))
         raise ConfigurationError(
-            f"The certificates for {endpoint.url} cannot be read ({error}): correct {named or 'the installed certifi'}."
+            f"The certificates for {endpoint.url} cannot be read ({error}). Fix {named or 'the installed certifi'}."
         ) from error
 
 
@@ -96,8 +96,8 @@ def _client(endpoint: CloudEndpoint, verify: ssl.SSLContext | bool) -> httpx.Asy
     key, url = endpoint.api_key, httpx.URL(endpoint.url)
     if key and not is_sendable(key):
         raise ConfigurationError(
-            f"The API key for {url} holds a blank, a line end or a letter beyond ASCII, which no HTTP header carries: "
-            "copy it anew.",
+            f"The API key for {url} contains a space, a line end or a non-ASCII character, which HTTP headers forbid. "
+            "Copy it again.",
             param="cloud_api_key",
         )
     proxy = proxy_for(url)
@@ -109,28 +109,27 @@ def _client(endpoint: CloudEndpoint, verify: ssl.SSLContext | bool) -> httpx.Asy
             verify=verify,
             proxy=proxy,
             trust_env=False,  # httpx refuses to start for some values of NO_PROXY
-            follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
+            follow_redirects=False,  # a redirect would send the prompt to a host that is not in the settings
             event_hooks={"response": [_keep_location]},
         )
         client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # callers with other keys share it
         return client
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         named = shown_url(proxy or "")
-        detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "correct it"
+        detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "fix it"
         raise ConfigurationError(
-            f"The proxy {named!r} that the environment names for {url} cannot be used: {detail}, or add "
-            f"{url.host} to NO_PROXY."
+            f"The proxy {named!r} from the environment is unusable for {url}: {detail}, or add {url.host} to NO_PROXY."
         ) from error
 
 
 async def _keep_location(response: httpx.Response) -> None:
-    """httpx reads where a redirect leads even if nobody follows, and fails for what is no URL."""
+    """Rename the header, because httpx parses it even without following redirects and fails on invalid URLs."""
     if (target := response.headers.pop("location", None)) is not None:
         response.headers[LOCATION] = target
 
 
 def proxy_for(url: httpx.URL) -> str | None:
-    """The proxy that `HTTP_PROXY`, `HTTPS_PROXY` or `ALL_PROXY` names, unless `NO_PROXY` has the host."""
+    """Return the proxy in `HTTP_PROXY`, `HTTPS_PROXY` or `ALL_PROXY`, or None if `NO_PROXY` covers the host."""
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
     if not proxy or any(_covers(entry, url) for entry in re.split(r"[,\s]+", proxies.get("no", "")) if entry):
@@ -139,11 +138,11 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 
 def _covers(entry: str, url: httpx.URL) -> bool:
-    """Whether an entry of `NO_PROXY` names the host: itself, a domain above it, or a network around it."""
+    """Return whether an entry of `NO_PROXY` covers the host: the host itself, a parent domain, or a network."""
     scheme, _, entry = entry.rpartition("://")
     if entry == "*":
         return scheme in ("", "all", url.scheme)
-    hosts = (url.host.lower(), url.raw_host.decode())  # of one in other letters than ASCII both forms
+    hosts = (url.host.lower(), url.raw_host.decode())  # both forms of an internationalized host name
     matched = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*):(\d+)|(.*)", entry.lower())
     if matched is None or scheme not in ("", "all", url.scheme):
         return False
@@ -154,6 +153,6 @@ def _covers(entry: str, url: httpx.URL) -> bool:
         return False
     try:
         return ipaddress.ip_address(hosts[0]) in ipaddress.ip_network(wanted, strict=False)
-    except ValueError:  # one of them is a name
+    except ValueError:  # the host or the entry is a name
         domain = wanted.removeprefix("*").lstrip(".")
         return bool(domain) and any(host == domain or host.endswith(f".{domain}") for host in hosts)

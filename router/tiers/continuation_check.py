@@ -1,4 +1,4 @@
-"""Whether a cloud goes on with an answer that others have begun, or begins it anew: by what it says first."""
+"""Check from the first text of a stream whether a cloud continues a begun answer or restarts it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..request.json_narrowing import table, tables
 
 Event = tuple[bytes, dict[str, Any]]
 ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
-_ALIKE = 12  # characters: an answer that goes on hardly ever says so many of its first ones again
+_ALIKE = 12  # characters: a continuation rarely repeats this many from the start of the answer
 
 
 class Continuation:
-    """The first events of a stream that is to go on with `begun`. `take()` each until the verdict is known.
+    """First events of a stream that should continue `begun`. Pass each to `take()` until the verdict is known.
 
-    "repeats": it says all of `begun` again, which is taken out of the events. "differs": it begins `begun` again, and
-    then says something else. A short text, or one that says its own beginning again ("0, 0, 0, 0, "), tells nothing:
-    what goes on with it may look the same.
+    "repeats": the stream repeats all of `begun`, which is removed from the events. "differs": the stream restarts like
+    `begun` and then deviates. "continues" is also the verdict for a `begun` that is short or repeats its own start
+    ("0, 0, 0, 0, "), since a genuine continuation may then look like a restart.
     """
 
     def __init__(self, begun: str) -> None:
@@ -56,7 +56,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def _with_text(event: dict[str, Any], text: str) -> Event:
-    """`event` with `text` in its first piece, and none in others."""
+    """Return `event` with `text` in its first choice and no text in the others."""
     choices = [
         {**choice, "delta": {**(table(choice.get("delta")) or {}), "content": "" if at else text}}
         for at, choice in enumerate(tables(event["choices"]) or ())

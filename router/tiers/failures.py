@@ -1,4 +1,4 @@
-"""The failures of a cloud: few kinds, and one way from HTTP to each. The caller's error follows from it."""
+"""Failures of a cloud: a few kinds, the mapping from HTTP to each, and the error that the caller gets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ...protocol.http.foreign import completed, error_in
 from ..request.json_narrowing import table
 from .interfaces import Fallback
 
-#: Why there is no answer: it said no to this request (or to its settings); it could not be reached, was too slow, too
-#: busy, or broken; it answered something that is no answer; it was not asked, since that was ruled out.
+#: Why the cloud gave no answer: it refused the request or the settings; it was unreachable, slow, busy or broken; its
+#: answer was invalid; or the router did not ask it.
 FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
 
-_TRANSIENT = frozenset({408, 409, 425, 429})  # worth another try, as is all from 500 on
+_TRANSIENT = frozenset({408, 409, 425, 429})  # retried, like every status from 500
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
 _MAX_URL = 300  # characters
 
 
 class RelayedError(UpstreamError):
-    """A cloud's own error, told on: its HTTP status, its OpenAI-shaped `error`, and its Retry-After.
+    """A cloud's own error, relayed with its HTTP status, its OpenAI-shaped `error` and its Retry-After.
 
-    The client is not to repeat the request: the router has tried again where that could help.
+    The client should not retry, since the router has already retried if that could help.
     """
 
     retryable = False
@@ -49,25 +49,25 @@ class RelayedError(UpstreamError):
 
 
 class CloudFailure(Exception):
-    """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in."""
+    """The cloud gave no usable answer. The caller gets `error` if no local answer can replace it."""
 
     def __init__(
         self, cause: str, error: UpdraftError, kind: FailureKind, *, status: int | None = None, reached: bool = True
     ) -> None:
         super().__init__(cause)
-        # A few words for the reason line.
+        # Short cause for the reason line.
         self.cause = cause
         self.error = error
         self.kind: FailureKind = kind
-        # The status of its answer, where it answered.
+        # HTTP status of the answer, if the cloud answered.
         self.status = status
-        # It certainly cost nothing: the server said no, or was never reached.
+        # True if the request cannot have been billed: the server refused it or was never reached.
         self.unbilled = status is not None or not reached
-        # The same request may succeed a little later.
+        # True if a retry may succeed.
         self.transient = kind == "unreachable"
-        # For how long the server wants to be left alone.
+        # Wait that the server asked for, in seconds.
         self.retry_after_s: float | None = None
-        # The base URL of the cloud.
+        # Base URL of the cloud.
         self.url = ""
 
     @property
@@ -80,7 +80,7 @@ class CloudFailure(Exception):
 
     @property
     def is_unreached(self) -> bool:
-        """Whether it says that the endpoint is down. One that limits rates is not."""
+        """Whether the failure suggests that the endpoint is down; a rate limit does not."""
         return self.kind == "unreachable" and self.status != 429
 
     @property
@@ -88,22 +88,22 @@ class CloudFailure(Exception):
         return self.error.code == "model_not_found" or (self.status == 404 and "model" in self.error.message.lower())
 
     def add(self, sentence: str) -> None:
-        """Say more in the message that the caller gets."""
+        """Append a sentence to the caller's error message."""
         self.error.message = f"{self.error.message} {sentence}"
 
     def allows(self, fallback: Fallback) -> bool:
-        """Whether the device's answer may stand in. What the user's own limits rule out is no failure to show."""
+        """Return whether a local answer may replace the cloud's. Always true if the cloud was not asked."""
         if self.kind == "not_asked" or fallback == "any":
             return True
         return fallback == "unreachable" and self.kind != "refused"
 
     def names(self, field: str) -> bool:
-        """Whether it seems to refuse a field of the request."""
+        """Return whether the failure seems to refuse the request field `field`."""
         return self.status in (400, 422) and field in f"{self.error.message} {self.error.param}"
 
 
 class CloudForbidden(CloudFailure):
-    """The cloud was not asked, since nothing may be spent on it, or none is for such a request."""
+    """The cloud was not asked: the budget is spent, or no cloud accepts such a request."""
 
     def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
         super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)
@@ -114,13 +114,13 @@ class CloudForbidden(CloudFailure):
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
-    """The server answered with another status than 200."""
+    """Map an HTTP status other than 200 to a failure."""
     if 200 <= status < 300:
         return invalid_answer(url, f"it answered {status} instead of 200")
     if 300 <= status < 400:
         return _redirected(url, status, headers.get("location", ""))
     if status >= 600:
-        status = 502  # no server of ours could say it again
+        status = 502  # the router cannot relay such a status
     body = error_in(raw, status, f"The cloud at {url} answered {status}")
     after = headers.get("retry-after") or None
     known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64
@@ -132,7 +132,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
 
 
 def reported(url: str, error: Any) -> CloudFailure:
-    """The server began a stream with 200, and then sent an error in it."""
+    """Map an error inside a stream that began with status 200 to a failure."""
     body = completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
     code: Any = body["code"]
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
@@ -145,7 +145,7 @@ def timed_out(url: str, seconds: float) -> CloudFailure:
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
-    """The connection failed, or broke before the answer began."""
+    """Map a failed connection, or a connection lost before the answer began, to a failure."""
     if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
         stopped = RequestTimeoutError(f"The cloud at {url} stopped answering.")
         return CloudFailure("it was too slow", stopped, "unreachable")
@@ -158,15 +158,15 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
 
 
 def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
-    """The circuit breaker is open: the last requests failed for `cause`, and none is sent for some `seconds`."""
-    message = f"The cloud at {url} is not asked for {seconds:.0f} s, since its last requests failed: {cause}."
+    """Return the failure of an open circuit: recent requests failed for `cause`, and none is sent for `seconds`."""
+    message = f"The cloud at {url} is not asked for {seconds:.0f} s, because its last requests failed: {cause}."
     body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
     error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))
-    return CloudFailure(f"it is left alone for a while, since {cause}", error, "unreachable", reached=False)
+    return CloudFailure(f"it is not asked for a while, since {cause}", error, "unreachable", reached=False)
 
 
 def misconfigured(error: UpdraftError) -> CloudFailure:
-    """This cloud cannot be asked: with the settings of this process, or for such a request."""
+    """Return the failure of a cloud that cannot be asked with these settings or this request."""
     return CloudFailure(error.message, error, "refused", reached=False)
 
 
@@ -194,25 +194,25 @@ def _redirected(url: str, status: int, location: str) -> CloudFailure:
     cause = f"it answered {status}, a redirect to {target}"
     message = (
         f"The cloud at {url} answered {status}, a redirect to {target}. Redirects are never followed, since the target "
-        "would read the prompt: if you trust it, set cloud_url to it."
+        "would read the prompt. If you trust it, set cloud_url to it."
     )
     error = RelayedError(502, completed({"message": message, "code": "redirected"}, 502, ""))
     return CloudFailure(cause, error, "refused", status=status)
 
 
 def _shown_url(base: str, location: str) -> str:
-    """The target of a redirect, without credentials and query."""
+    """Return the target of a redirect without credentials and query."""
     try:
         url = httpx.URL(base).join(location) if location else None
     except (httpx.InvalidURL, ValueError):
         url = None
     if url is None:
-        return "an unknown place"
+        return "an unknown target"
     return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MAX_URL]
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from a number of them or from a date."""
+    """Return the wait in seconds from a Retry-After number or date, or None."""
     for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * scale

@@ -1,4 +1,4 @@
-"""A local tier whose model leaves memory while nobody uses it, and comes back with the next request."""
+"""Local tier that unloads its model when idle and reloads it for the next request."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ T = TypeVar("T")
 
 
 class IdleLocalTier:
-    """`LocalTier` over one that `load` opens again after `idle_s` seconds without a run; None: only `sleep()` does.
-    `tier`: the first one.
+    """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`). `load` reopens it.
 
-    Raises what `load` raises where the model cannot come back, which is tried again after a pause.
+    Requests raise what `load` raises; loading is retried after a pause.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class IdleLocalTier:
         self._load = load
         self._idle_s = idle_s
         self._pause = pause or LoadPause()
-        self._lock = asyncio.Lock()  # of loading and unloading
+        self._lock = asyncio.Lock()  # guards loading and unloading
         self._runs = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
@@ -72,23 +71,23 @@ class IdleLocalTier:
             self._done()
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """As the tier's. It is asked for right after a run, before the model can have gone."""
+        """Return the bytes of a vocabulary entry. Call this right after a run, while the model is surely loaded."""
         if self._tier is None:
-            raise OverloadedError("The local model was unloaded: try again.")
+            raise OverloadedError("The local model was unloaded. Try again.")
         return self._tier.token_bytes(token_id, skip_special=skip_special)
 
     def pin(self, pinned: bool) -> None:
-        """Whether the model stays in memory however long it idles. Raises ConfigurationError where no time is set."""
+        """Keep the model loaded while idle, or not. Raises ConfigurationError on unpinning if no idle time is set."""
         if not pinned and self._idle_s is None:
-            raise ConfigurationError("The model stays in memory: set local_idle_s to let it go.", param="local_idle_s")
+            raise ConfigurationError("The model stays loaded. Set local_idle_s to change that.", param="local_idle_s")
         self.pinned = pinned
         if not self._runs:
             self._wait()
 
     async def sleep(self) -> None:
-        """Unload the model now; the next request loads it. Raises OverloadedError while it answers one."""
+        """Unload the model now; the next request reloads it. Raises OverloadedError while a request is running."""
         if self._runs:
-            raise OverloadedError("The local model is answering a request: try again when it is done.")
+            raise OverloadedError("The local model is answering a request. Try again afterwards.")
         await self._unload()
 
     async def aclose(self) -> None:
@@ -147,7 +146,7 @@ class IdleLocalTier:
 
 
 class IdleGeneration:
-    """`LocalGeneration` that says when it has ended."""
+    """`LocalGeneration` that calls `done` once it is closed."""
 
     def __init__(self, run: LocalGeneration, done: Callable[[], None]) -> None:
         self.answer: LocalAnswer = run.answer

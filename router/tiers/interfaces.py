@@ -1,4 +1,4 @@
-"""The two tiers as the cascade sees them: small interfaces, so that its state machine is tested without a model."""
+"""Interfaces of the two tiers, small enough to test the cascade's state machine without a model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: When the device's answer may stand in for the cloud's.
+#: When a local answer may replace the cloud's.
 Fallback = Literal["unreachable", "any", "never"]
 
 
 class Token(Protocol):
-    """One token written on the device; `text` is "" while a character is incomplete."""
+    """One token generated on the device; `text` is "" while a character is incomplete."""
 
     @property
     def id(self) -> int: ...
@@ -45,7 +45,7 @@ class Token(Protocol):
 
 
 class PromptTokenScore(Protocol):
-    """How likely a token of the prompt was; `top`: ids that could have stood there, with their log-probabilities."""
+    """Likelihood of a prompt token; `top`: the most likely IDs at this position with log-probabilities."""
 
     @property
     def id(self) -> int: ...
@@ -63,27 +63,27 @@ class LocalAnswer:
 
     prompt_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    # One per token, plus one for the end-of-turn token once the answer is complete.
+    # One per token, plus one for the end-of-turn token of a complete answer.
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
-    # Set once the answer is complete.
+    # Set when the answer is complete.
     finish_reason: FinishReason | None = None
-    # Why a "length" is no limit of the request's.
+    # Cause of a "length" finish that is not the request's own limit.
     stop_reason: StopReason | None = None
-    # The defaults that chose the tokens.
+    # Default sampling parameters used.
     sampling: SamplingDefaults | None = None
-    # (hidden_size,); None until the engine has it, like the next two.
+    # Hidden state of the prompt, shape (hidden_size,); None until the engine reports it, like the next two.
     prompt_hidden: NDArray[np.float32] | None = None
-    # (prompt_tokens - 1,).
+    # Log-probabilities of the prompt tokens, shape (prompt_tokens - 1,).
     prompt_logprobs: NDArray[np.float32] | None = None
-    # (hidden_size,).
+    # Hidden state of the answer, shape (hidden_size,).
     answer_hidden: NDArray[np.float32] | None = None
-    # Of each prompt token but the first, where the request asks for them.
+    # Scores of all prompt tokens but the first, if requested.
     prompt_scores: Sequence[PromptTokenScore] = ()
 
 
 class LocalGeneration(Protocol):
-    """One local run: iterate it for tokens; `answer` grows with them; `aclose()` stops the decoding at once."""
+    """One local run: iterate it for tokens, which also extend `answer`; `aclose()` stops decoding at once."""
 
     answer: LocalAnswer
 
@@ -99,48 +99,48 @@ class LocalTier(Protocol):
     def model_id(self) -> str: ...
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Maximum number of prompt and answer tokens together."""
         ...
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """The model's format of tool calls; None if it calls none."""
+        """Format of the model's tool calls; None if the model has no tool calls."""
         ...
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """The model's marks of thought before an answer; None if it has none."""
+        """Markers of the model's reasoning before an answer; None if the model has none."""
         ...
 
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> LocalGeneration:
-        """Begin an answer.
+        """Start an answer.
 
-        Raises ContextLengthError if it does not fit the model's context window, InvalidRequestError for a constraint
-        that is wrong, or too dear to compile.
+        Raises ContextLengthError if the prompt exceeds the context window, InvalidRequestError for a constraint that is
+        invalid or too expensive to compile.
         """
         ...
 
     async def start_text(
         self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
     ) -> LocalGeneration:
-        """Go on with text or tokens as they are, without a chat template. Raises as `start` does."""
+        """Continue text or tokens without a chat template. Raises as `start`."""
         ...
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
-        """The result of `work` with the model's tokenizer and chat template, in a thread. Raises what it raises."""
+        """Return the result of `work` with the model's tokenizer and chat template, in a thread. Raises as `work`."""
         ...
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """One vocabulary entry, for log-probabilities; `skip_special`: empty for those that are no text."""
+        """Return the bytes of a vocabulary entry. `skip_special`: empty for special tokens."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class ChatsOnly:
-    """The refusals of a `LocalTier` without a tokenizer at hand."""
+    """Mixin for a `LocalTier` without tokenizer access: refuses bare prompts and tokenization."""
 
     async def start_text(
         self,
@@ -149,27 +149,27 @@ class ChatsOnly:
         *,
         constraint: Constraint | None = None,  # noqa: ARG002
     ) -> LocalGeneration:
-        raise UnsupportedFeatureError("prompt: this local model answers chats only.", param="prompt")
+        raise UnsupportedFeatureError("prompt: this local model supports only chats.", param="prompt")
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
-        raise UnsupportedFeatureError("This local model's tokenizer is not at hand: ask its server.")
+        raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask its server.")
 
 
 @dataclass(slots=True)
 class CloudUsage:
-    """Token counts as the server reported them."""
+    """Token counts reported by the server."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     accepted: int = 0
     rejected: int = 0
-    # Of the prompt, from the server's cache.
+    # Prompt tokens from the server's cache.
     cached_tokens: int = 0
 
     @staticmethod
     def of(body: dict[str, Any]) -> CloudUsage | None:
-        """From a completion or chunk; None if it carries no usage, or one that cannot be: taken at its word it would
-        spend every budget, and of half of it nobody knows what it is worth.
+        """Return the usage of a completion or chunk, or None if it is missing or impossible. An impossible count could
+        exhaust every budget, and the cost of a partial usage is unknown.
         """
         usage = table(body.get("usage"))
         if usage is None:
@@ -184,34 +184,34 @@ class CloudUsage:
 
 
 def _count(counts: dict[str, Any], name: str) -> int | None:
-    """0 where nothing is said; None for what cannot be a count."""
+    """Return the count, 0 if it is missing, or None if it is impossible."""
     value: Any = counts.get(name)
     return 0 if value is None else counted(value)
 
 
 def counted(value: Any) -> int | None:
-    """`value` if it can be a count of tokens."""
+    """Return `value` if it is a plausible token count, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The body of a request of any kind."""
+    """Request body of any content type."""
 
     data: bytes
-    # Its media type.
+    # Media type.
     kind: str
-    # The model that it names, for errors.
+    # Model named in the body, for errors.
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class CloudContent:
-    """The body of an answer of any kind."""
+    """Answer body of any content type."""
 
-    # Its media type.
+    # Media type.
     kind: str
-    # Whole, or a stream of events that its reader closes.
+    # Whole body, or a stream of events that the reader closes.
     body: bytes | AsyncGenerator[bytes]
 
 
@@ -227,10 +227,10 @@ class Booked(Forwarded):
 
 
 class CloudStream(Protocol):
-    """An open streamed answer: iterate it for the JSON of its events, each with its raw payload.
+    """An open streamed answer: iterate it for the raw payload and decoded JSON of each event.
 
-    Ends only after the server said that it was done; raises CloudFailure if the stream is cut, stalls or turns to
-    nonsense. `aclose()` closes the connection, which a good server takes as a cancellation.
+    Iteration ends only after the server's end mark; raises CloudFailure if the stream is cut, stalls or is malformed.
+    `aclose()` closes the connection, which a good server treats as a cancellation.
     """
 
     def __aiter__(self) -> AsyncIterator[tuple[bytes, dict[str, Any]]]: ...
@@ -239,29 +239,29 @@ class CloudStream(Protocol):
 
 
 class CloudTier(Protocol):
-    """An OpenAI-compatible endpoint. Bodies are decoded requests, and `forwarded` goes along with them.
+    """An OpenAI-compatible endpoint. Bodies are decoded requests; `forwarded` holds headers and a key of the caller.
 
-    All methods raise CloudFailure, nothing else.
+    All methods raise only CloudFailure.
 
-    `continues`: whether it goes on with an assistant's last message when told to; it turns false once the server has
-    begun such a message anew. `timeout_s` is for all tries together.
+    `continues`: whether the cloud can continue the assistant's last message; false once it has restarted one.
+    `timeout_s` covers all tries together.
     """
 
     @property
     def continues(self) -> bool: ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
-        """Whether `model` verifies a `prediction` that nobody asked for: others may bill it. Raises nothing."""
+        """Return whether to send `model` an unrequested `prediction`, which some clouds bill. Never raises."""
         ...
 
     def refuse_drafts(self) -> None:
-        """From here on it takes none: it has refused the field."""
+        """Send no more drafts, because the cloud refused the `prediction` field."""
         ...
 
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
-        """The whole answer of a request that does not stream, checked to be one."""
+        """Return the whole, validated answer to a request that does not stream."""
         ...
 
     async def open(
@@ -273,19 +273,19 @@ class CloudTier(Protocol):
         begun: str | None = None,
         forwarded: Forwarded = NOTHING,
     ) -> CloudStream:
-        """A stream whose first piece of content has arrived. `begun`: the text of the last message, which it goes on
-        with: a stream that begins it anew fails, or is left without what it repeats.
+        """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A stream
+        that restarts the message fails, and one that first repeats it is stripped of the repetition.
         """
         ...
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
-        """The answer to a request for embeddings, checked to be one."""
+        """Return the validated answer to an embeddings request."""
         ...
 
     async def pass_on(
         self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> CloudContent:
-        """Whatever the cloud answers to `content`, unread. Events come as they are sent."""
+        """Return the cloud's answer to `content` unparsed. Events are passed on as they arrive."""
         ...
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""After a model could not be loaded, it is not tried at each request: its file has to change, or some time to pass."""
+"""Pause between attempts to load a model that failed, ended early by a change of its file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FIRST_S, _LONGEST_S = 15.0, 900.0
 
 
 class LoadPause:
-    """The pause after a failure, twice as long after each. `version`: differs once the model's file has changed."""
+    """Pause after a load failure, doubled each time. `version` returns a value that changes with the model's file."""
 
     def __init__(self, version: Callable[[], object] = lambda: None) -> None:
         self._version = version
-        self._failed: object = None  # the version that could not be loaded
+        self._failed: object = None  # version that failed to load
         self._error: UpdraftError | None = None
         self._length_s = _FIRST_S
         self._until = 0.0
@@ -27,6 +27,6 @@ class LoadPause:
 
     @property
     def error(self) -> UpdraftError | None:
-        """The last failure, without its traceback, which would grow each time it is raised; None: try to load."""
+        """Last failure, or None if loading may be tried. Without its traceback, which would grow with each raise."""
         over = self._error is None or time.monotonic() >= self._until or self._version() != self._failed
         return None if over or self._error is None else self._error.with_traceback(None)

@@ -1,4 +1,4 @@
-"""The local tier: the on-device engine, which serves many requests at once, as the cascade sees it."""
+"""Local tier over the on-device engine, which serves concurrent requests."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class EngineLocalTier:
     ) -> EngineGeneration:
         if (constraint := options.get("constraint")) is not None:
             await self._check(constraint)
-        # On a thread: tokenizing a long prompt takes a while. If the caller gives up meanwhile, nobody holds the run,
-        # and that ends it.
+        # In a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile, nothing holds
+        # the run, which ends it.
         return EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
 
     async def start_text(
@@ -86,7 +86,7 @@ class EngineLocalTier:
 
 
 class EngineGeneration:
-    """`LocalGeneration`: the engine writes ahead, the event loop takes what there is."""
+    """`LocalGeneration` of the engine, which decodes ahead while the event loop consumes tokens."""
 
     def __init__(self, run: LocalRun) -> None:
         self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens, sampling=run.sampling)
@@ -103,7 +103,7 @@ class EngineGeneration:
         try:
             token: Token = await anext(run)
         except StopAsyncIteration:
-            if run.finish_reason is not None:  # the engine's own record is the last word
+            if run.finish_reason is not None:  # the engine's own record is authoritative
                 answer.signals, answer.text = list(run.signals), run.text
                 answer.finish_reason, answer.stop_reason = run.finish_reason, run.stop_reason
                 answer.answer_hidden = run.answer_hidden
@@ -117,6 +117,6 @@ class EngineGeneration:
         return token
 
     async def aclose(self) -> None:
-        """Stop the decoding; what was begun of a step is the last of it. Idempotent."""
+        """Stop decoding after the current step. Idempotent."""
         self._closed = True
         self._run.close()

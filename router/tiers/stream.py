@@ -1,4 +1,4 @@
-"""A cloud's streamed answer over HTTP: its events as they come, each checked to be a part of an answer."""
+"""Streamed answer of a cloud over HTTP, with every event validated as it arrives."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
 
 _NO_STREAM = "it answered a streamed request with something other than an event stream"
-_LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
+_LAST_BYTES_S = 0.2  # seconds for a server to end its response after the end mark
 
 
 class HttpCloudStream:
     """`CloudStream` over one open response of a cloud."""
 
     def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
-        """`callers_key`: the key that the request was sent with, where it is not that of `endpoint`."""
+        """Read `response`. `callers_key`: the key sent with the request, if it is not the endpoint's."""
         self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
@@ -35,14 +35,14 @@ class HttpCloudStream:
         self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._payloads: deque[bytes] = deque()  # of the last read; one that is an error leaves those before it
+        self._payloads: deque[bytes] = deque()  # from the last read; those before an error are still delivered
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
-        self._began = False  # an event was seen
-        self._finished = False  # a finish_reason was seen: what follows may only be usage
+        self._began = False  # an event has arrived
+        self._finished = False  # a finish_reason has arrived, so only usage may follow
 
     async def wait_for_content(self) -> None:
-        """Read until something of the answer has arrived: up to here, a failure can still become a local answer."""
+        """Read until the answer has content. Until then a failure can still be replaced by a local answer."""
         if self._kind.startswith(("application/json", "text/html")):
             raise invalid_answer(self._url, _NO_STREAM)
         held: deque[tuple[bytes, dict[str, Any]]] = deque()
@@ -56,7 +56,7 @@ class HttpCloudStream:
         self._ready = held
 
     async def check_continuation(self, begun: str) -> ContinuationVerdict:
-        """Read until it is known whether this goes on with `begun`; what it repeats of that is left out."""
+        """Read until the continuation verdict is known, and drop any repetition of `begun`."""
         continuation = Continuation(begun)
         verdict: ContinuationVerdict = "unknown"
         async for event in self:
@@ -87,16 +87,16 @@ class HttpCloudStream:
                     raise StopAsyncIteration
                 if not (self._began or self._kind.startswith("text/event-stream")):
                     raise invalid_answer(self._url, _NO_STREAM)
-                raise cut(self._url, "no finish reason came")
+                raise cut(self._url, "no finish reason arrived")
             try:
                 self._payloads.extend(self._parser.feed(chunk))
             except sse.EventTooLongError as error:
-                raise invalid_answer(self._url, "its stream holds an event without an end") from error
+                raise invalid_answer(self._url, "its stream has an event that does not end") from error
             self._began = self._began or bool(self._payloads)
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """After its end mark a stream is read to its end, so that its connection is used again and nothing is left."""
+        """Close the stream. After the end mark, read the rest first so that the connection can be reused."""
         if self._parser.done:
             with suppress(TimeoutError, httpx.HTTPError):
                 async with asyncio.timeout(_LAST_BYTES_S):
@@ -108,25 +108,25 @@ class HttpCloudStream:
         try:
             event = table(self._endpoint.provider.read(payload))
         except ValueError as error:
-            raise invalid_answer(self._url, "its stream holds an event that is not JSON") from error
+            raise invalid_answer(self._url, "its stream has an event that is not JSON") from error
         if event is not None and event.get("error"):
             raise self._endpoint.provider.reported(
                 self._url, self._endpoint.redactor(self._callers_key).json(event["error"])
             )
         if event is None:
-            raise invalid_answer(self._url, "its stream holds an event that is no object")
+            raise invalid_answer(self._url, "its stream has an event that is not an object")
         if self._translator is None:
             return [self._checked(payload, event)]
         return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator.read(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-        if event.get("choices") is None:  # a sign of life, or usage as some send it
+        if event.get("choices") is None:  # a keep-alive, or usage in some dialects
             event["choices"] = []
             payload = json_bytes(event)
         choices = tables(event["choices"])
         if choices is None:
-            raise invalid_answer(self._url, "its stream holds an event whose choices are none")
+            raise invalid_answer(self._url, "its stream has an event with invalid choices")
         if not all(is_piece(choice) for choice in choices):
-            raise invalid_answer(self._url, "its stream holds a piece that is no part of a message")
+            raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return payload.replace(b"\n", b" "), event  # of several lines, one: JSON has none but between its tokens
+        return payload.replace(b"\n", b" "), event  # one line: JSON breaks only between tokens

@@ -194,7 +194,7 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["ask", "hi", "--cloud-key-env", "NOT_SET"], "NOT_SET"),
         (["ask", "hi"], "No model is configured. Set local"),
         (["serve", "--port", "0"], "No model is configured. Set local"),
-        (["serve", "--cloud", "http://h"], "cloud_model must be set where cloud_url is"),
+        (["serve", "--cloud", "http://h"], "cloud_model must be set with cloud_url"),
         (["ask", "hi", "--local", "pocket", "--confidence", "0.8", "--cost", "1"], "cost and confidence exclude"),
         (["eval", "--tasks", "5", "--file", "x.jsonl"], "exclude each other"),
         (["eval", "--file", "missing.jsonl"], "Cannot read missing.jsonl"),

@@ -76,12 +76,12 @@ def test_a_policy_is_for_one_quantisation(
     assert load_learning_gates(config, "model").quality == 0.5
     shutil.copy(files["Q4_0"], model)
     with pytest.raises(
-        ConfigurationError, match=r"model as Q8_0, and here it runs as Q4_0.*updraft calibrate"
+        ConfigurationError, match=r"model as Q8_0, but here it runs as Q4_0.*updraft calibrate"
     ) as error:
         load_learning_gates(config, "model")
     assert (error.value.param, error.value.code) == ("policy", "policy_of_another_model")
     named = RouterConfig(local=str(model), cloud_model="big", policy=str(home))
-    with pytest.raises(ConfigurationError, match="as Q8_0, and here it runs as Q4_0"):
+    with pytest.raises(ConfigurationError, match="as Q8_0, but here it runs as Q4_0"):
         load_learning_gates(named, "model")
     foreign = RouterConfig(local=str(model), cloud_model="big", allow_foreign_policy=True)
     assert load_learning_gates(foreign, "model").usual is None, "it is used without a promise"
@@ -94,7 +94,7 @@ def test_a_policy_is_for_one_chat_template(files: dict[str, Path], home: Path, t
     template = tmp_path / "other.jinja"
     template.write_text("{{ messages[-1].content }}")
     config = RouterConfig(local=str(model), cloud_model="big", policy=str(home), chat_template=str(template))
-    with pytest.raises(ConfigurationError, match=r"Q8_0, chat template \w+, and here it runs as Q8_0, chat template"):
+    with pytest.raises(ConfigurationError, match=r"Q8_0, chat template \w+, but here it runs as Q8_0, chat template"):
         load_learning_gates(config, "model")
 
 
@@ -139,9 +139,9 @@ def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_pat
     other = in_process("policy", "verify", "--local", str(model), "--json")
     assert other.returncode == 1
     (found,) = json.loads(other.stdout)
-    assert "as Q8_0, and here it runs as Q4_0" in found["checks"][1]["found"]
+    assert "as Q8_0, but here it runs as Q4_0" in found["checks"][1]["found"]
     doctor = updraft("doctor", env={"UPDRAFT_LOCAL": str(model)})
-    assert "as Q8_0, and here it runs as Q4_0" in " ".join(doctor.stdout.split())
+    assert "as Q8_0, but here it runs as Q4_0" in " ".join(doctor.stdout.split())
     graph = next(home.glob("gate1*.onnx"))
     graph.write_bytes(graph.read_bytes()[:-1])
     damaged = in_process("policy", "verify")

@@ -103,11 +103,11 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
 @pytest.mark.parametrize(
     ("model", "extra", "mode", "status", "message"),
     [
-        ("auto", {"updraft": {"private": True}}, "healthy", 400, "vectors of two models do not compare"),
+        ("auto", {"updraft": {"private": True}}, "healthy", 400, "vectors of two models are not comparable"),
         ("auto", {"updraft": {"quality": 0.9}}, "healthy", 400, "no gate judges"),
         ("auto", {"updraft": {"odd": 1}}, "healthy", 400, "known: quality"),
         ("auto", {}, "400", 400, "cloud error 400"),
-        ("auto", {}, "garbage", 502, "holds no embeddings"),
+        ("auto", {}, "garbage", 502, "has no embeddings"),
     ],
 )
 def test_embeddings_that_cannot_be(
@@ -196,9 +196,9 @@ def test_what_the_cloud_alone_has_is_passed_on(client: updraft.OpenAI, config: R
         client.post("/rerank", body={"model": "r", "query": "q", "documents": ["a"]}, cast_to=object)
     sent = len(cloud.requests)
     for model in ("local", "fake-small"):
-        with pytest.raises(openai.BadRequestError, match="has no transcriptions"):
+        with pytest.raises(openai.BadRequestError, match="does not provide transcriptions"):
             client.audio.transcriptions.create(model=model, file=("a.wav", b"RIFF"))
-    with pytest.raises(openai.BadRequestError, match="has no moderations"):
+    with pytest.raises(openai.BadRequestError, match="does not provide moderations"):
         client.moderations.create(input="hi", extra_body={"updraft": {"private": True}})
     assert len(cloud.requests) == sent
     private = replace(config, privacy=Privacy(builtin=("email",)))
@@ -254,7 +254,7 @@ def test_aliases_are_models_too(config: RouterConfig, cloud: FakeCloud) -> None:
         assert client.embeddings.create(model="big", input=["a"]).data[0].embedding == [1.0]
         assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     clashing = replace(config, aliases={"fake-small": "cloud"})
-    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="choose"):
+    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="Choose"):
         client.models.list()
 
 

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     **{
         f"{len(content)} bytes as {setting}": (
             lambda folder, setting=setting, content=content: {**CLOUD, setting: _file(folder, content)},
-            f"^{setting}: .* is no SQLite database",
+            f"^{setting}: .* is not an SQLite database",
         )
         for setting in ("store", "experience")
         for content in (b"x", b"xy", b"x" * 5000)

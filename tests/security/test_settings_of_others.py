@@ -1,4 +1,4 @@
-"""Settings files that cannot be changed are read; one that everybody can change is refused."""
+"""Settings files that cannot be changed are read; one that anyone can change is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_mounted_map_with_links_is_read(config: Path, tmp_path: Path) -> None:
 def test_a_file_that_everybody_can_change_is_refused(config: Path, tmp_path: Path) -> None:
     of_another_user(config, 0o666)
     found = _read(tmp_path)
-    assert isinstance(found, dict) and "everybody can change" in found["error"]
+    assert isinstance(found, dict) and "anyone can change" in found["error"]
 
 
 def test_a_file_that_cannot_be_read_is_an_error(config: Path, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Batches in the background: the files that they read and write, and the one who works on them."""
+"""Background batches: their files, and the worker that runs them."""

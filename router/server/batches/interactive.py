@@ -1,4 +1,4 @@
-"""The requests that somebody waits for. Batches stand back for them."""
+"""Tracking of interactive requests, which batches give way to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....protocol.http.wire import WireResponse
 
 
 class InteractiveRequests:
-    """Counts those that are being answered, streams until their end."""
+    """Counter of interactive requests in progress. A streamed answer counts until its end."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -32,7 +32,7 @@ class InteractiveRequests:
         return replace(response, body=_CountedBody(response.body, self._end))
 
     async def none(self, patience_s: float) -> bool:
-        """Wait until there is none. False: there still is one after `patience_s`."""
+        """Wait until no request is in progress. Return False if one still is after `patience_s` seconds."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._none.wait()
@@ -47,7 +47,7 @@ class InteractiveRequests:
 
 
 class _CountedBody:
-    """A stream that tells of its end, once."""
+    """Streamed body that calls `end` once, when the stream ends or is closed."""
 
     def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         self._body = body

@@ -1,4 +1,4 @@
-"""The lines of batch files: requests that are read and checked, and answers that are written."""
+"""Lines of batch files: parsing and checking of requests, writing of answers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
 
 MAX_LINES = 50_000
-MAX_LINE = 8 * MB  # as the body of a request
-_MAX_ERRORS = 100  # that are told of one file
+MAX_LINE = 8 * MB  # bytes, as for a request body
+_MAX_ERRORS = 100  # reported per file
 _MAX_ID = 512  # characters
 _LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One request."""
+    """One request of a batch file."""
 
     custom_id: str
     method: str
     url: str
-    # The JSON as it stands.
+    # Raw JSON of the request.
     body: msgspec.Raw
 
 
 class _BodyFlags(msgspec.Struct):
-    """Options that a request cannot have in a batch: nobody waits for it."""
+    """Options not allowed in a batch, where no client waits for the answer."""
 
     stream: Any = None
     background: Any = None
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1 on. One that is too long is cut off, and the last."""
+    """Yield non-blank lines with their numbers from 1. A line over `MAX_LINE` bytes is cut off and is the last."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE + 1):
@@ -56,7 +56,7 @@ def read_line(line: bytes) -> BatchLine:
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
-    """The number of requests, and their faults."""
+    """Return the number of requests and the first faults."""
     known: set[str] = set()
     errors: list[BatchError] = []
     total = 0
@@ -64,42 +64,42 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
         total += 1
         error = _fault(raw, endpoint, known)
         if total > MAX_LINES:
-            error = BatchError("too_many_requests", f"A batch holds up to {MAX_LINES} requests: split it.")
+            error = BatchError("too_many_requests", f"A batch may have at most {MAX_LINES} requests. Split the file.")
         if error is not None:
             error.line = number
             errors.append(error)
         if len(errors) == _MAX_ERRORS or total > MAX_LINES:
             break
     if not total:
-        errors.append(BatchError("empty_file", "The input file holds no request."))
+        errors.append(BatchError("empty_file", "The input file contains no requests."))
     return total, errors
 
 
 def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
-    """The fault of a line, whose `custom_id` is `known` from here on."""
+    """Return the line's fault, or None. Adds the line's `custom_id` to `known`."""
     if len(raw) > MAX_LINE:
-        return BatchError("line_too_long", f"A line has up to {MAX_LINE} bytes.")
+        return BatchError("line_too_long", f"A line may have at most {MAX_LINE} bytes.")
     try:
         line = read_line(raw)
         flags = msgspec.json.decode(line.body, type=_BodyFlags)
     except UNREADABLE as error:
-        return BatchError("invalid_json_line", f"The line is not a request: {error}"[:500])
+        return BatchError("invalid_json_line", f"The line is not a valid request: {error}"[:500])
     if not 0 < len(line.custom_id) <= _MAX_ID:
-        return BatchError("invalid_custom_id", f"A custom_id has 1 to {_MAX_ID} characters.", param="custom_id")
+        return BatchError("invalid_custom_id", f"custom_id must have 1 to {_MAX_ID} characters.", param="custom_id")
     if line.custom_id in known:
         return BatchError("duplicate_custom_id", f"Two lines have the custom_id {line.custom_id!r}.", param="custom_id")
     known.add(line.custom_id)
     if line.method != "POST":
         return BatchError("invalid_method", "The method must be POST.", param="method")
     if line.url != endpoint:
-        return BatchError("invalid_url", f"The batch is for {endpoint}: so must be its lines.", param="url")
+        return BatchError("invalid_url", f"url must be {endpoint}, the endpoint of the batch.", param="url")
     if flags.stream or flags.background:
-        return BatchError("invalid_value", "A batch has neither streams nor background responses.", param="body")
+        return BatchError("invalid_value", "A request in a batch cannot set stream or background.", param="body")
     return None
 
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
-    assert isinstance(response.body, bytes), "no line asks for a stream"
+    assert isinstance(response.body, bytes), "batch requests do not stream"
     answer = {
         "status_code": response.status,
         "request_id": request_id,
@@ -130,17 +130,17 @@ def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str]
 
 
 def answered(path: Path) -> set[str]:
-    """The `custom_id` of each whole line of an output. A line that the end of a process tore is cut off."""
-    found: set[str] = set()
+    """Return the `custom_id` of each complete line of an output file, and remove an incomplete line left by a crash."""
+    ids: set[str] = set()
     whole = 0
     with path.open("r+b") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            found.add(json_of(line)["custom_id"])
+            ids.add(json_of(line)["custom_id"])
             whole += len(line)
         file.truncate(whole)
-    return found
+    return ids
 
 
 prepare_types(BatchLine, _BodyFlags)

@@ -1,4 +1,4 @@
-"""One batch at work: its lines are sent one after the other, and each is answered once, whatever ends the process."""
+"""Run of one batch: every request gets exactly one answer line, even if the process is interrupted and restarted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ...storage.file_store import FilesDatabase, FileStore, FileWriter, Label
 from .interactive import InteractiveRequests
 from .lines import BatchLine, answer_line, answered, expired_line, read_line, read_lines
 
-#: Requests of batches at a time.
+#: Concurrent requests of a batch.
 CONCURRENCY = 2
-#: Seconds between two looks at what other processes have changed.
+#: Seconds between checks for changes made by other processes.
 POLL_S = 1.0
-#: Seconds before a request is tried again that may succeed later: a night may have an outage.
+#: Seconds before each retry of a temporary failure.
 RETRY_S = (1.0, 5.0, 25.0)
 _LATER = frozenset({429, 502, 503, 504})
 _OUTPUT_PURPOSE = "batch_output"
@@ -31,7 +31,7 @@ _OUTPUT_PURPOSE = "batch_output"
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """All that is kept in the folder."""
+    """Database, files and batches of the files folder."""
 
     database: FilesDatabase
     files: FileStore
@@ -40,17 +40,17 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """The run of requests that nobody waits for."""
+    """Access to the router for requests that no client waits for."""
 
     ask: Callable[[WireRequest], Awaitable[WireResponse]]
     interactive: InteractiveRequests
 
 
 class BatchRun:
-    """A batch that has begun, from where it stands in its outputs to its end. `close` it."""
+    """A started batch, resumed from its output files. Call `close` at the end."""
 
     def __init__(self, stores: Stores, job: BatchJob, background: Background) -> None:
-        assert job.output_id is not None and job.error_id is not None, "it has begun"
+        assert job.output_id is not None and job.error_id is not None, "the batch has begun"
         self._stores = stores
         self._job = job
         self._background = background
@@ -65,7 +65,7 @@ class BatchRun:
         self._lines = self._open_lines()
 
     async def run(self) -> Batch:
-        """Raises nothing of what requests may raise: that is an answer."""
+        """Answer the remaining requests and return the finished batch. Failed requests are recorded, not raised."""
         try:
             async with asyncio.timeout(self._job.batch.expires_at - time.time()), asyncio.TaskGroup() as workers:
                 for _ in range(CONCURRENCY):
@@ -99,7 +99,7 @@ class BatchRun:
             await asyncio.to_thread(self._keep, line.custom_id, response)
 
     async def _may_send(self) -> bool:
-        """Wait while callers wait. False where nothing is to be sent any more."""
+        """Wait while interactive requests run. Return False if no more requests should be sent."""
         while self._status == "in_progress" and self._full is None:
             if await self._background.interactive.none(POLL_S):
                 return True
@@ -132,7 +132,7 @@ class BatchRun:
 
     def _write(self, custom_id: str, line: bytes, *, succeeded: bool) -> None:
         with self._writing:
-            if custom_id in self._done:  # it has expired meanwhile
+            if custom_id in self._done:  # the batch expired meanwhile
                 return
             (self._output if succeeded else self._errors).write(line)
             self._done.add(custom_id)

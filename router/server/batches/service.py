@@ -1,4 +1,4 @@
-"""The files and batches behind the endpoints, and the one who works on the batches."""
+"""Files and batches for the endpoints, and the worker that runs the batches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .run import POLL_S, Background, BatchRun, Stores
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
-#: The lock of whoever works on the batches of a folder: one process at a time.
+#: Lock file: only one process at a time works on the batches of a folder.
 _LOCK = "batches.lock"
 _DISK_PAUSE_S = 30.0
 
 
 class BatchService:
-    """The folder opens with the first call that needs it. `close()` stops the work; the next one goes on with it."""
+    """Files and batches of the configured folder, opened on first use. `close()` stops the worker."""
 
     def __init__(self, config: RouterConfig, background: Background) -> None:
         self._config = config
@@ -41,28 +41,28 @@ class BatchService:
         self._more = asyncio.Event()
 
     async def start(self) -> None:
-        """Go on with the batches of an earlier run. Without their folder requests go on, and the log says why."""
+        """Resume the batches of an earlier run. If the folder is unusable, log a warning and serve without it."""
         folder = self._config.files
         if folder is not None and has_file(folder / DATABASE):
             try:
                 await self.use(lambda _: None)
                 self.work()
             except StorageError as error:
-                log.warning("There are no files and no batches. %s", error.message)
+                log.warning("files and batches are unavailable: %s", error.message)
 
     async def use(self, work: Callable[[Stores], T]) -> T:
-        """The result of `work`, off the event loop. Raises NotFoundError where nothing is kept, and as `work`.
+        """Return the result of `work` on the stores, in a thread. Raises NotFoundError if files are off, and as `work`.
 
-        A folder or database that cannot be used is a StorageError.
+        Raises StorageError if the folder or the database cannot be used.
         """
         try:
             return await asyncio.to_thread(lambda: work(self._open()))
         except (sqlite3.Error, OSError) as error:
-            log.exception("the folder of files cannot be used")
-            raise StorageError(f"The folder of files cannot be used: {error}.", param="files") from error
+            log.exception("cannot use the files folder")
+            raise StorageError(f"The files folder cannot be used: {error}.", param="files") from error
 
     def work(self) -> None:
-        """Look for a batch now. The folder is open."""
+        """Wake the worker, and start it if the folder is open."""
         self._more.set()
         if self._worker is None and self._stores is not None:
             self._worker = asyncio.create_task(self._run(self._stores))
@@ -85,11 +85,11 @@ class BatchService:
 
     def _folder(self) -> Path:
         if self._config.files is None:
-            raise NotFoundError("This router keeps no files: the setting files is off.", code="files_off")
+            raise NotFoundError("This router keeps no files, because the setting files is off.", code="files_off")
         return self._config.files
 
     async def _run(self, stores: Stores) -> None:
-        """Work on one batch after the other, as long as no other process does."""
+        """Run batches one at a time, while no other process holds the lock."""
         lock = os.open(self._folder() / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             while True:
@@ -115,11 +115,11 @@ class BatchService:
                 finally:
                     run.close()
         except Exception as error:
-            log.exception("the batch %s failed", job.batch.id)
-            fault = BatchError("internal_error", f"The router failed on this batch ({type(error).__name__}).")
+            log.exception("batch %s failed", job.batch.id)
+            fault = BatchError("internal_error", f"The router failed to run this batch ({type(error).__name__}).")
             try:
                 await asyncio.to_thread(stores.batches.change, job.batch.id, lambda batch: _fail(batch, [fault]))
-            except sqlite3.Error:  # as on a full disk: the batch goes on when there is room
+            except sqlite3.Error:  # such as on a full disk: the batch is retried after a pause
                 await asyncio.sleep(_DISK_PAUSE_S)
 
 
@@ -129,7 +129,7 @@ def _next(stores: Stores) -> BatchJob | None:
 
 
 def _begin(stores: Stores, job: BatchJob) -> BatchJob | None:
-    """The batch with its outputs; None where it is over: it has faults, or was cancelled."""
+    """Create the output files and start the batch. Return None if the batch is invalid or was cancelled."""
     path = stores.files.path(job.batch.input_file_id)
     total, errors = check_lines(path, job.batch.endpoint)
     if errors:

@@ -1,1 +1,1 @@
-"""The web page of the daemon: its files, and what its six views ask for."""
+"""Web page of the daemon: static files and the endpoints of its six views."""

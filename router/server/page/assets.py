@@ -1,4 +1,4 @@
-"""`/`: the files of the page, which want no key, and the policy that keeps the browser to this server."""
+"""Static files of the web page: served without a key, with a policy that limits the browser to this server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _files() -> dict[str, Path]:
 
 
 def public_paths() -> tuple[str, ...]:
-    """The paths that want no key: they hold nothing but the page."""
+    """Paths of the page's static files, which need no key because they contain no data."""
     return ("/", *(f"/page/{name}" for name in _files()))
 
 
@@ -47,6 +47,6 @@ def _file(name: str) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/", index, "the web page; wants no key"),
-    Route("GET", "/page/{file}", asset, "its scripts and styles; want no key"),
+    Route("GET", "/", index, "the web page; needs no key"),
+    Route("GET", "/page/{file}", asset, "scripts and styles of the web page; need no key"),
 )

@@ -1,4 +1,4 @@
-"""`/updraft/charts/{chart}`: the page's charts as SVG, for light and dark, drawn by matplotlib (the extra `ui`)."""
+"""`/updraft/charts/{chart}`: charts of the page as light or dark SVG, drawn by matplotlib (extra `ui`)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _DAYS = 30
 async def chart(context: RequestContext) -> WireResponse:
     draw = _CHARTS.get(context.parameters["chart"])
     if draw is None:
-        raise NotFoundError(f"There is no such chart. There are: {', '.join(_CHARTS)}.")
+        raise NotFoundError(f"Unknown chart. Known charts: {', '.join(_CHARTS)}.")
     await context.router.start()
     dark = "dark" in query_of(context.request.query, ("dark",))
     return WireResponse(200, {"content-type": "image/svg+xml"}, await draw(context.router, dark))
 
 
 async def _savings(router: Router, dark: bool) -> bytes:
-    found = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
-    days = [day.group[5:] for day in found.by_day]
-    spent = [day.cost_usd or 0.0 for day in found.by_day]
-    saved = [day.saved_usd or 0.0 for day in found.by_day]
+    totals = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
+    days = [day.group[5:] for day in totals.by_day]
+    spent = [day.cost_usd or 0.0 for day in totals.by_day]
+    saved = [day.saved_usd or 0.0 for day in totals.by_day]
 
     def plot(axes: Any, first: str, second: str) -> None:
         axes.bar(days, spent, color=first, label="spent")
@@ -65,7 +65,7 @@ async def _reliability(router: Router, dark: bool) -> bytes:
 
 
 def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
-    """The picture that `plot` draws on axes with `titles`, in the page's colours. Raises MissingDependencyError."""
+    """Return the SVG of what `plot` draws, with axis `titles`. Raises MissingDependencyError without matplotlib."""
     first, second, ink = _COLOURS[dark]
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
@@ -93,7 +93,7 @@ ROUTES = (
         "GET",
         "/updraft/charts/{chart}",
         chart,
-        "`savings`, `curve` or `reliability` as SVG; `?dark`: on dark",
+        "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page",
         query=("dark",),
     ),
 )

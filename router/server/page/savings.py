@@ -1,4 +1,4 @@
-"""`/updraft/savings` and `/updraft/requests`: the ledger, added up and row by row."""
+"""`/updraft/savings` and `/updraft/requests`: totals and rows of the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIERS = ("local", "cloud", "none")
 
 
 class Latency(msgspec.Struct):
-    """Milliseconds until the answer was complete, of recent requests."""
+    """Time to the complete answer of recent requests, in milliseconds."""
 
     tier: str
     requests: int
@@ -30,13 +30,13 @@ class Latency(msgspec.Struct):
 
 
 class Savings(msgspec.Struct):
-    """The requests of some days."""
+    """Ledger totals of the last `days`."""
 
     days: int
     total: LedgerTotals
     by_day: list[LedgerTotals]
-    # Of the newest 1,000 requests: all, those that went up after the device had written, those whose caller went away,
-    # and those that the device answered as the cloud could not.
+    # Counts over the newest 1,000 requests: all, escalated after a local draft, abandoned by the client, and answered
+    # on the device because the cloud failed.
     recent: int
     escalated: int
     abandoned: int
@@ -45,7 +45,7 @@ class Savings(msgspec.Struct):
 
 
 class RequestSummary(msgspec.Struct):
-    """A row of the ledger without digests."""
+    """One ledger row, without digests."""
 
     id: str
     ts: float
@@ -64,12 +64,12 @@ class RequestSummary(msgspec.Struct):
     status: int
     cloud_model: str
     failure: str
-    # Every verdict in order.
+    # Gate verdicts in order.
     decisions: msgspec.Raw
 
 
 class RequestList(msgspec.Struct):
-    """The newest rows first."""
+    """Ledger rows, newest first."""
 
     requests: list[RequestSummary]
 
@@ -100,7 +100,7 @@ def summed(ledger: Ledger, days: int) -> Savings:
         escalated=sum(bool(row.local_tokens and row.tier == "cloud") for row in recent),
         abandoned=sum(row.status == _ABANDONED for row in recent),
         fallbacks=sum(row.route == "fallback" for row in recent),
-        latency=[found for tier in ("local", "cloud") if (found := _latency(tier, recent)) is not None],
+        latency=[latency for tier in ("local", "cloud") if (latency := _latency(tier, recent)) is not None],
     )
 
 
@@ -129,7 +129,7 @@ ROUTES = (
         "GET",
         "/updraft/savings",
         savings,
-        "the ledger's totals of the last `days` (30)",
+        "ledger totals of the last `days` (default 30)",
         response_type=Savings,
         query=("days",),
     ),
@@ -137,7 +137,7 @@ ROUTES = (
         "GET",
         "/updraft/requests",
         requests,
-        "the ledger's newest `limit` (100) rows, of one `tier` if it is given",
+        "newest `limit` ledger rows (default 100), optionally of one `tier`",
         response_type=RequestList,
         query=_FILTERS,
     ),

@@ -1,4 +1,4 @@
-"""`/updraft/trace`: where a chat request would go, and why, without an answer."""
+"""`/updraft/trace`: the routing decision for a chat request, without an answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..routes.route import RequestContext, Route
 
 
 class Trace(msgspec.Struct):
-    """The way of a request through the gates."""
+    """Routing decision for a request."""
 
     # `local` or `cloud`.
     tier: str
     reason: str
     decisions: list[GateDecision]
-    # What the device wrote until the gates had seen enough.
+    # Local text generated before the gates decided.
     local_text: str
     latency_ms: float
 
@@ -33,7 +33,7 @@ ROUTES = (
         "POST",
         "/updraft/trace",
         trace,
-        "the gates' verdicts on a chat request: no cloud is asked, and no row is written",
+        "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
         ChatRequest,
         Trace,
     ),

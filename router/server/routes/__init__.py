@@ -1,1 +1,1 @@
-"""The endpoints of the router, one file each."""
+"""Endpoints of the router, one module each."""

@@ -1,4 +1,4 @@
-"""Endpoints of OpenAI and Ollama that are not here: a request to one is told what to do instead."""
+"""Endpoints of OpenAI and Ollama that the router does not support, each with advice."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ....protocol.errors import UnsupportedFeatureError
 _ABSENT = tuple(
     (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)
     for methods, path, instead in (
-        ("POST", "/v1/responses/compact", "only the server that compacts a conversation can read it again. Send the "
-         "items that still matter as `input`"),
-        (r"\w+", "/v1/conversations", "a conversation goes on with `previous_response_id`, or with all its items as "
+        ("POST", "/v1/responses/compact", "only the server that compacted a conversation can read it. Send the "
+         "relevant items as `input`"),
+        (r"\w+", "/v1/conversations", "continue a conversation with `previous_response_id`, or send all its items as "
          "`input`"),
-        ("DELETE", "/v1/models", "`updraft rm` and DELETE /updraft/models/{name} remove a model of this "
+        ("DELETE", "/v1/models", "use `updraft rm` or DELETE /updraft/models/{name} to remove a model of this "
          "device"),
-        (r"\w+", "/api/(?:create|copy|push|delete|blobs)", "`updraft rm` removes a model of this device; "
-         "/api/pull fetches one"),
+        (r"\w+", "/api/(?:create|copy|push|delete|blobs)", "use `updraft rm` to remove a model of this device and "
+         "/api/pull to fetch one"),
         (r"\w+", "/v1/(?:assistants|containers|evals|fine_tuning|realtime|threads|uploads|vector_stores|videos)",
-         "it keeps or trains something at one provider. Ask that provider"),
-        ("POST", "/v1/images/(?:edits|variations)", "pictures are made by /v1/images/generations alone"),
+         "it stores data or trains models at one provider. Call that provider directly"),
+        ("POST", "/v1/images/(?:edits|variations)", "images are supported only by /v1/images/generations"),
     )
 )  # fmt: skip
 
 
 def check_absent(method: str, path: str) -> None:
-    """Raises UnsupportedFeatureError for an endpoint that others have."""
+    """Raise UnsupportedFeatureError, with advice, for a known endpoint that the router does not support."""
     for pattern, instead in _ABSENT:
         if pattern.fullmatch(f"{method} {path}"):
             raise UnsupportedFeatureError(

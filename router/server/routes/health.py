@@ -1,4 +1,4 @@
-"""`/health`: 200 where some tier may answer; and `/metrics`, for Prometheus."""
+"""`/health`: 200 if a tier can answer; and `/metrics`, for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def health(context: RequestContext) -> WireResponse:
         return WireResponse.json({"status": "no tier can answer", **missing.to_body()}, status=503)
     unusable = context.router.tiers.local_missing
     local = {} if unusable is None else {"local": "unavailable", "code": unusable.code}
-    ledger = {} if context.router.ledger_problem is None else {"ledger": "unavailable"}  # the log says why
+    ledger = {} if context.router.ledger_problem is None else {"ledger": "unavailable"}  # the log has the reason
     return WireResponse.json({"status": "ok", **local, **ledger})
 
 
@@ -23,6 +23,6 @@ async def metrics(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/health", health, "200 while the router serves; wants no key"),
+    Route("GET", "/health", health, "200 while a tier can answer; needs no key"),
     Route("GET", "/metrics", metrics, "see [metrics](metrics.md)"),
 )

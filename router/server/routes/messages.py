@@ -1,4 +1,4 @@
-"""`/v1/messages`: the cascade, in the words of Anthropic's Messages API."""
+"""`/v1/messages`: routed chat in Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def count_tokens(context: RequestContext) -> WireResponse:
-    """By the tokenizer of the device's model, as `tokens.input_tokens`: a cloud may count otherwise."""
+    """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     request = context.request
     body = await off_event_loop(
         request.body, lambda: msgspec.json.encode(chat_body(read_count_request(read_object(request.body))))
@@ -40,13 +40,13 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
-    """The request, and the same as a chat, which has none of Anthropic's headers."""
+    """Return the request, and the equivalent chat request without Anthropic's headers."""
     asked = read_messages_request(read_object(request.body))
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers)
 
 
 ROUTES = (
-    Route("POST", "/v1/messages", create, "routed, in Anthropic's Messages API", MessagesRequest, streams=True),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, "how many tokens of the model on the device it takes"),
+    Route("POST", "/v1/messages", create, "routed chat in Anthropic's Messages API", MessagesRequest, streams=True),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "number of tokens on the device's model"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/v1/models`: the names that a request may give."""
+"""`/v1/models`: model names for requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROUTES = (
         "GET",
         "/v1/models",
         list_models,
-        "`auto`, `local`, `cloud`, and the models behind them; the device's with `max_model_len`",
+        "`auto`, `local`, `cloud`, and their models; the device's model with `max_model_len`",
         response_type=ModelList,
     ),
-    Route("GET", "/v1/models/{model:path}", retrieve, "one of them", response_type=ModelCard),
+    Route("GET", "/v1/models/{model:path}", retrieve, "one model", response_type=ModelCard),
 )

@@ -1,4 +1,4 @@
-"""Ollama's API, for its clients: the cascade in Ollama's words. Its models are pulled by `page/device_models.py`."""
+"""Ollama's API on top of the cascade. `page/device_models.py` pulls the models."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(card: ModelCard) -> dict[str, Any]:
-    """Nothing about the model's file: its place is nobody's business."""
+    """Describe a model without its file, whose location and size stay private."""
     return {"name": card.id, "model": card.id, **_about(card), "size": 0, "digest": ""}
 
 
@@ -120,13 +120,13 @@ def _about(card: ModelCard) -> dict[str, Any]:
 
 
 ROUTES = (
-    Route("POST", "/api/chat", chat, "routed, in Ollama's API; streamed unless `stream` is false", OllamaChat,
+    Route("POST", "/api/chat", chat, "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat,
           streams=True),
-    Route("POST", "/api/generate", generate, "the same, for one prompt", OllamaGenerate, streams=True),
-    Route("POST", "/api/embed", embed, "as `/v1/embeddings`, in Ollama's API", OllamaEmbed),
-    Route("POST", "/api/embeddings", embed_one, "the same of one text, as older clients want it", OllamaEmbedding),
-    Route("GET", "/api/tags", list_models, "as `/v1/models`, in Ollama's API"),
-    Route("GET", "/api/ps", running, "the model on the device, while it is in memory"),
-    Route("POST", "/api/show", show, "one of them", OllamaShow),
+    Route("POST", "/api/generate", generate, "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
+    Route("POST", "/api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
+    Route("POST", "/api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
+    Route("GET", "/api/tags", list_models, "`/v1/models` in Ollama's API"),
+    Route("GET", "/api/ps", running, "the device's model, if it is in memory"),
+    Route("POST", "/api/show", show, "details of one model", OllamaShow),
     Route("GET", "/api/version", version, "the version of this server"),
 )  # fmt: skip

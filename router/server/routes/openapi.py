@@ -1,4 +1,4 @@
-"""`/openapi.json`: the table of endpoints as an OpenAPI document, made from the structs that decode and encode."""
+"""`/openapi.json`: OpenAPI document of the endpoints, generated from the request and response structs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
-#: Query parameters that are more than a text. Lists are cut by the first two.
+#: Schemas of query parameters that are not plain strings. `limit` and `order` paginate lists.
 _QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1},
     "order": {"enum": ["asc", "desc"]},
@@ -48,7 +48,7 @@ _OLLAMA_ERROR: dict[str, Any] = {"type": "object", "required": ["error"], "prope
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of `routes`."""
+    """Return an OpenAPI 3.1 document of `routes`."""
     kinds = [kind for route in routes for kind in (route.request_type, route.response_type) if kind is not None]
     schemas, components = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=_REF)
     schema_of = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
@@ -102,4 +102,4 @@ async def describe(context: RequestContext) -> WireResponse:
     return WireResponse.json(document(context.routes))
 
 
-ROUTES = (Route("GET", "/openapi.json", describe, "these routes as an OpenAPI document"),)
+ROUTES = (Route("GET", "/openapi.json", describe, "OpenAPI document of these endpoints"),)

@@ -1,4 +1,4 @@
-"""`/updraft/requests/{id}`: why an answer came from where it came, and what its reader thought of it."""
+"""`/updraft/requests/{id}`: the explanation of a request, and feedback on its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .route import RequestContext, Route
 
 
 class Feedback(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a feedback."""
+    """Body of a feedback request."""
 
     thumb: Literal["up", "down"]
 
@@ -34,12 +34,12 @@ async def give_feedback(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/updraft/requests/{id}", why, "one request as `updraft why` tells it", response_type=Explanation),
+    Route("GET", "/updraft/requests/{id}", why, "one request, as in `updraft why`", response_type=Explanation),
     Route(
         "POST",
         "/updraft/requests/{id}/feedback",
         give_feedback,
-        "`thumb`: `up` or `down`, kept in the ledger and, where there is experience, for `updraft learn`",
+        "record the `thumb` (`up` or `down`) in the ledger and, if experience is kept, for `updraft learn`",
         Feedback,
         FeedbackNote,
     ),

@@ -1,4 +1,4 @@
-"""An endpoint: a method and a path, a handler, and a description for documents made from the table."""
+"""Endpoint definition: method, path, handler, and a summary for generated documents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Handler = Callable[["RequestContext"], Awaitable[WireResponse]]
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request, with everything its handler may use."""
+    """A request, with everything its handler may use."""
 
     router: Router
     answers: AnswerService
     batches: BatchService
     request: WireRequest
-    # What the path's placeholders stand for: `{model}` is `parameters["model"]`.
+    # Values of the path's placeholders: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]
-    # The whole table.
+    # All routes of the server.
     routes: Sequence[Route] = ()
 
     @property
     def owner(self) -> str:
-        """Digest of the caller's key: whose files, batches and answers are meant."""
+        """Digest of the caller's key, which identifies the owner of files, batches and answers."""
         return caller_of(self.request.headers).key
 
 
@@ -39,20 +39,20 @@ class Route:
     """One method of one path."""
 
     method: str
-    # `{name}` stands for one segment, `{name:path}` for one or more.
+    # Path template: `{name}` matches one segment, `{name:path}` one or more.
     path: str
-    # Raises UpdraftError for what it refuses.
+    # Function that answers requests. Raises UpdraftError to refuse one.
     handler: Handler
-    # One line for the reference.
+    # One line for the generated reference.
     summary: str
-    # Structs of the body and of the answer, where there are some.
+    # Structs of the request body and of the answer, if any.
     request_type: type | None = None
     response_type: type | None = None
-    # True where the answer may be a stream: of server-sent events, or in Ollama's API of lines.
+    # Whether the answer may be a stream, of server-sent events or, in Ollama's API, of lines.
     streams: bool = False
     # Names of the query parameters.
     query: tuple[str, ...] = ()
-    # True where the body is a form with a file.
+    # Whether the body is a form with a file.
     form: bool = False
 
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -61,9 +61,9 @@ class Route:
         object.__setattr__(self, "_pattern", _pattern(self.path))
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """The placeholders' values, where `path` is one of this route."""
-        found = self._pattern.fullmatch(path)
-        return None if found is None else found.groupdict()
+        """Return the values of the placeholders if `path` matches, else None."""
+        match = self._pattern.fullmatch(path)
+        return None if match is None else match.groupdict()
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -1,1 +1,1 @@
-"""A model server on this device or in its private network, as the local tier: Ollama, llama-server, LM Studio."""
+"""Local tier over a model server on this device or its private network: Ollama, llama-server, LM Studio."""

@@ -1,4 +1,4 @@
-"""The server that the setting `local` names, and whether it is on the device."""
+"""Address of the server that the setting `local` names, and whether it is private."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ _PRIVATE = [
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A server of models, with an OpenAI-compatible API."""
+    """Address of a model server with an OpenAI-compatible API."""
 
     url: str
-    # Name of the model. None: the server's only model.
+    # Model name. None: the server's only model.
     model: str | None = None
-    # The setting or variable that names the server.
+    # Setting or variable that names the server.
     source: str = "local"
 
 
 def server_address(local: str | None, model: str | None = None) -> ServerAddress | None:
-    """The server that `local` names: `ollama:MODEL`, or a URL; None where it is a model file. `model`: at a URL.
+    """Return the server in `local` (`ollama:MODEL` or a URL), or None for a model file. `model`: the model at a URL.
 
-    `OLLAMA_HOST` says where Ollama listens. Raises ConfigurationError.
+    `OLLAMA_HOST` sets the address of Ollama. Raises ConfigurationError.
     """
     if local is None:
         return None
     if local.startswith("ollama:"):
         name = local.removeprefix("ollama:")
         if not name:
-            raise ConfigurationError("local must name a model after ollama:, as in ollama:qwen3.", param="local")
+            raise ConfigurationError("local must name a model after ollama:, for example ollama:qwen3.", param="local")
         host = os.environ.get("OLLAMA_HOST", "").strip(" \t\r\n\"'")
         return _checked(_ollama_url(host), host, name, "OLLAMA_HOST" if host else "local")
     return _checked(local, local, model, "local") if local.startswith(("http://", "https://")) else None
 
 
 def _ollama_url(host: str) -> str:
-    """The URL that Ollama makes of `OLLAMA_HOST`: each part of `scheme://host:port/path` may be missing."""
+    """Return the URL for `OLLAMA_HOST`, as Ollama reads it: each part of `scheme://host:port/path` is optional."""
     scheme, separator, rest = host.rpartition("://")
     port = {"http": "80", "https": "443"}.get(scheme, "") if separator else str(OLLAMA_PORT)
     rest, _, path = rest.partition("/")
@@ -58,30 +58,30 @@ def _ollama_url(host: str) -> str:
     if parts := re.fullmatch(r"(\[.*\]|[^:\[\]]*):([^:]*)", rest):
         rest, port = parts[1], parts[2] or port
     name = rest.strip("[]")
-    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # where a server listens everywhere
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # a wildcard address
     path = f"/{path}".rstrip("/")
     return f"{scheme or 'http'}://{user}{at}{f'[{name}]' if ':' in name else name}:{port}{path}/v1"
 
 
 def checked_url(url: str) -> httpx.URL:
-    """Parse a URL. Raises httpx.InvalidURL or ValueError for one that no client can use."""
+    """Parse a URL. Raises httpx.InvalidURL or ValueError if no client can use it."""
     parsed = httpx.URL(url)
-    _ = parsed.host  # is decoded only now
+    _ = parsed.host  # decoded only on access
     if (parsed.port or 0) > 65_535:
         raise ValueError("a port is at most 65535")
     return parsed
 
 
 def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddress:
-    """The server at `url`. `given`: the setting, for messages."""
+    """Validate the server's URL. `given`: the setting as written, for messages."""
     try:
         parsed = checked_url(url)
     except (httpx.InvalidURL, ValueError) as error:
         raise ConfigurationError(f"{source} {shown_url(given)!r} is not a URL.", param="local") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise ConfigurationError(
-            f"{source} {shown_url(given)!r} must be a URL of host, port and path: name the model with local_model, and "
-            "give no credentials.",
+            f"{source} {shown_url(given)!r} must be a URL of host, port and path. Name the model with local_model and "
+            "omit credentials.",
             param="local",
         )
     path = parsed.path.rstrip("/") or "/v1"
@@ -89,16 +89,16 @@ def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddr
 
 
 def check_private(address: ServerAddress) -> None:
-    """Raises ConfigurationError for a server that is not on this machine or in its private network.
+    """Raise ConfigurationError if the server is not on this machine or in its private network.
 
-    What privacy rules keep on the device goes there. A name may lead anywhere tomorrow, so only addresses count.
+    The server receives private prompts. Host names may resolve elsewhere later, so only localhost and IPs are accepted.
     """
     host = httpx.URL(address.url).host
     if not is_private(host):
         raise ConfigurationError(
-            f"{address.source} names {shown_url(address.url)}, and {host} is no loopback or private address: what "
-            "privacy rules keep on this device would be sent there. Name the server by its address, make it the cloud "
-            "(cloud_url), or set local_public=true if you trust it as you trust this device.",
+            f"{address.source} names {shown_url(address.url)}, but {host} is not a private address: data that "
+            "privacy rules keep on this device would be sent there. Name the server by IP address, make it the cloud "
+            "(cloud_url), or set local_public=true if you trust it like this device.",
             param="local",
         )
 
@@ -107,9 +107,9 @@ def is_private(host: str) -> bool:
     if host.lower().rstrip(".") == "localhost":
         return True
     try:
-        found = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return any(found in network for network in _PRIVATE)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in _PRIVATE)

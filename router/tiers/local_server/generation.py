@@ -1,4 +1,4 @@
-"""One answer of a server, read from its stream: text and signals as they come, tool calls when they are whole."""
+"""One streamed answer of a server: text and signals as they arrive, tool calls once complete."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NONCHARACTER = "\ufdd0"
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How an answer is to be read."""
+    """How to read an answer."""
 
-    # Alternatives of each token to show; None: no log-probabilities.
+    # Alternatives shown per token; None: no log-probabilities.
     shown: int | None = None
-    # The tools that it may call.
+    # Tools offered to the model.
     tools: ToolUse | None = None
-    # What comes before its calls in the text.
+    # Text that precedes tool calls.
     opener: str = ""
-    # The text that it goes on with.
+    # Message text that the answer continues.
     begun: str | None = None
 
 
@@ -64,18 +64,18 @@ class ServerGeneration:
         token = self._ready.popleft()
         answer = self.answer
         answer.tokens.append(token)
-        if token.signals.logprob == token.signals.logprob:  # a number
+        if token.signals.logprob == token.signals.logprob:  # not NaN
             answer.signals.append(token.signals)
         answer.text += token.text
         return token
 
     async def aclose(self) -> None:
-        """Close the connection, which ends the server's work. Idempotent."""
+        """Close the connection, which stops the server's work. Idempotent."""
         self._ended = True
         await self._response.aclose()
 
     async def _read(self) -> bool:
-        """Take what has come; False at the end of the answer. Raises UpstreamError where it is cut."""
+        """Process the next chunk. Return False at the end of the answer. Raises UpstreamError if the stream is cut."""
         try:
             chunk = None if self._parser.done else await anext(self._chunks, None)
         except httpx.HTTPError as error:
@@ -86,11 +86,11 @@ class ServerGeneration:
             for payload in self._parser.feed(chunk):
                 self._take(payload, table(json_of(payload, exact=True)) or {})
         except ValueError as error:
-            raise UpstreamError(f"The local server at {self._url} sent what is no event stream.") from error
+            raise UpstreamError(f"The local server at {self._url} sent no event stream.") from error
         return True
 
     def _end(self) -> bool:
-        """Whether the answer has tool calls that are still to be handed on."""
+        """Finish the answer. Return True if tool calls remain to be read."""
         if self._finish is None:
             raise UpstreamError(f"The answer of the local server at {self._url} was cut before its end.")
         if self._form.tools is not None:
@@ -104,7 +104,7 @@ class ServerGeneration:
 
     def _take(self, payload: bytes, event: dict[str, Any]) -> None:
         if event.get("error"):
-            told = error_in(json_bytes(event), 502, "no reason was given")
+            told = error_in(json_bytes(event), 502, "it gave no reason")
             raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
         read = (table(event.get("usage")) or {}).get("prompt_tokens")
         if isinstance(read, int) and 0 <= read < 2**31:
@@ -116,7 +116,7 @@ class ServerGeneration:
         verdict = self._continuation.take((payload, {"choices": choices}))
         if verdict == "differs":
             raise UnsupportedFeatureError(
-                "continue_final_message: the local server begins the message anew.", param="continue_final_message"
+                "continue_final_message: the local server restarted the message.", param="continue_final_message"
             )
         if verdict != "unknown":
             events, self._continuation = self._continuation.events, None
@@ -129,13 +129,13 @@ class ServerGeneration:
             text = str(delta.get("content") or "")
             calls = tables(delta.get("tool_calls")) or []
             self._calls.add(calls)
-            reported = reported_in(choice) if text or calls else []  # thoughts are no part of the answer
+            reported = reported_in(choice) if text or calls else []  # reasoning is not part of the answer
             self._ready.extend(self._vocabulary.tokens(text, reported, self._form.shown))
             self._finish = choice.get("finish_reason") or self._finish
 
 
 class _Calls:
-    """The tool calls of one answer. Their pieces may alternate, and servers that send whole ones may number none."""
+    """Tool calls of one answer. Their pieces may interleave, and some servers send whole calls without an index."""
 
     def __init__(self) -> None:
         self._calls: list[CalledFunction] = []
@@ -156,14 +156,14 @@ class _Calls:
             call.arguments += arguments if isinstance(arguments, str) else json_bytes(arguments).decode()
 
     def text(self, opener: str, use: ToolUse) -> str:
-        """As a list behind `opener`; empty without calls. Raises UpstreamError where the choice of `use` asks for some.
+        """Return the calls as a list after `opener`, or "" without calls.
 
-        Not every server keeps to the choice, or to one call where no more are allowed.
+        Servers may ignore the tool choice or the limit of one call. Raises UpstreamError if a required call is missing.
         """
         named = use.choice.function.name if isinstance(use.choice, NamedTool) else None
         calls = [call for call in self._calls if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):
-            raise UpstreamError("The local server made no tool call, and tool_choice asks for one.")
+            raise UpstreamError("The local server made no tool call, but tool_choice requires one.")
         if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
             opener = opener.removeprefix(NONCHARACTER)  # the calls stay text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]

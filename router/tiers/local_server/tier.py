@@ -1,7 +1,7 @@
-"""The local tier over a server's OpenAI-compatible API: tokens as they come, with log-probabilities where it has them.
+"""Local tier over a server's OpenAI-compatible API: streamed tokens, with log-probabilities if the server has them.
 
-It reports no hidden states. Its tool calls are written into the text as a model of ours writes them: gates and streams
-read them there.
+There are no hidden states. Tool calls are rewritten into the text as an on-device model writes them, because gates and
+streams look for them there.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _BEYOND = (
 
 
 async def open_server(address: ServerAddress, max_tokens: int) -> ServerLocalTier:
-    """Raises ModelLoadError where the server or its model does not answer."""
+    """Connect to a model server. Raises ModelLoadError if the server or its model does not answer."""
     client = open_client()
     try:
         return ServerLocalTier(client, await find_model(client, address), max_tokens)
@@ -140,7 +140,7 @@ async def open_server(address: ServerAddress, max_tokens: int) -> ServerLocalTie
 
 
 class ServerLocalTier(ChatsOnly):
-    """`LocalTier` over one model of a server. `max_tokens`: of answers whose request sets none."""
+    """`LocalTier` over one model of a server. `max_tokens`: default limit of an answer."""
 
     reasoning: ReasoningStyle | None = None
 
@@ -150,7 +150,7 @@ class ServerLocalTier(ChatsOnly):
 
         self._client = client
         self._model = model
-        # The ids that it gives to calls are taken by every template.
+        # Every chat template accepts the call IDs of the Mistral format.
         self.tool_format: ToolFormat | None = ToolFormat(
             "mistral", ToolSyntax(_CALLS, lists=True, keeps_blanks=True), {}
         )
@@ -164,7 +164,7 @@ class ServerLocalTier(ChatsOnly):
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> ServerGeneration:
-        """`constraint` beside `tools` is theirs: the server has its own."""
+        """Start an answer. A `constraint` that comes with `tools` is ignored, since the server enforces its own."""
         body, begun, tools = self._body(messages, params), None, options.get("tools")
         if tools is not None:
             body |= _offered(tools, params)
@@ -172,7 +172,7 @@ class ServerLocalTier(ChatsOnly):
             body["response_format"] = _response_format(constraint)
         if template_options := options.get("template_options"):
             body["chat_template_kwargs"] = dict(template_options)
-        if options.get("continue_final_message"):  # llama-server and Ollama go on with such a message anyway
+        if options.get("continue_final_message"):  # llama-server and Ollama continue such a message in any case
             body |= {"continue_final_message": True, "add_generation_prompt": False}
             begun = messages[-1].text
         form = AnswerForm(params.logprobs, tools, _CALLS, begun)
@@ -189,9 +189,9 @@ class ServerLocalTier(ChatsOnly):
         except httpx.HTTPError as error:
             raise failed(url, error) from error
         told = error_in(raw, response.status_code, f"it answered {response.status_code}")
-        raise UpstreamError(f"The local server at {url} refuses: {told['message']}")
+        raise UpstreamError(f"The local server at {url} refused: {told['message']}")
 
-    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002 - it sends text only
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002 - the server sends only text
         return self._vocabulary.bytes_of(token_id)
 
     async def aclose(self) -> None:
@@ -201,9 +201,9 @@ class ServerLocalTier(ChatsOnly):
         neutral = SamplingParams()
         for name in _BEYOND:
             if getattr(params, name) != getattr(neutral, name):
-                raise UnsupportedFeatureError(f"{name}: not with a server as the local model.", param=name)
+                raise UnsupportedFeatureError(f"{name}: not supported with a server as the local model.", param=name)
         if params.logprobs is not None and not self.has_signals:
-            raise UnsupportedFeatureError("logprobs: the local server gives none.", param="logprobs")
+            raise UnsupportedFeatureError("logprobs: the local server reports none.", param="logprobs")
         body: dict[str, Any] = {
             "model": self._model.name,
             "messages": [_wire(message) for message in messages],
@@ -228,9 +228,9 @@ def _wire(message: Message) -> dict[str, Any]:
 
 
 def _offered(use: ToolUse, params: SamplingParams) -> dict[str, Any]:
-    """The fields of a request that offer tools."""
+    """Return the request fields that offer tools."""
     if params.logprobs is not None:
-        raise UnsupportedFeatureError("logprobs: not beside tools on a local server.", param="logprobs")
+        raise UnsupportedFeatureError("logprobs: not supported with tools on a local server.", param="logprobs")
     offered: dict[str, Any] = {"tools": msgspec.to_builtins(use.tools)}
     if use.choice is not None:
         offered["tool_choice"] = msgspec.to_builtins(use.choice)
@@ -240,7 +240,7 @@ def _offered(use: ToolUse, params: SamplingParams) -> dict[str, Any]:
 def _response_format(constraint: Constraint) -> dict[str, Any]:
     if constraint.kind != "json_schema":
         raise UnsupportedFeatureError(
-            f"{constraint.kind}: a server as the local model takes JSON schemas only.", param=constraint.param
+            f"{constraint.kind}: a server as the local model supports only JSON schemas.", param=constraint.param
         )
     schema = msgspec.json.decode(constraint.source)
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}

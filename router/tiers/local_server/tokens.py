@@ -1,4 +1,4 @@
-"""The tokens that a server reports, with their log-probabilities as signals."""
+"""Tokens reported by a server, with their log-probabilities as signals."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ....protocol.errors import UpstreamError
 from ...request.json_narrowing import rows, table, tables
 
 TOP = 8
-"""Alternatives to ask for: entropy is read from them."""
+"""Alternatives requested per token, to estimate the entropy."""
 
-_MOST = 2**20  # entries; no vocabulary is larger
+_MOST = 2**20  # entries; more than any vocabulary has
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSignals:
-    """`Signals` of one token, from the alternatives that the server names.
+    """`Signals` of one token, from the alternatives that the server reports.
 
-    The entropy counts all others as one token, so that it is a lower bound.
+    The entropy treats all other tokens as one, so it is a lower bound.
     """
 
     logprob: float
@@ -29,7 +29,7 @@ class ServerSignals:
 
     @staticmethod
     def of(logprob: float, alternatives: Sequence[float]) -> ServerSignals:
-        """`alternatives`: log-probabilities of the likeliest tokens."""
+        """Build the signals. `alternatives`: log-probabilities of the most likely tokens."""
         known = sorted(alternatives or (logprob,), reverse=True)
         shares = [math.exp(each) for each in known]
         rest = 1 - sum(shares)
@@ -53,30 +53,30 @@ class ServerToken:
 
 
 class SeenVocabulary:
-    """Ids for the tokens that a server has named: it sends their bytes, and no ids of its own."""
+    """IDs for the tokens seen so far, since the server sends token bytes without IDs."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
         self._bytes: list[bytes] = []
 
     def id_of(self, token: bytes) -> int:
-        """Raises UpstreamError for more tokens than any vocabulary has."""
-        found = self._ids.get(token)
-        if found is None:
+        """Return the token's ID. Raises UpstreamError if there are too many tokens for a vocabulary."""
+        token_id = self._ids.get(token)
+        if token_id is None:
             if len(self._bytes) >= _MOST:
-                raise UpstreamError("The local server names more tokens than any vocabulary has.")
-            found = self._ids[token] = len(self._bytes)
+                raise UpstreamError("The local server sent too many distinct tokens for a vocabulary.")
+            token_id = self._ids[token] = len(self._bytes)
             self._bytes.append(token)
-        return found
+        return token_id
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._bytes[token_id]
 
     def tokens(self, text: str, reported: list[dict[str, Any]], shown: int | None) -> list[ServerToken]:
-        """The tokens of one event. Its text is the last one's; `shown`: how many alternatives were asked for."""
-        if not reported:  # a piece of any length: no entry of a vocabulary
+        """Return the tokens of one event; the last one carries the text. `shown`: number of alternatives requested."""
+        if not reported:  # text without tokens: not a vocabulary entry
             return [ServerToken(self.id_of(b""), text, NO_SIGNALS)] if text else []
-        found: list[ServerToken] = []
+        tokens: list[ServerToken] = []
         for at, entry in enumerate(reported):
             named = [(other, _logprob(other)) for other in tables(entry.get("top_logprobs")) or []]
             top = [(other, value) for other, value in named if value is not None]
@@ -84,14 +84,14 @@ class SeenVocabulary:
             signals = NO_SIGNALS if logprob is None else ServerSignals.of(logprob, [value for _, value in top])
             told = tuple((self.id_of(_raw(other)), value) for other, value in top[: shown or 0])
             own = text if at == len(reported) - 1 else ""
-            found.append(ServerToken(self.id_of(_raw(entry)), own, signals, told))
-        return found
+            tokens.append(ServerToken(self.id_of(_raw(entry)), own, signals, told))
+        return tokens
 
 
 def reported_in(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """The log-probabilities of an event, a token each."""
-    found = table(choice.get("logprobs")) or {}
-    return [entry for entry in tables(found.get("content")) or [] if _logprob(entry) is not None]
+    """Return the log-probability entries of an event, one per token."""
+    logprobs = table(choice.get("logprobs")) or {}
+    return [entry for entry in tables(logprobs.get("content")) or [] if _logprob(entry) is not None]
 
 
 def _logprob(entry: dict[str, Any]) -> float | None:

@@ -1,1 +1,1 @@
-"""The APIs of clouds: each provider says what it can do, and translates from and to OpenAI's chat completions."""
+"""APIs of clouds: the capabilities of each provider, and translation from and to OpenAI's chat completions."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: requests."""
+"""Translation of requests to Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .chat_fields import ChatFields, Image
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
-_MAX_TOKENS = 8192  # the API wants a limit; requests without one get this
+_MAX_TOKENS = 8192  # default, because the API requires a limit
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 
 
 class AnthropicProvider(Provider):
-    """`cloud_url` is https://api.anthropic.com/v1, or a server that speaks its API."""
+    """Anthropic's Messages API. `cloud_url` is https://api.anthropic.com/v1 or a compatible server."""
 
     name = "anthropic"
     raw_member = "input"
@@ -71,7 +71,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         sent["stop_sequences"] = stop
     if (user := fields.take("safety_identifier", "user")) is not None:
         sent["metadata"] = {"user_id": user}
-    fields.take("continue_final_message")  # its last message says so by itself
+    fields.take("continue_final_message")  # implied by a final assistant message
     _add_tools(sent, fields)
     _add_output(sent, fields, provider)
     fields.end()
@@ -79,7 +79,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
 
 
 def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
-    """The system prompt, which has one place, and the turns; those of one role in a row are one."""
+    """Return the system prompt and the turns; consecutive messages of one role are merged."""
     system: list[str] = []
     turns: list[dict[str, Any]] = []
     for message in fields.messages():
@@ -139,7 +139,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
 def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) -> None:
     output: dict[str, Any] = table(fields.take("output_config")) or {}
     schema = fields.schema()
-    if schema == {}:  # it knows schemas only, whose objects name all their fields
+    if schema == {}:  # only schemas with named fields are supported
         raise provider.unsupported("response_format of type json_object")
     if schema is not None:
         output["format"] = {"type": "json_schema", "schema": schema}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: answers and streams, as chat completions."""
+"""Translation of Anthropic's answers and streams to chat completions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _ToolBlock:
-    """A tool call that is being streamed. `input`: the arguments in its first event, empty as a rule."""
+    """A streamed tool call. `input`: arguments in its first event, usually empty."""
 
     index: int
     input: Any = None
@@ -45,7 +45,7 @@ class _ToolBlock:
 
 
 class MessageEvents(ChatEvents):
-    """From `message_start` to `message_stop`."""
+    """Translator of the events from `message_start` to `message_stop`."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
@@ -68,7 +68,7 @@ class MessageEvents(ChatEvents):
             finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
             if finish is not None:
                 return [self._chunks.delta({}, finish), self._chunks.usage(_usage(self._counts))]
-        return []  # a ping, the end, and kinds that are yet to come
+        return []  # pings, the end, and unknown future events
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
@@ -105,7 +105,7 @@ def _finish(reason: Any) -> str | None:
 
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    """The tokens read, with what the prompt cache gave and took, as OpenAI counts them."""
+    """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
     cached = whole(counts.get("cache_read_input_tokens"))
     read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
     written = whole(counts.get("output_tokens"))

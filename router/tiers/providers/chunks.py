@@ -1,4 +1,4 @@
-"""Chat completions and chunks, made from what other APIs answer."""
+"""Builders of chat completions and chunks from other APIs' answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..interfaces import counted
 
 
 def whole(value: Any) -> int:
-    """A number that counts or numbers something; 0 for what cannot."""
+    """Return a count or index, or 0 for an invalid value."""
     return counted(value) or 0
 
 
 def arguments_of(value: Any) -> str:
-    """A tool call's arguments; of raw JSON the same bytes."""
+    """Return a tool call's arguments as JSON text; raw JSON stays unchanged."""
     text = bytes(value) if isinstance(value, msgspec.Raw) else json_bytes(value)
     return "{}" if text == b"null" else text.decode()
 
@@ -27,13 +27,13 @@ def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[s
 
 
 def message(texts: list[str], reasoning: list[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's text, thoughts, and calls."""
-    found: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    """Return an assistant message with text, reasoning and tool calls."""
+    fields: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
     if reasoning:
-        found["reasoning_content"] = "".join(reasoning)
+        fields["reasoning_content"] = "".join(reasoning)
     if calls:
-        found["tool_calls"] = calls
-    return found
+        fields["tool_calls"] = calls
+    return fields
 
 
 def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage
 
 
 class ChunkMaker:
-    """The chunks of one stream, which share id, model and time."""
+    """Builder of the chunks of one stream, which share ID, model and time."""
 
     def __init__(self) -> None:
         self.id = ""

@@ -1,4 +1,4 @@
-"""Gemini's API (`generateContent`): requests."""
+"""Translation of requests to Gemini's API (`generateContent`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CONFIG = {
     "frequency_penalty": "frequencyPenalty",
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's word for a call that another model has made
+_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder for a call made by another model
 
 
 class GeminiProvider(Provider):
-    """`cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
+    """Gemini's API. `cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
 
     name = "gemini"
     raw_member = "args"
@@ -75,14 +75,14 @@ class GeminiProvider(Provider):
         return ContentEvents()
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
-        """Google says in the body when to come again."""
+        """Add the retry delay that Google reports in the error body."""
         delay = _retry_delay(raw)
         more = {"retry-after": delay} if delay and not headers.get("retry-after") else {}
         return super().refused(url, status, {**headers, **more}, raw)
 
 
 def _retry_delay(raw: bytes) -> str:
-    """Seconds; empty where the error names none."""
+    """Return the retry delay in seconds, or "" if the error has none."""
     try:
         error = table((table(json_of(raw)) or {}).get("error")) or {}
     except ValueError:
@@ -115,10 +115,10 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
 
 
 def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
-    """The system instruction and the turns; those of one role in a row are one."""
+    """Return the system instruction and the turns; consecutive messages of one role are merged."""
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of the functions called, by the id of the call
+    names: dict[str, str] = {}  # function names by call ID
     for message in fields.messages():
         role = message.get("role")
         if role in ("system", "developer"):
@@ -148,7 +148,7 @@ def _part(part: str | Image) -> dict[str, Any]:
 
 
 def _call_part(call: Called, model: str, *, first: bool) -> dict[str, Any]:
-    """A call with the signature of the thought behind it, which newer models want to see again on the first one."""
+    """Return a call with its thought signature, which newer models require on the first call of a turn."""
     google = table((table(call.raw.get("extra_content")) or {}).get("google")) or {}
     signature = google.get("thought_signature")
     if signature is None and first and not model.removeprefix("models/").startswith(("gemini-1", "gemini-2")):

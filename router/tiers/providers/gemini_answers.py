@@ -1,4 +1,4 @@
-"""Gemini's API: answers and streams, as chat completions."""
+"""Translation of Gemini's answers and streams to chat completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...request.json_narrowing import table, tables
 from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
 from .provider import ChatEvents
 
-_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others keep something back
+_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others mean that content was withheld
 
 
 def completion_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -23,11 +23,11 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContentEvents(ChatEvents):
-    """Each event is a whole answer that holds the next parts."""
+    """Translator of a stream in which every event is an answer with the next parts."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
-        self._calls: dict[int, int] = {}  # of each candidate, how many
+        self._calls: dict[int, int] = {}  # index of the last call, per candidate
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         chunks, finished = self._chunks, False
@@ -49,14 +49,14 @@ class ContentEvents(ChatEvents):
 
 
 def _candidates(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a prompt that was blocked, an answer that a filter kept back."""
-    found = tables(body.get("candidates")) or []
+    """Return the candidates; a blocked prompt counts as one filtered answer."""
+    candidates = tables(body.get("candidates")) or []
     blocked = (table(body.get("promptFeedback")) or {}).get("blockReason")
-    return [{"finishReason": blocked}] if blocked and not found else found
+    return [{"finishReason": blocked}] if blocked and not candidates else candidates
 
 
 def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Texts, thoughts and calls."""
+    """Return the texts, thoughts and calls."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def _finish(reason: Any, *, called: bool) -> str | None:
 
 
 def _usage(body: dict[str, Any]) -> dict[str, Any]:
-    """Thoughts are billed as what was written."""
+    """Convert token counts to OpenAI's form. Thoughts are billed as output."""
     counts = table(body.get("usageMetadata")) or {}
     thought = whole(counts.get("thoughtsTokenCount"))
     read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))

@@ -1,4 +1,4 @@
-"""The provider that a name or a URL means. Packages add others as entry points of the group `updraft.providers`."""
+"""Providers by name or URL. Packages add providers with entry points in the group `updraft.providers`."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _BUILT_IN: dict[str, type[Provider]] = {
 
 @lru_cache(64)
 def provider_of(name: str, url: str) -> Provider:
-    """The provider of this name; `auto` goes by the host of the URL. Raises ConfigurationError."""
+    """Return the provider named `name`, or chosen by the URL's host for `auto`. Raises ConfigurationError."""
     name = _by_url(httpx.URL(url)) if name == "auto" else name
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
-    found = entry_points(group=GROUP, name=name)
-    if not found:
+    matches = entry_points(group=GROUP, name=name)
+    if not matches:
         known = sorted({*_BUILT_IN, *entry_points(group=GROUP).names})
         raise ConfigurationError(
-            f"cloud_provider {name[:100]!r} is unknown: it must be auto, {', '.join(known)}.", param="cloud_provider"
+            f"Unknown cloud_provider {name[:100]!r}. Known: auto, {', '.join(known)}.", param="cloud_provider"
         )
-    made = next(iter(found)).load()()
+    made = next(iter(matches)).load()()
     if not isinstance(made, Provider):
         raise ConfigurationError(
-            f"The entry point {name!r} of {GROUP} is no subclass of updraft.router.tiers.providers.provider.Provider.",
+            f"Entry point {name!r} of {GROUP} is not a subclass of updraft.router.tiers.providers.provider.Provider.",
             param="cloud_provider",
         )
     return made
 
 
 def _by_url(url: httpx.URL) -> str:
-    """Google's and Anthropic's own hosts speak their own APIs, but for the path of Google's OpenAI-compatible one."""
+    """Return the provider's name by host: Google and Anthropic have their own APIs, except Google's `/openai` path."""
     if url.host == "api.anthropic.com":
         return AnthropicProvider.name
     if url.host == "generativelanguage.googleapis.com" and "/openai" not in url.path:

@@ -197,7 +197,7 @@ def test_a_model_server_as_the_local_tier(updraft, oracle: str, tmp_path: Path) 
         done = updraft("ask", QUESTIONS[1].prompt, "--json", *pair, env=served)
         assert json.loads(done.stdout)["updraft"]["reason"].startswith("P(gain)"), done.stderr
     done = updraft("ask", QUESTIONS[1].prompt, "--json", "--local", "pocket", *pair[2:])
-    assert "and here it runs as" in done.stderr, "a file of the same name is another model"
+    assert "but here it runs as" in done.stderr, "a file of the same name is another model"
 
 
 def test_a_server_without_logprobs_cannot_be_calibrated(updraft, tmp_path: Path) -> None:
@@ -208,5 +208,5 @@ def test_a_server_without_logprobs_cannot_be_calibrated(updraft, tmp_path: Path)
         call = ["calibrate", "--live", "100", "--prompts", "many.txt", "--local", server.url]
         done = updraft(*call, "--cloud", server.url, "--cloud-model", "big")
         assert done.returncode == 2
-        assert "gives no log-probabilities for small" in done.stderr
+        assert "reports no log-probabilities for small" in done.stderr
         assert len(server.asked) == 2, "the cloud is not asked"

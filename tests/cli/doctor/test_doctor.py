@@ -126,7 +126,7 @@ def test_the_cloud_is_asked_for_its_models() -> None:
 
 def test_a_key_that_no_header_carries_is_not_shown() -> None:
     check = check_cloud("http://127.0.0.1:9/v1", "sk-secret\n")
-    assert (check.status, "The API key for http://127.0.0.1:9/v1 holds a blank" in check.found) == ("fail", True)
+    assert (check.status, "The API key for http://127.0.0.1:9/v1 contains a space" in check.found) == ("fail", True)
     assert "secret" not in f"{check}"
 
 

@@ -93,12 +93,12 @@ def test_from_a_model_to_a_running_service_and_away(updraft, systemd: Path, envi
     log, settings = home / "serve.log", home / "config.toml"
     old = settings.read_text()
     settings.write_text(old + '[privacy]\nbuiltin = ["nonsense"]\n')
-    wait_for_log(log, "the settings stay as they were")
+    wait_for_log(log, "settings not changed")
     settings.write_text(old + "local_max_tokens = 5\n")
     assert "local_max_tokens cannot change while the router runs" in wait_for_log(log, "restart it")
     settings.write_text(old + "confidence = 0.99\n")
-    wait_for_log(log, "new settings: confidence")
-    assert "new settings" in updraft("service", "logs", "-n", "1").stdout
+    wait_for_log(log, "settings changed: confidence")
+    assert "settings changed" in updraft("service", "logs", "-n", "1").stdout
     assert log.stat().st_mode & 0o077 == 0
 
     assert updraft("service", "uninstall").returncode == 0

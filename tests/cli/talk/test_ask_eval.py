@@ -139,7 +139,7 @@ def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(in_process, fake
 def test_an_unknown_cloud_model_is_named_with_those_there_are(in_process, cloud) -> None:
     done = in_process("ask", "hi", *cloud, "--cloud-model", "unheard-of", env={"CLOUD_KEY": KEY})
     assert done.returncode == 1
-    assert f"No such model. {cloud[1]} has no model 'unheard-of', but big, small." in done.stderr
+    assert f"No such model. {cloud[1]} has no model 'unheard-of'. Known models: big, small." in done.stderr
 
 
 def test_eval_refuses_a_tier_that_is_not_there(in_process, cloud, task_file) -> None:

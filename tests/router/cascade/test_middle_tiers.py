@@ -174,7 +174,7 @@ def test_a_race_is_not_won_by_a_cloud_that_the_last_gate_rules_out(
         assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
         assert (len(medium.requests), len(cloud.requests)) == (1, top)
         (row,) = b.rows()
-        assert ("not for such requests" in row.reason) == bool(top)
+        assert ("ruled out the raced cloud" in row.reason) == bool(top)
         estimated = (7, 6) if top else (0, 0)
         assert (row.cloud_prompt_tokens, row.cloud_tokens) == (11 + estimated[0], 4 + estimated[1])
         if top:

@@ -170,7 +170,7 @@ def test_what_was_streamed_is_never_said_again(
         async with bench(ScriptedGates(during_at=4, after=True), hold_tokens=2) as b:
             _, events, done = await b.stream()
             assert (text_of(events), updraft_of(events)["route"], done) == (text, route, True)
-            assert ("anew" in updraft_of(events)["reason"]) == (route == "fallback")
+            assert ("restarted the answer" in updraft_of(events)["reason"]) == (route == "fallback")
             cloud.says = None
             _, events, _ = await b.stream()
             after = f"{SHOWN} and the cloud goes on." if goes_on else CLOUD_TEXT

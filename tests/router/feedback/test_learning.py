@@ -287,11 +287,7 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
     found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
     assert [info["tier"] for info in found] == ["cloud"] * 3
     (warnings,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
-    assert (
-        warnings.startswith("this router learns nothing from use")
-        and str(path) in warnings
-        and "move it away" in warnings
-    )
+    assert warnings.startswith("no experience is stored") and str(path) in warnings and "move it away" in warnings
     assert path.read_bytes() == b"garbage-garbage" * 100
 
 
@@ -406,7 +402,7 @@ def test_nothing_is_explored_where_nothing_is_kept(
     assert [info["reason"] for info in found] == ["gate 3"] * 2
     assert cloud.requests == []
     warnings = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
-    assert warnings[-1].startswith("exploration is off: what it would teach is kept nowhere")
+    assert warnings[-1].startswith("exploration is off, because no experience is stored")
     assert len(warnings) == 1 + damaged
     (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), shadow=True), shadow=True, **settings)
     shadowed = ("cloud", "shadow: would answer locally, gate 3")

@@ -59,7 +59,7 @@ def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> No
             assert "time for one of them" in info["reason"]
             assert (b.local.started, len(cloud.requests)) == (2, 1)
             info = (await b.answer(timeout_s=55.0))["updraft"]
-            assert (info["tier"], info["gate"], "the cloud is the quicker" in info["reason"]) == ("cloud", 0, True)
+            assert (info["tier"], info["gate"], "the cloud is faster" in info["reason"]) == ("cloud", 0, True)
             assert (b.local.started, len(cloud.requests)) == (2, 2)
             assert (await b.answer(timeout_s=300.0))["updraft"]["route"] == "escalated", "with time, both again"
 
@@ -113,7 +113,7 @@ def test_a_slow_cloud_is_remembered(bench: Any, cloud: FakeCloud, monkeypatch: p
         async with bench(ScriptedGates(after=True), cloud_timeout_s=1.0) as b:
             assert (await b.answer(timeout_s=90.0))["updraft"]["route"] == "fallback"
             info = (await b.answer(timeout_s=50.0))["updraft"]
-            assert (info["route"], "the device is the quicker" in info["reason"]) == ("local", True)
+            assert (info["route"], "the device is faster" in info["reason"]) == ("local", True)
         assert len(cloud.requests) == 1
 
     run(test())

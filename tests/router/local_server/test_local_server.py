@@ -109,7 +109,7 @@ def test_without_logprobs_it_answers_where_it_is_asked_for(bare: ScriptedProvide
         local = client.chat.completions.create(model="local", messages=USER)
         assert (local.choices[0].message.content, local.choices[0].finish_reason) == ("Hi.", "stop")
         assert "logprobs" not in bare.asked[-1].body
-        with pytest.raises(openai.BadRequestError, match="gives none"):
+        with pytest.raises(openai.BadRequestError, match="reports none"):
             client.chat.completions.create(model="local", messages=USER, logprobs=True)
         with pytest.raises(openai.BadRequestError, match="needs log-probabilities"):
             client.chat.completions.create(model="auto", messages=USER, extra_body={"updraft": {"confidence": 0.5}})
@@ -238,15 +238,15 @@ def test_ollama_listens_where_its_variable_says(monkeypatch, host: str, url: str
     ("host", "fault"),
     [
         ("ollama.com", "OLLAMA_HOST names .* privacy rules .* local_public"),
-        ("8.8.8.8:11434", "OLLAMA_HOST names .* no loopback or private address"),
+        ("8.8.8.8:11434", "OLLAMA_HOST names .* not a private address"),
         ("127.0.0.1:port", "OLLAMA_HOST .* is not a URL"),
         ("127.0.0.1:99999", "OLLAMA_HOST .* is not a URL"),
-        ("http://user:pw@h:1", "^OLLAMA_HOST 'http://h:1' must be .* give no credentials"),
-        ("user:pw@h", "^OLLAMA_HOST 'h' must be .* give no credentials"),
+        ("http://user:pw@h:1", "^OLLAMA_HOST 'http://h:1' must be .* omit credentials"),
+        ("user:pw@h", "^OLLAMA_HOST 'h' must be .* omit credentials"),
         ("http://user:p/w@h:1", "^OLLAMA_HOST 'http://h:1' is not a URL"),
         ("h:1:2", "^OLLAMA_HOST 'h:1:2' is not a URL"),
         ("ftp://127.0.0.1", "OLLAMA_HOST .* must be a URL"),
-        ("http://user:word@127.0.0.1", "give no credentials"),
+        ("http://user:word@127.0.0.1", "omit credentials"),
     ],
 )
 def test_an_ollama_that_is_not_on_the_device(monkeypatch, host: str, fault: str) -> None:
@@ -271,7 +271,7 @@ def test_what_local_may_say(monkeypatch) -> None:
         with pytest.raises(ConfigurationError) as raised:
             RouterConfig(**wrong)
         assert "word" not in raised.value.message
-    with pytest.raises(ConfigurationError, match="needs a model file"):
+    with pytest.raises(ConfigurationError, match="a model file is needed"):
         model_file(RouterConfig(local="ollama:qwen3"))
 
 

@@ -116,7 +116,7 @@ def test_a_choice_that_the_server_ignores_goes_to_the_cloud(server: ScriptedProv
         server.says(events(said("No.", "stop")))
         with pytest.raises(openai.APIStatusError, match="made no tool call"):
             client.chat.completions.create(model="local", **asked)
-        with pytest.raises(openai.BadRequestError, match="not beside tools"):
+        with pytest.raises(openai.BadRequestError, match="not supported with tools"):
             client.chat.completions.create(model="local", messages=USER, tools=[TOOL], logprobs=True)
 
 
@@ -135,5 +135,5 @@ def test_a_begun_message_goes_on_without_what_it_repeats(server: ScriptedProvide
             assert server.asked[-1].body["messages"][-1] == {"role": "assistant", "content": begun}
             assert server.asked[-1].body["continue_final_message"] is True
         server.says(events(said("The capital of Sweden."), said("", "stop")))
-        with pytest.raises(openai.BadRequestError, match="begins the message anew"):
+        with pytest.raises(openai.BadRequestError, match="restarted the message"):
             client.chat.completions.create(**asked)

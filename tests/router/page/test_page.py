@@ -230,7 +230,7 @@ def test_a_model_is_pulled_and_removed(page: Watched, monkeypatch: pytest.Monkey
         tab.get_by_label("Name").focus()
         tab.keyboard.type("hf:owner/repo")
         tab.keyboard.press("Enter")
-        tab.get_by_text("tiny-Q8_0 is here.").wait_for()
+        tab.get_by_text("tiny-Q8_0 is ready.").wait_for()
     tab.get_by_role("cell", name="tiny-Q8_0", exact=True).wait_for()
     tab.get_by_role("button", name="Remove tiny-Q8_0").focus()
     tab.keyboard.press("Enter")

@@ -183,7 +183,7 @@ def test_no_pattern_hangs(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patterns": {"mine": "("}}, "privacy.patterns.mine is no pattern of Rust's regex: unclosed group"),
+        ({"patterns": {"mine": "("}}, "privacy.patterns.mine is not a valid Rust regex: unclosed group"),
         ({"patterns": {"mine": "(?=x)"}}, "look-around.* is not supported"),
         ({"patterns": {"mine": r"(((\w{100}){100}){100}){100}"}}, "size limit"),
         ({"builtin": ("e-mail",)}, "there is no 'e-mail'. Known: email, credit_card"),

@@ -250,7 +250,7 @@ def test_what_it_cannot_do_is_refused_by_name(provider: ScriptedProvider, ask: A
 
 
 def test_other_endpoints_and_drafts_are_not_its_own(provider: ScriptedProvider, ask: Ask) -> None:
-    with pytest.raises(CloudFailure, match="chat completions only"):
+    with pytest.raises(CloudFailure, match="only chat completions"):
         ask(NATIVE, "completions", prompt="x")
     with pytest.raises(ConfigurationError, match="takes no drafts"):
         RouterConfig(cloud_url=provider.url, cloud_model="m", send_drafts=True, **NATIVE)

@@ -96,7 +96,7 @@ def test_a_package_adds_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(registry, "entry_points", there.select)
     assert isinstance(registry.provider_of("echo", "http://entry"), Echo)
-    with pytest.raises(ConfigurationError, match="no subclass"):
+    with pytest.raises(ConfigurationError, match="not a subclass"):
         registry.provider_of("wrong", "http://entry")
     with pytest.raises(ConfigurationError, match="echo, gemini, openai"):
         registry.provider_of("moon", "http://entry")

@@ -96,7 +96,7 @@ def test_a_chat_is_cancelled_by_a_message_and_by_leaving(
             ask(socket, id=chat_id, stream=True, **CHAT)
         assert until(socket, "chunk")
         ask(socket, id="a", **CHAT)
-        assert "goes on" in until(socket, "error")[-1]["error"]["message"]
+        assert "is still running" in until(socket, "error")[-1]["error"]["message"]
         ask(socket, id="a", type="cancel")
         assert until(socket, "cancelled")[-1]["id"] == "a"
         wait_for(lambda: cloud.disconnects == 1)

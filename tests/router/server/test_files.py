@@ -54,7 +54,7 @@ def test_upload_list_retrieve_content_delete(url: str, folder: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path == folder else 0o600), path
         assert not list(bob.files.list())
         for ask in (bob.files.retrieve, bob.files.content, bob.files.delete):
-            with pytest.raises(openai.NotFoundError, match="There is no"):
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
                 ask(ids[0])
         with pytest.raises(openai.NotFoundError):
             ann.files.list(after="file-none")

@@ -296,7 +296,7 @@ def test_a_key_sees_its_own_responses_alone(config: RouterConfig, monkeypatch: p
             lambda: other.responses.delete(made.id),
             lambda: other.responses.create(model="local", input="x", previous_response_id=made.id),
         ):
-            with pytest.raises(openai.NotFoundError, match="There is no"):
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
                 attempt()
         assert mine.responses.retrieve(made.id).output_text == LOCAL_TEXT
 
@@ -333,7 +333,7 @@ def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, cloud:
 def test_a_response_that_is_not_complete_is_not_gone_on_from(client: openai.OpenAI, cloud: FakeCloud) -> None:
     cloud.mode = "slow"
     begun = client.responses.create(model="cloud", input="hello", background=True)
-    with pytest.raises(openai.BadRequestError, match="still being made"):
+    with pytest.raises(openai.BadRequestError, match="still running"):
         client.responses.create(model="local", input="go on", previous_response_id=begun.id)
 
 

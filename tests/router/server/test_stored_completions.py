@@ -55,7 +55,7 @@ def test_create_list_retrieve_update_delete(client: updraft.OpenAI) -> None:
     assert changed.to_dict()["metadata"] == {"a": "b"}
     assert [each.id for each in client.chat.completions.list(metadata={"a": "b"})] == [ids[0]]
     assert client.chat.completions.delete(ids[0]).deleted
-    with pytest.raises(openai.NotFoundError, match="There is no"):
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.retrieve(ids[0])
 
 

@@ -106,7 +106,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE things (id)")
     connection.close()
-    with pytest.raises(ConfigurationError, match="name another file"):
+    with pytest.raises(ConfigurationError, match="Choose another file"):
         AnswerStore(other, days=1, most=1)
     (tmp_path / "text").write_text("no database" * 100)
     with pytest.raises(ConfigurationError, match="as the store of answers"):

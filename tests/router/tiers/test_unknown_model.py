@@ -65,7 +65,7 @@ def test_the_models_there_are() -> None:
     with cloud((404, UNKNOWN), (200, MODELS)) as (url, _):
         failure = refused(url, "moon")
     message = failure.error.to_body()["error"]["message"]
-    assert message == f"The model `moon` does not exist. {url} has no model 'moon', but a, b, {'c' * 100}."
+    assert message == f"The model `moon` does not exist. {url} has no model 'moon'. Known models: a, b, {'c' * 100}."
     assert failure.error.status == 404
 
 

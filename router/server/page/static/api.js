@@ -1,4 +1,4 @@
-// All that the page asks of its server. The key lives in this tab.
+// Requests to the server. The API key stays in this tab.
 
 const KEY = "updraft-key";
 
@@ -9,7 +9,7 @@ function headers(extra = {}) {
 
 let asking = null;
 
-/** Ask a person for the key, once for all requests that wait for it. */
+/** Ask the user for the API key, once for all pending requests. */
 function askForKey() {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key");
@@ -49,7 +49,7 @@ export const get = async (path) => (await send("GET", path)).json();
 export const post = async (path, body) => (await send("POST", path, body)).json();
 export const remove = async (path) => (await send("DELETE", path)).json();
 
-/** Every event of a stream, as it comes. Throws what the stream says of a failure. */
+/** Call `onEvent` with each event of a stream as it arrives. Throws the stream's error. */
 export async function stream(path, body, onEvent, signal) {
   const response = await send("POST", path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -70,7 +70,7 @@ export async function stream(path, body, onEvent, signal) {
   }
 }
 
-/** A chart as a picture for light or dark, or a line that says why there is none. */
+/** Return a chart as an image for light or dark mode, or a line with the error. */
 export async function chart(name, alt) {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "?dark" : "";
   const picture = document.createElement("img");
@@ -88,7 +88,7 @@ export async function chart(name, alt) {
   }
 }
 
-/** Markdown as nodes: the server lets no tag of the model's own through. */
+/** Return Markdown as nodes; the server removes HTML tags written by the model. */
 export async function markdown(text) {
   const { html } = await post("/updraft/markdown", { text });
   const nodes = new DOMParser().parseFromString(html, "text/html").body;

@@ -1,4 +1,4 @@
-// The shell: one view at a time, by the hash of the address. A view's `show(place)` may give back how it is left.
+// Page shell: one view at a time, by the URL's hash. A view's `show(place)` may return a cleanup function.
 
 import { el, failure } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Calibration: what is promised, how well P(gain) fits, and whether requests still look like the calibration's.
+// Calibration: the promise, the reliability of P(gain), and drift since calibration.
 
 import { chart, get } from "./api.js";
 import { el, percent, table } from "./dom.js";
@@ -17,13 +17,13 @@ export async function show(place) {
     ], report.reliability));
 }
 
-function drift(found) {
-  if (!found) return [el("p", {}, "Nothing is compared: the policy is of another pair.")];
-  const verdict = found.alarm ? el("p", { className: "bad", role: "alert" }, `Drift: ${found.alarm}. The gates are more cautious until it ends.`)
-    : el("p", {}, found.requests < 100 ? `No alarm. ${found.requests} of the 100 requests that a verdict takes have come.`
-      : "No alarm: requests look like those of the calibration.");
-  const graded = found.graded ? `${found.graded} answers were graded: the cloud gained on ${percent(found.observed_gain)}, `
-    + `expected were ${percent(found.expected_gain)}.` : "No answer was graded yet: exploration or shadow grades some.";
-  return [verdict, el("p", {}, found.distance === null ? "" : `Distance from the calibration: ${found.distance.toFixed(2)} `
-    + `(Kolmogorov-Smirnov; requests: ${found.requests}).`), el("p", {}, graded)];
+function drift(report) {
+  if (!report) return [el("p", {}, "No drift check: the policy belongs to another pair of models.")];
+  const verdict = report.alarm ? el("p", { className: "bad", role: "alert" }, `Drift: ${report.alarm}. The gates are more cautious until it ends.`)
+    : el("p", {}, report.requests < 100 ? `No alarm. ${report.requests} of the 100 requests needed for a verdict have arrived.`
+      : "No alarm: requests resemble those of the calibration.");
+  const graded = report.graded ? `${report.graded} answers were graded: the cloud gained on ${percent(report.observed_gain)}, `
+    + `${percent(report.expected_gain)} expected.` : "No answers graded yet. Exploration or shadow mode grades some.";
+  return [verdict, el("p", {}, report.distance === null ? "" : `Distance from the calibration: ${report.distance.toFixed(2)} `
+    + `(Kolmogorov-Smirnov; requests: ${report.requests}).`), el("p", {}, graded)];
 }

@@ -1,4 +1,4 @@
-// Chat: who answered, how sure it was, what it cost, and why.
+// Chat: each answer with its tier, confidence, cost and reason.
 
 import { get, markdown, post, stream } from "./api.js";
 import { badge, decisionList, dollars, el, failure, percent, say, seconds } from "./dom.js";
@@ -51,7 +51,7 @@ export async function show(place) {
 
 function tiersOf(status) {
   const local = status.local ? `On device: ${status.local}.` : `No model on this device. ${status.local_missing}`;
-  const cloud = status.cloud ? ` In cloud: ${status.cloud}.` : " No cloud is set.";
+  const cloud = status.cloud ? ` In cloud: ${status.cloud}.` : " No cloud is configured.";
   return `${local}${cloud} Enter sends, Shift+Enter begins a new line.`;
 }
 
@@ -82,7 +82,7 @@ function userTurn(content) {
       : el("img", { src: part.image_url.url, alt: "Your image" })));
 }
 
-/** Ask for the answer to what has been said, and show it as it comes. */
+/** Request the next answer of the conversation and show it as it arrives. */
 async function answer(model) {
   const messages = structuredClone(talk.messages);
   const body = el("div", { className: "plain" });

@@ -1,4 +1,4 @@
-// Elements without markup in strings, and how figures are shown.
+// DOM elements built without HTML strings, and formats of figures.
 
 export function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -11,7 +11,7 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
-/** `columns`: pairs of a heading and what a row shows under it; a third true marks a number. */
+/** `columns`: the heading, a function that shows a row's cell, and true for a number. */
 export function table(caption, columns, rows) {
   const side = (numeric) => (numeric ? "number" : "");
   return el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },

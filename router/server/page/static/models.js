@@ -1,4 +1,4 @@
-// Models: those of this device and known ones; pull, remove, and keep in memory or not.
+// Models: installed and known models; pull, remove, and memory control.
 
 import { get, post, remove, stream } from "./api.js";
 import { bytes, el, failure, say, table } from "./dom.js";
@@ -10,7 +10,7 @@ export async function show(place) {
   const told = el("div", { "aria-live": "polite" });
   const pulling = el("div");
   const name = el("input", { id: "name", required: true, placeholder: "smollm2, hf:owner/repo, pypi:package" });
-  let found = null;
+  let overview = null;
 
   async function act(work, done) {
     try {
@@ -24,13 +24,13 @@ export async function show(place) {
   }
 
   async function load() {
-    found = await get("/updraft/models");
+    overview = await get("/updraft/models");
     draw();
   }
 
   function draw() {
     const wanted = words.value.toLowerCase();
-    const rows = found.models.filter((model) => `${model.name} ${model.source} ${model.licence}`.toLowerCase().includes(wanted));
+    const rows = overview.models.filter((model) => `${model.name} ${model.source} ${model.licence}`.toLowerCase().includes(wanted));
     list.replaceChildren(table(`Models: ${rows.length}`, [
       ["name", (row) => row.name + (row.running ? " (runs)" : "")],
       ["state", (row) => row.state],
@@ -40,17 +40,17 @@ export async function show(place) {
       ["licence", (row) => row.licence],
       ["action", action],
     ], rows));
-    memory.replaceChildren(el("p", {}, `${bytes(found.free_memory)} of memory are free. The model that runs is `
-      + `${found.loaded ? "in memory" : "asleep: the next request loads it"}${found.pinned ? ", and stays there" : ""}.`),
+    memory.replaceChildren(el("p", {}, `${bytes(overview.free_memory)} of memory are free. The running model is `
+      + `${overview.loaded ? "in memory" : "asleep: the next request loads it"}${overview.pinned ? ", and pinned" : ""}.`),
     el("div", { className: "row" },
-      el("button", { type: "button", disabled: !found.loaded, onclick: () => set("sleep", "The model sleeps.") }, "Sleep now"),
+      el("button", { type: "button", disabled: !overview.loaded, onclick: () => set("sleep", "The model sleeps.") }, "Sleep now"),
       el("button", { type: "button",
-        onclick: () => set(found.pinned ? "unpin" : "pin", found.pinned ? "It may sleep." : "It stays in memory.") },
-      found.pinned ? "Unpin" : "Pin in memory")));
+        onclick: () => set(overview.pinned ? "unpin" : "pin", overview.pinned ? "It may sleep." : "It stays in memory.") },
+      overview.pinned ? "Unpin" : "Pin in memory")));
   }
 
   async function set(action, done) {
-    found = (await act(() => post("/updraft/models/memory", { action }), done)) ?? found;
+    overview = (await act(() => post("/updraft/models/memory", { action }), done)) ?? overview;
     draw();
   }
 
@@ -82,16 +82,16 @@ export async function show(place) {
       el("button", { type: "button", onclick: () => controller.abort() }, "Stop the pull")));
     try {
       await stream("/updraft/models/pull", { model }, (event) => {
-        if (event.name) told.replaceChildren(`${event.name} is here.`);
+        if (event.name) told.replaceChildren(`${event.name} is ready.`);
         else if (event.total) {
           bar.max = event.total;
           bar.value = event.done;
           line.textContent = `${bytes(event.done)} of ${bytes(event.total)} ${event.message}`;
         } else line.textContent = event.message || bytes(event.done);
       }, controller.signal);
-      say("The model is here.");
+      say("The model is ready.");
     } catch (error) {
-      told.replaceChildren(error.name === "AbortError" ? "Stopped: the next pull goes on from here." : failure(error));
+      told.replaceChildren(error.name === "AbortError" ? "Stopped. Pull again to resume." : failure(error));
     }
     pulling.replaceChildren();
     await load();

@@ -1,4 +1,4 @@
-// Requests: the ledger, newest first. Prompts are not in it, so only this tab's own can be asked again.
+// Requests: the ledger, newest first. It holds no prompts, so only prompts of this tab can be repeated.
 
 import { get, stream } from "./api.js";
 import { badge, clock, decisionList, dollars, el, failure, percent, seconds, table } from "./dom.js";
@@ -24,10 +24,10 @@ export async function show(place) {
 
   function draw() {
     const wanted = words.value.toLowerCase();
-    const found = rows.filter((row) =>
+    const matching = rows.filter((row) =>
       [row.id, row.model, row.cloud_model, row.reason, row.route, String(row.status), row.failure]
         .some((text) => text.toLowerCase().includes(wanted)));
-    list.replaceChildren(table(`Requests: ${found.length}`, [
+    list.replaceChildren(table(`Requests: ${matching.length}`, [
       ["time", (row) => el("button", { type: "button", onclick: () => open(row) }, clock(row.ts))],
       ["tier", (row) => badge(row.tier)],
       ["route", (row) => row.route],
@@ -37,7 +37,7 @@ export async function show(place) {
       ["tokens", (row) => `${row.local_tokens} + ${row.cloud_tokens}`, true],
       ["cost", (row) => dollars(row.cost_usd), true],
       ["latency", (row) => seconds(row.latency_ms), true],
-    ], found));
+    ], matching));
   }
 
   function open(row) {
@@ -49,7 +49,7 @@ export async function show(place) {
         + `cost ${dollars(row.cost_usd)}, saved ${dollars(row.saved_usd)}.`),
       el("div", { className: "row" }, ...thumbs(row.id)),
       prompt ? el("button", { type: "button", onclick: () => replay(prompt, replayed) }, "Ask again")
-        : el("p", { className: "muted" }, "Its prompt is not kept, so it cannot be asked again."), replayed);
+        : el("p", { className: "muted" }, "The prompt is not kept, so the request cannot be repeated."), replayed);
     detail.focus();
   }
 

@@ -1,4 +1,4 @@
-// Router: the target with its curve, and a test prompt on its way through the gates.
+// Router: the target with its curve, and a test prompt traced through the gates.
 
 import { chart, get, post } from "./api.js";
 import { badge, decisionList, el, failure, percent, say, seconds } from "./dom.js";
@@ -11,8 +11,8 @@ export async function show(place) {
   tell(status);
   place.append(target, el("h2", {}, "Target"));
   if (status.calibrated) await showTarget(place, tell);
-  else place.append(el("p", {}, "No policy is calibrated for this pair: ", el("code", {}, "updraft calibrate"),
-    " makes one. Then a target can be chosen here."));
+  else place.append(el("p", {}, "No policy is calibrated for this pair. Run ", el("code", {}, "updraft calibrate"),
+    " to choose a target here."));
   showTrace(place);
 }
 
@@ -33,7 +33,7 @@ async function showTarget(place, tellTarget) {
       + `the cloud, and ${percent(point.quality, 1)} of its score was kept.`;
   }
 
-  const reset = el("button", { type: "button", onclick: () => { setQuality(null); say("The router's own target holds."); } },
+  const reset = el("button", { type: "button", onclick: () => { setQuality(null); say("The router's own target applies."); } },
     "Use the router's own target");
   const failed = el("div", { "aria-live": "polite" });
   const forAll = el("button", { type: "button", onclick: async () => {
@@ -41,14 +41,14 @@ async function showTarget(place, tellTarget) {
       tellTarget(await post("/updraft/target", { quality: curve[slider.value].target }));
       setQuality(null);
       failed.replaceChildren();
-      say("The target holds for all requests.");
+      say("The target applies to all requests.");
     } catch (error) {
       failed.replaceChildren(failure(error));
     }
   } }, "Use this target for all requests");
   place.append(el("label", { htmlFor: "target" }, "Share of the cloud's quality to keep"), slider, said,
-    el("p", { className: "muted" }, "The slider holds for what this tab asks. A target for all requests holds until the "
-      + "settings are read again; ", el("code", {}, "quality"), " in the settings lasts."),
+    el("p", { className: "muted" }, "The slider applies to requests from this tab. A target for all requests lasts until the "
+      + "settings are reloaded. To keep it, set ", el("code", {}, "quality"), " in the settings."),
     el("div", { className: "row" }, forAll, reset), failed);
   tell();
   place.append(await chart("curve", "Quality kept, by the share of requests that go to the cloud."));
@@ -56,24 +56,24 @@ async function showTarget(place, tellTarget) {
 
 function showTrace(place) {
   const input = el("textarea", { id: "prompt", rows: 3, required: true });
-  const found = el("div", { "aria-live": "polite" });
+  const result = el("div", { "aria-live": "polite" });
   const submit = el("button", { type: "submit", className: "first" }, "Trace");
   place.append(el("h2", {}, "Test prompt"), el("form", {
     onsubmit: async (event) => {
       event.preventDefault();
       submit.disabled = true;
-      found.replaceChildren("The gates decide …");
+      result.replaceChildren("Tracing …");
       try {
         const messages = [{ role: "user", content: input.value }];
         const trace = await post("/updraft/trace", { model: "auto", messages, ...options("auto") });
-        found.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
+        result.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
           decisionList(trace.decisions), trace.local_text ? el("details", {}, el("summary", {}, "What the device wrote"),
             el("div", { className: "plain" }, trace.local_text)) : "");
       } catch (error) {
-        found.replaceChildren(failure(error));
+        result.replaceChildren(failure(error));
       }
       submit.disabled = false;
     },
   }, el("label", { htmlFor: "prompt" }, "Prompt"), input, el("div", { className: "row" }, submit),
-  el("p", { className: "muted" }, "No cloud is asked, and no row is written.")), found);
+  el("p", { className: "muted" }, "No cloud is asked, and no ledger row is written.")), result);
 }

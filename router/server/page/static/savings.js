@@ -1,4 +1,4 @@
-// Savings: against the cloud alone. Read again every few seconds while it is shown.
+// Savings against sending every request to the cloud. Refreshed every few seconds while visible.
 
 import { chart, get } from "./api.js";
 import { dollars, el, failure, percent, seconds, table } from "./dom.js";
@@ -12,8 +12,8 @@ export async function show(place) {
 
   async function load() {
     try {
-      const found = await get("/updraft/savings?days=30");
-      figures.replaceChildren(...shown(found));
+      const savings = await get("/updraft/savings?days=30");
+      figures.replaceChildren(...shown(savings));
     } catch (error) {
       figures.replaceChildren(failure(error));
     }
@@ -38,7 +38,7 @@ function shown({ total, by_day: byDay, recent, escalated, abandoned, fallbacks, 
       card("abandoned", `${abandoned} of ${recent}`),
       card("fallbacks", `${fallbacks} of ${recent}`)),
     total.unpriced ? el("p", { className: "muted" },
-      `${total.unpriced} requests asked a model without a price: set prices to count them.`) : null,
+      `${total.unpriced} requests used a model without a price. Set prices to count them.`) : null,
     table("Latency of the newest 1,000 requests", [
       ["tier", (row) => (row.tier === "local" ? "on device" : "in cloud")],
       ["requests", (row) => String(row.requests), true],

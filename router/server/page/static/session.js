@@ -1,4 +1,4 @@
-// What this tab remembers while it is open: prompts by request, and the target that its requests state.
+// State of this tab: prompts by request ID, and the target sent with requests.
 
 const MOST = 200;
 const prompts = new Map();
@@ -20,7 +20,7 @@ export function setQuality(value) {
   else sessionStorage.setItem("updraft-quality", String(value));
 }
 
-/** The options of a request to `model`, with the target of this tab. */
+/** Return the options of a request to `model`, with this tab's target. */
 export function options(model) {
   const wanted = quality();
   return wanted === null || model !== "auto" ? {} : { updraft: { quality: wanted } };

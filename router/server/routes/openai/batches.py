@@ -1,4 +1,4 @@
-"""`/v1/batches`: files of requests that are answered in the background, while no caller waits."""
+"""`/v1/batches`: files of requests that are answered in the background, while no client waits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _WINDOW, _WINDOW_S = "24h", DAY_S
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """The time at which the outputs go."""
+    """Expiry of the output files."""
 
     anchor: str
     seconds: int
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a creation."""
+    """Body of a request to create a batch."""
 
     input_file_id: str
     endpoint: str
@@ -47,7 +47,7 @@ prepare_types(BatchRequest)
 async def create(context: RequestContext) -> WireResponse:
     if context.request.cloud_key is not None:
         raise InvalidRequestError(
-            "api_key: a batch is answered later, with the key in the settings. Create it with that key.",
+            "api_key: a batch runs later, with the cloud key in the settings. Create it without api_key.",
             param="api_key",
             code="unsupported_parameter",
         )
@@ -59,13 +59,13 @@ async def create(context: RequestContext) -> WireResponse:
     check_metadata(asked.metadata or {})
     kept = asked.output_expires_after
     outputs_expire_s = BATCH_DAYS * DAY_S if kept is None else expires_s(kept.anchor, kept.seconds)
-    found = await context.batches.use(lambda stores: stores.files.get(owner, asked.input_file_id))
-    if found.purpose != "batch":
-        raise InvalidRequestError("The input file must have the purpose batch.", param="input_file_id")
+    file = await context.batches.use(lambda stores: stores.files.get(owner, asked.input_file_id))
+    if file.purpose != "batch":
+        raise InvalidRequestError("The purpose of the input file must be batch.", param="input_file_id")
     batch = Batch(
         id=new_id("batch"),
         endpoint=asked.endpoint,
-        input_file_id=found.id,
+        input_file_id=file.id,
         completion_window=_WINDOW,
         created_at=now,
         expires_at=now + _WINDOW_S,
@@ -79,16 +79,16 @@ async def create(context: RequestContext) -> WireResponse:
 async def list_batches(context: RequestContext) -> WireResponse:
     owner, query = context.owner, query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True)
-    found, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
+    batches, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
     context.batches.work()
-    return list_of(msgspec.to_builtins(found), has_more=more)
+    return list_of(msgspec.to_builtins(batches), has_more=more)
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
     owner, batch_id = context.owner, context.parameters["batch"]
-    found = await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
+    batch = await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
     context.batches.work()
-    return WireResponse.json(found)
+    return WireResponse.json(batch)
 
 
 async def cancel(context: RequestContext) -> WireResponse:
@@ -99,8 +99,8 @@ async def cancel(context: RequestContext) -> WireResponse:
 _PATH = "/v1/batches"
 _BATCH = f"{_PATH}/{{batch}}"
 ROUTES = (
-    Route("POST", _PATH, create, "answer the requests of a file in the background", BatchRequest, Batch),
+    Route("POST", _PATH, create, "run the requests of a file in the background", BatchRequest, Batch),
     Route("GET", _PATH, list_batches, "the caller's batches", query=_LISTED),
-    Route("GET", _BATCH, retrieve, "one of them", response_type=Batch),
-    Route("POST", f"{_BATCH}/cancel", cancel, "end it; what is answered stays", response_type=Batch),
+    Route("GET", _BATCH, retrieve, "one batch", response_type=Batch),
+    Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch; its answers so far are kept", response_type=Batch),
 )

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the cascade. What it answered with `store: true` can be listed, changed and deleted."""
+"""`/v1/chat/completions`: routed chat. Completions with `store: true` can be listed, updated and deleted later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LISTED = (*PAGE_PARAMETERS, "model", "metadata")
 
 
 class MetadataUpdate(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an update."""
+    """Body of a metadata update."""
 
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
@@ -39,15 +39,15 @@ prepare_types(MetadataUpdate)
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A completion that is to be stored."""
+    """A completion to store."""
 
     context: RequestContext
-    # The request, without what is for the store.
+    # Request body without `store` and `metadata`.
     body: dict[str, Any]
     metadata: dict[str, str]
 
     async def keep(self, completion: dict[str, Any]) -> bool:
-        """Complete and store the completion; False if that fails."""
+        """Add the ID and the metadata to the completion and store it. Return False if storing fails."""
         completion_id = str(completion.get("id") or new_id("chatcmpl"))
         completion |= {"id": completion_id, "metadata": self.metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
@@ -80,7 +80,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 def _wanted(context: RequestContext) -> _Wanted | None:
-    """The answer to be stored here, if any. Without a store, `store` is for the cloud, like any field it knows."""
+    """Return the completion to store, if any. Without an answer store, the cloud gets the field `store`."""
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
     body = read_object(context.request.body)
@@ -92,7 +92,7 @@ def _wanted(context: RequestContext) -> _Wanted | None:
 
 
 async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The events as they are. The one with the `updraft` object waits until the completion is stored."""
+    """Pass events through. The event with the `updraft` object waits until the completion is stored."""
     chunks, failed, finish, last = ChatChunks(), False, None, list[bytes]()
     async for payload in payloads:
         chunk: dict[str, Any] = json_of(payload, exact=True)
@@ -116,10 +116,10 @@ async def list_stored(context: RequestContext) -> WireResponse:
     owner, query = context.owner, query_of(context.request.query, _LISTED)
     metadata = {name[len("metadata[") : -1]: value for name, value in query.items() if name.startswith("metadata[")}
     page = page_of(query, newest_first=False)
-    found, more = await context.answers.use(
+    answers, more = await context.answers.use(
         lambda store: store.page(owner, _KIND, page, model=query.get("model"), metadata=metadata)
     )
-    return list_of([each.body for each in found], has_more=more)
+    return list_of([each.body for each in answers], has_more=more)
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
@@ -147,7 +147,7 @@ async def list_messages(context: RequestContext) -> WireResponse:
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as OpenAI lists it: its parts are apart from its text."""
+    """Return a message as OpenAI lists it, with multi-part content under `content_parts`."""
     if not isinstance(message.get("content"), list):
         return {"content": None, "refusal": None, "content_parts": None, **message}
     return {**message, "refusal": None, "content": None, "content_parts": message["content"]}
@@ -160,16 +160,16 @@ async def _find(context: RequestContext) -> StoredAnswer:
 
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
-    Route("POST", "/v1/chat/completions", create, "routed", ChatRequest, ChatCompletion, streams=True),
+    Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
     Route(
         "GET",
         "/v1/chat/completions",
         list_stored,
-        "those stored with `store: true`; these five want the setting",
+        "completions stored with `store: true`; these five need the setting `store`",
         query=_LISTED,
     ),
-    Route("GET", _STORED, retrieve, "one of them"),
-    Route("POST", _STORED, update, "change its `metadata`", MetadataUpdate),
-    Route("DELETE", _STORED, delete, "forget it"),
-    Route("GET", f"{_STORED}/messages", list_messages, "what it answers", query=PAGE_PARAMETERS),
+    Route("GET", _STORED, retrieve, "one stored completion"),
+    Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
+    Route("DELETE", _STORED, delete, "delete it"),
+    Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
 )

@@ -1,4 +1,4 @@
-"""Endpoints whose requests no gate judges: bare prompts, embeddings, and what is the cloud's alone."""
+"""Endpoints that skip the gates: bare prompts, embeddings, and cloud-only endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPLETIONS = Route(
     "POST",
     "/v1/completions",
     _direct(complete),
-    "a bare prompt; not judged: the cloud's where there is one, `local`: the device's",
+    "bare prompt, not judged: to the cloud if there is one, to the device with `local`",
     CompletionRequest,
     TextCompletion,
     streams=True,
@@ -33,11 +33,11 @@ EMBEDDINGS = Route(
     "POST",
     "/v1/embeddings",
     _direct(embed),
-    "the cloud's where there is one; `local`: the device's (the last token's hidden state, at length 1)",
+    "from the cloud if there is one, from the device with `local` (last token's hidden state, normalized)",
     EmbeddingRequest,
     EmbeddingList,
 )
-_SUMMARY = "passed on to a cloud that has it; refused for `local` and private requests"
+_SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(passed_on(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (

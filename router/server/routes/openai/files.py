@@ -1,4 +1,4 @@
-"""`/v1/files`: what batches read and write, and what callers keep here."""
+"""`/v1/files`: input and output files of batches, and other uploads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
 UPLOADS = "/v1/files"
 _LISTED = (*PAGE_PARAMETERS, "purpose")
-MAX_FILE = 512 * MB  # as OpenAI's
-MAX_UPLOAD = MAX_FILE + MB  # with the rest of the form
+MAX_FILE = 512 * MB  # OpenAI's limit
+MAX_UPLOAD = MAX_FILE + MB  # including the other form fields
 DAY_S = 86_400
-BATCH_DAYS = 30  # after which a batch's files go, where nothing else is said
+BATCH_DAYS = 30  # default lifetime of a batch's files
 _PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 _MAX_LISTED = 10_000
 _MAX_FIELD, _MAX_FILENAME = 1024, 255  # characters
@@ -31,19 +31,19 @@ _PIECE = 2**18
 
 @dataclass(slots=True)
 class _Form:
-    """The fields of an upload beside the file."""
+    """Fields of an upload form, without the file's content."""
 
     filename: str | None = None
     fields: dict[str, str] = field(default_factory=dict[str, str])
 
     def label(self, size: int) -> Label:
-        """Raises InvalidRequestError."""
+        """Return the file's metadata. Raises InvalidRequestError if a field is missing or invalid."""
         if not self.filename:
-            raise InvalidRequestError("The form has no file with a filename.", param="file")
+            raise InvalidRequestError("The form needs a file with a filename.", param="file")
         unknown = self.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
         if unknown:
             name = min(unknown)
-            raise InvalidRequestError(f"The form has an unknown field {name[:100]!r}.", param=name)
+            raise InvalidRequestError(f"Unknown form field {name[:100]!r}.", param=name)
         purpose = self.fields.get("purpose", "")
         if purpose not in _PURPOSES:
             raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
@@ -59,10 +59,10 @@ class _Form:
 
 
 def expires_s(anchor: str, seconds: int) -> int:
-    """Raises InvalidRequestError."""
+    """Return `seconds` if the expiry is valid. Raises InvalidRequestError if not."""
     if anchor != "created_at" or not 3600 <= seconds <= BATCH_DAYS * DAY_S:
         raise InvalidRequestError(
-            f"expires_after takes the anchor created_at and 3600 to {BATCH_DAYS * DAY_S} seconds.",
+            f"expires_after needs the anchor created_at and 3600 to {BATCH_DAYS * DAY_S} seconds.",
             param="expires_after",
         )
     return seconds
@@ -85,7 +85,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def _receive(request: WireRequest, writer: FileWriter) -> Label:
-    """Write the file as it comes. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
+    """Write the file as it arrives. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
     form, name = _Form(), ""
     pieces = _pieces(request.body) if request.upload is None else request.upload
     async with aclosing(read_form(request.headers.get("content-type", ""), pieces)) as parts:
@@ -100,7 +100,7 @@ async def _receive(request: WireRequest, writer: FileWriter) -> Label:
                     form.fields[name] = ""
             elif name == "file":
                 if writer.size + len(part) > MAX_FILE:
-                    raise RequestTooLargeError(f"A file has up to {MAX_FILE} bytes.", param="file")
+                    raise RequestTooLargeError(f"A file may have at most {MAX_FILE} bytes.", param="file")
                 await asyncio.to_thread(writer.write, part)
             else:
                 form.fields[name] += part.decode(errors="replace")
@@ -117,8 +117,8 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
 async def list_files(context: RequestContext) -> WireResponse:
     owner, query = context.owner, query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True, most=_MAX_LISTED, usual=_MAX_LISTED)
-    found, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
-    return list_of(msgspec.to_builtins(found), has_more=more)
+    files, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
+    return list_of(msgspec.to_builtins(files), has_more=more)
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
@@ -126,13 +126,13 @@ async def retrieve(context: RequestContext) -> WireResponse:
 
 
 async def content(context: RequestContext) -> WireResponse:
-    found = await _find(context)
-    file = await context.batches.use(lambda stores: stores.files.path(found.id).open("rb"))
+    entry = await _find(context)
+    file = await context.batches.use(lambda stores: stores.files.path(entry.id).open("rb"))
     return WireResponse(200, {"content-type": "application/octet-stream"}, _FileBody(file))
 
 
 class _FileBody:
-    """A file in pieces, closed at its end or by `aclose`."""
+    """File content in pieces. The file is closed at its end or by `aclose`."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
@@ -166,7 +166,7 @@ _FILE = f"{UPLOADS}/{{file}}"
 ROUTES = (
     Route("POST", UPLOADS, create, "upload a file of up to 512 MB, as a form", response_type=FileObject, form=True),
     Route("GET", UPLOADS, list_files, "the caller's files", query=_LISTED),
-    Route("GET", _FILE, retrieve, "one of them", response_type=FileObject),
-    Route("DELETE", _FILE, delete, "delete it"),
-    Route("GET", f"{_FILE}/content", content, "its content"),
+    Route("GET", _FILE, retrieve, "metadata of one file", response_type=FileObject),
+    Route("DELETE", _FILE, delete, "delete a file"),
+    Route("GET", f"{_FILE}/content", content, "content of a file"),
 )

@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI cuts them: `limit`, `after` and `order`."""
+"""Pagination as in OpenAI's API: `limit`, `after` and `order`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ PAGE_PARAMETERS = ("limit", "after", "order")
 
 
 def query_of(raw: str, known: Collection[str]) -> dict[str, str]:
-    """The query parameters, those of lists as their last value. Raises InvalidRequestError for an unknown one."""
+    """Return the query parameters, with the last value of each name. Raises InvalidRequestError for an unknown name."""
     given = dict(parse_qsl(raw, keep_blank_values=True))
     for name in given:
         if name.partition("[")[0] not in known:
-            raise InvalidRequestError(
-                f"The query parameter {name[:100]!r} is unknown here. Known: {', '.join(known)}.", param=name
-            )
+            raise InvalidRequestError(f"Unknown query parameter {name[:100]!r}. Known: {', '.join(known)}.", param=name)
     return given
 
 
 def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT, usual: int = 20) -> Page:
-    """`newest_first` and `usual`: where the query says no order and no limit. Raises InvalidRequestError."""
+    """Return the requested page. `newest_first` and `usual`: default order and limit. Raises InvalidRequestError."""
     limit, order = query.get("limit", str(usual)), query.get("order", "desc" if newest_first else "asc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise InvalidRequestError(f"limit must be 1 to {most}, got {limit[:40]!r}.", param="limit")
@@ -36,13 +34,13 @@ def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT
 
 
 def page_in(entries: Sequence[dict[str, Any]], page: Page) -> tuple[list[dict[str, Any]], bool]:
-    """A page of entries that each have an id, oldest first, and whether there are more. Raises NotFoundError."""
+    """Return a page of `entries` (oldest first) and whether more follow. Raises NotFoundError if `after` is unknown."""
     ordered = list(reversed(entries)) if page.newest_first else list(entries)
     begin = 0
     if page.after is not None:
         ids = [entry["id"] for entry in ordered]
         if page.after not in ids:
-            raise NotFoundError(f"after: there is no {page.after[:100]!r} in this list.", param="after")
+            raise NotFoundError(f"after: {page.after[:100]!r} is not in this list.", param="after")
         begin = ids.index(page.after) + 1
     return ordered[begin : begin + page.limit], len(ordered) > begin + page.limit
 

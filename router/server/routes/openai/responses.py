@@ -1,4 +1,4 @@
-"""`/v1/responses`: the cascade, in the words of OpenAI's Responses API."""
+"""`/v1/responses`: routed chat in OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _LISTED = (*PAGE_PARAMETERS, "include")
 
 @dataclass(frozen=True, slots=True)
 class _Creation:
-    """A response that is to be made."""
+    """A response to create."""
 
     context: RequestContext
     asked: ResponsesRequest
-    # The whole conversation.
+    # Items of the whole conversation.
     items: list[Item]
-    # The chat request that asks the same.
+    # Equivalent chat request.
     chat: WireRequest
-    # As far as it has come.
+    # Response so far.
     response: dict[str, Any]
 
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
-        """Store the response, if that is wanted. On failure return False; the response then says `store: false`."""
+        """Store the response if requested. On failure set the response's `store` to false and return False."""
         response = self.response
         if not response["store"]:
             return True
@@ -66,7 +66,7 @@ async def create(context: RequestContext) -> WireResponse:
     if asked.store or asked.background:
         context.answers.wanted("background" if asked.background else "store")
     if asked.background and asked.store is False:
-        raise InvalidRequestError("background needs store=true: else nobody could retrieve it.", param="background")
+        raise InvalidRequestError("background needs store=true to retrieve the response.", param="background")
     items = await _conversation(context, asked)
     chat = replace(
         context.request, body=await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, items)))
@@ -74,7 +74,7 @@ async def create(context: RequestContext) -> WireResponse:
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
     creation = _Creation(context, asked, items, chat, response)
     if asked.background:
-        await context.answers.use(lambda _: None)  # without a store nobody could retrieve it
+        await context.answers.use(lambda _: None)  # fail now if the store is unusable
         return _begin(creation)
     made = await context.router.chat(chat)
     if made.status != 200:
@@ -87,7 +87,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def input_tokens(context: RequestContext) -> WireResponse:
-    """By the tokenizer of the device's model: a cloud may count otherwise."""
+    """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     body = context.request.body
     asked = await off_event_loop(body, lambda: read_responses_request(read_object(body)))
     items = await _conversation(context, asked)
@@ -96,17 +96,17 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
-    """Everything that is said before the answer. Raises NotFoundError for what is not stored."""
+    """Return all items before the answer. Raises NotFoundError for a response or item that is not stored."""
     owner, previous = context.owner, asked.previous_response_id
     if asked.input is None and previous is None and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     if previous is not None and context.answers.running(owner, previous) is not None:
-        raise InvalidRequestError(f"{previous} is still being made: wait for it.", param="previous_response_id")
+        raise InvalidRequestError(f"{previous} is still running. Wait for it to end.", param="previous_response_id")
     items: list[Item] = []
     try:
         if previous is not None:
-            found = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
-            items += [*found.input, *found.body["output"]]
+            stored = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
+            items += [*stored.input, *stored.body["output"]]
         added = items_of(asked.input or [])
         referred = {item["id"] for item in added if item["type"] == "item_reference"}
         known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
@@ -118,7 +118,7 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> lis
 
 
 async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Whoever has seen the last event can retrieve the response."""
+    """Yield the events. The response is stored before its last event, so that clients can then retrieve it."""
     async with aclosing(streamed_response(creation.response, payloads)) as steps:
         async for events, response in steps:
             if is_ended(response) and not await creation.keep():
@@ -128,7 +128,7 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
 
 
 def _begin(creation: _Creation) -> WireResponse:
-    """Make the response in the background. Raises OverloadedError."""
+    """Start the response in the background. Raises OverloadedError."""
     response, streamed = creation.response, creation.asked.stream
     running = BackgroundResponse(creation.context.owner, response, creation.items, streamed)
     response["status"] = "queued"
@@ -138,7 +138,7 @@ def _begin(creation: _Creation) -> WireResponse:
 
 
 async def _run(creation: _Creation, running: BackgroundResponse) -> None:
-    """Nobody waits: it takes the time that it takes. A shutdown ends it, and then it is gone."""
+    """Create the response without a timeout, since no client waits. A shutdown discards it."""
     response = creation.response
     response["status"] = "in_progress"
     try:
@@ -152,7 +152,7 @@ async def _run(creation: _Creation, running: BackgroundResponse) -> None:
         else:
             running.fail(msgspec.json.decode(made.body)["error"])
     except Exception:
-        log.exception("the response %s failed in the background", response["id"])
+        log.exception("background response %s failed", response["id"])
         running.fail(answer.internal_error().to_body()["error"])
     await creation.keep(running.events)
 
@@ -172,18 +172,18 @@ async def retrieve(context: RequestContext) -> WireResponse:
         return WireResponse.json(running.response)
     if running is not None and running.streamed:
         return WireResponse(200, sse.HEADERS, running.follow(after))
-    found = None if running is not None else await _find(context)
-    if found is not None and not streams:
-        return WireResponse.json(found.body)
-    if found is None or not found.events:
-        raise InvalidRequestError("Only a response made with background and stream can be streamed.", param="stream")
-    return WireResponse(200, sse.HEADERS, _replayed("".join(found.events[after + 1 :])))
+    stored = None if running is not None else await _find(context)
+    if stored is not None and not streams:
+        return WireResponse.json(stored.body)
+    if stored is None or not stored.events:
+        raise InvalidRequestError("Only a response created with background and stream can be streamed.", param="stream")
+    return WireResponse(200, sse.HEADERS, _replayed("".join(stored.events[after + 1 :])))
 
 
 def _starting_after(query: dict[str, str]) -> int:
     given = query.get("starting_after", "-1")
     if given != "-1" and not (given.isascii() and given.isdecimal() and len(given) < 10):
-        raise InvalidRequestError("starting_after must be the number of an event.", param="starting_after")
+        raise InvalidRequestError("starting_after must be an event number.", param="starting_after")
     return int(given)
 
 
@@ -204,10 +204,10 @@ async def delete(context: RequestContext) -> WireResponse:
 async def cancel(context: RequestContext) -> WireResponse:
     running = _running(context)
     if running is None:
-        found = await _find(context)
-        if not found.body["background"]:
-            raise InvalidRequestError("Only a response made with background=true can be cancelled.")
-        return WireResponse.json(found.body)
+        stored = await _find(context)
+        if not stored.body["background"]:
+            raise InvalidRequestError("Only a response created with background=true can be cancelled.")
+        return WireResponse.json(stored.body)
     await running.cancel()
     response = running.response
     if not is_ended(response):
@@ -248,13 +248,13 @@ def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Seq
 
 
 ROUTES = (
-    Route("POST", "/v1/responses", create, "routed, in OpenAI's Responses API", ResponsesRequest, streams=True),
-    Route("POST", "/v1/responses/input_tokens", input_tokens, "how many tokens of the model on the device it takes",
+    Route("POST", "/v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
+    Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens on the device's model",
           ResponsesRequest, tokens.InputTokens),
-    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four want the setting `store`",
+    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four need the setting `store`",
           streams=True, query=_RETRIEVED),
-    Route("DELETE", "/v1/responses/{response}", delete, "forget it"),
-    Route("POST", "/v1/responses/{response}/cancel", cancel, "stop it, where it is made in the background"),
-    Route("GET", "/v1/responses/{response}/input_items", input_items, "the conversation that it answers",
+    Route("DELETE", "/v1/responses/{response}", delete, "delete a stored response"),
+    Route("POST", "/v1/responses/{response}/cancel", cancel, "cancel a background response"),
+    Route("GET", "/v1/responses/{response}/input_items", input_items, "items that the response answers",
           query=_LISTED),
 )  # fmt: skip

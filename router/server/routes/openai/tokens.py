@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and the tokens of a chat: the tokenizer of the model on the device."""
+"""`/tokenize`, `/detokenize` and token counts of chats, by the tokenizer of the device's model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ROUTES = (
         "POST",
         "/tokenize",
         tokenize,
-        "`prompt`, or `messages` with their `tools`, to the tokens of the model on the device; as vLLM",
+        "tokens of `prompt`, or of `messages` and `tools`, on the device's model; as vLLM",
         TokenizeRequest,
         TokenizeResponse,
     ),
@@ -80,7 +80,7 @@ ROUTES = (
         "POST",
         "/v1/chat/completions/input_tokens",
         input_tokens,
-        "how many tokens of the model on the device a chat takes; as llama.cpp",
+        "number of tokens of a chat on the device's model; as llama.cpp",
         ChatRequest,
         InputTokens,
     ),
