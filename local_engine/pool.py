@@ -1,6 +1,6 @@
-"""Several models at once: loaded when asked for, kept for a while, and unloaded when others need their memory.
+"""Pool of models: loaded on first use, kept for a while, and unloaded when another model needs the memory.
 
-The pool knows nothing of llama.cpp: it is told how to find a candidate, and how much memory there is.
+The pool does not depend on llama.cpp: its callers supply the candidates and the memory readings.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ M_co = TypeVar("M_co", bound=Closable, covariant=True)
 
 
 class PoolCandidate(Protocol[M_co]):
-    """A model that could be loaded. `need`: bytes of memory it will take, mapped files included."""
+    """A model that could be loaded. `need`: bytes of memory that the model will take, mapped files included."""
 
     @property
     def need(self) -> int: ...
     def check(self, room: int) -> None:
-        """Raises ModelTooLargeError if it does not fit into `room` bytes."""
+        """Raises ModelTooLargeError if the model does not fit in `room` bytes."""
         ...
 
     def load(self) -> M_co: ...
 
 
 class Memory(Protocol):
-    """`room`: bytes that loads may take now, as the system sees it; `allocated`: bytes of this process that are no
-    pages of files."""
+    """Memory readings. `room`: bytes now available for loads, as the system reports them; `allocated`: bytes of this
+    process other than mapped file pages."""
 
     def room(self) -> int: ...
     def allocated(self) -> int: ...
@@ -48,7 +48,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A model of the pool. `users`: how many use it now; `idle_s`: seconds since the last one left."""
+    """A loaded model. `users`: current users; `idle_s`: seconds since the last user left."""
 
     name: str
     need: int
@@ -58,16 +58,16 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[M]):
-    """A model that is being loaded (`model` is None) or there."""
+    """A model that is loaded, or still loading (`model` is None)."""
 
-    # Who asked for it, and the one who loads it.
+    # Callers using or waiting for the model, plus the loader.
     users: int = 0
     need: int = 0
-    # Bytes that the load was measured to allocate.
+    # Bytes that the load allocated, as measured.
     allocated: int = 0
     used_at: float = 0.0
     model: M | None = None
-    # The model, or why there is none.
+    # Result of the load: the model or an error.
     loaded: Future[M] = field(default_factory=Future[M])
 
     @property
@@ -76,7 +76,7 @@ class _Entry(Generic[M]):
 
 
 class ModelPool(Generic[M]):
-    """Models by name. Thread-safe; `use` for threads, `use_async` for event loops. A model in use is never unloaded."""
+    """Models by name. Thread-safe: `use` for threads, `use_async` for event loops. A model in use is never unloaded."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class ModelPool(Generic[M]):
         keep_alive_s: float | None = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`find` raises what makes a name unusable. `keep_alive_s`: how long an unused model stays; None: until its
-        memory is needed."""
+        """`find` raises an error for an unusable name. `keep_alive_s`: seconds that an unused model stays loaded; None:
+        until its memory is needed."""
         self._find = find
         self._memory = memory
         self._keep_alive_s = keep_alive_s
         self._clock = clock
-        self._changed = threading.Condition()  # guards what follows; models are loaded and closed without it
+        self._changed = threading.Condition()  # guards the fields below; models are loaded and closed outside the lock
         self._entries: dict[str, _Entry[M]] = {}
-        self._closing: list[_Entry[M]] = []  # out of the table, but still in memory
+        self._closing: list[_Entry[M]] = []  # removed from the table, but still in memory
         self._loads = threading.Lock()
-        # Of event loops. A load waits for what is being closed, so that these may not wait for each other.
+        # For `use_async`. Separate executors, because a load waits for pending unloads.
         self._loading = ThreadPoolExecutor(1, "updraft-load")
         self._unloading = ThreadPoolExecutor(1, "updraft-unload")
         self._keeper: threading.Thread | None = None
@@ -104,10 +104,10 @@ class ModelPool(Generic[M]):
 
     @contextmanager
     def use(self, name: str) -> Iterator[M]:
-        """The model, loaded if it is not; it stays at least until the block ends.
+        """Yield the model, loading it if necessary. The model stays loaded at least until the block ends.
 
-        However many ask for it at once, it is loaded once. Raises what `find` and `load` raise, ModelTooLargeError for
-        what cannot fit, OverloadedError for what does not fit beside the models in use, EngineError after `close`.
+        Concurrent callers share one load. Raises the errors of `find` and `load`, ModelTooLargeError if the model
+        cannot fit, OverloadedError if it does not fit beside the models in use, EngineError after `close`.
         """
         entry, is_first = self._ask(name)
         try:
@@ -117,7 +117,7 @@ class ModelPool(Generic[M]):
 
     @asynccontextmanager
     async def use_async(self, name: str) -> AsyncIterator[M]:
-        """As `use`, without blocking the event loop or a thread of its executor."""
+        """Do the same as `use` without blocking the event loop or a thread of its executor."""
         entry, is_first = self._ask(name)
         try:
             if is_first:
@@ -130,7 +130,7 @@ class ModelPool(Generic[M]):
                 await asyncio.shield(loop.run_in_executor(self._unloading, self._close, leaving))
 
     def held(self) -> list[Held]:
-        """The loaded models, the least recently used first."""
+        """Return the loaded models, least recently used first."""
         with self._changed:
             now = self._clock()
             there = [(name, entry) for name, entry in self._entries.items() if entry.model is not None]
@@ -141,26 +141,26 @@ class ModelPool(Generic[M]):
             ]
 
     def unload(self, name: str) -> bool:
-        """Free an unused model now; false if it is not loaded. Raises OverloadedError if it is in use."""
+        """Free an unused model now; False if it is not loaded. Raises OverloadedError if the model is in use."""
         with self._changed:
             entry = self._entries.get(name)
             if entry is None:
                 return False
             if not entry.idle:
-                raise OverloadedError(f"The model {name} is in use: it is unloaded when its last request is done.")
+                raise OverloadedError(f"The model {name} is in use: unload it after its last request is done.")
             leaving = self._drop([name])
         self._close(leaving)
         return True
 
     def expire(self) -> float | None:
-        """Unload what was unused for the keep-alive time; seconds until the next will be, None if none is idle."""
+        """Unload expired models; return the seconds until the next one expires, None if no model is idle."""
         with self._changed:
             leaving, seconds = self._expired()
         self._close(leaving)
         return seconds
 
     def close(self) -> None:
-        """Take no more requests and unload: what is in use goes with its last user. Idempotent."""
+        """Reject new requests and unload all idle models; models in use unload after their last user. Idempotent."""
         with self._changed:
             self._closed = True
             leaving = self._drop([name for name, entry in self._entries.items() if entry.idle])
@@ -170,7 +170,7 @@ class ModelPool(Generic[M]):
             self._keeper.join()
 
     def _ask(self, name: str) -> tuple[_Entry[M], bool]:
-        """The model's entry, which its caller uses from now on, and whether they have to load it. Never waits."""
+        """Return the model's entry, counting the caller as a user, and whether the caller must load it. Never waits."""
         with self._changed:
             self._refuse_closed()
             entry = self._entries.get(name)
@@ -181,7 +181,7 @@ class ModelPool(Generic[M]):
             return entry, is_first
 
     def _leave(self, name: str, entry: _Entry[M]) -> list[_Entry[M]]:
-        """One user less; what is to be closed for that."""
+        """Remove one user; return the entries to close as a result."""
         with self._changed:
             entry.users -= 1
             entry.used_at = self._clock()
@@ -189,7 +189,7 @@ class ModelPool(Generic[M]):
             return self._drop([name] if entry.idle and (self._closed or self._keep_alive_s == 0) else [])
 
     def _load(self, name: str, entry: _Entry[M]) -> M:
-        """One load at a time, so that what it allocates can be told; `entry` is in the table and says so to others."""
+        """Load the model. Loads run one at a time, so that each allocation can be measured."""
         try:
             with self._loads:
                 candidate = self._find(name)
@@ -213,7 +213,7 @@ class ModelPool(Generic[M]):
         return model
 
     def _make_room(self, name: str, entry: _Entry[M], candidate: PoolCandidate[M]) -> None:
-        """Unload the least recently used until the candidate fits; if it cannot, nothing is unloaded."""
+        """Unload the least recently used models until the candidate fits; unload nothing if it cannot fit."""
         fits = False
         while not fits:
             with self._changed:
@@ -228,7 +228,7 @@ class ModelPool(Generic[M]):
             self._close(leaving)
 
     def _enough(self, lacking: int) -> list[str]:
-        """The least recently used that together take so many bytes; none if all would not be enough."""
+        """Return the least recently used idle models that together free `lacking` bytes; empty if all are too few."""
         names: list[str] = []
         for _, name in sorted((entry.used_at, name) for name, entry in self._entries.items() if entry.idle):
             if lacking <= 0:
@@ -238,29 +238,29 @@ class ModelPool(Generic[M]):
         return names if lacking <= 0 else []
 
     def _refuse(self, name: str, candidate: PoolCandidate[M]) -> None:
-        """Raises OverloadedError if models in use are in the way, else what the candidate says."""
+        """Raises OverloadedError if models in use take the memory, otherwise the candidate's error."""
         freed = sum(entry.need for entry in self._entries.values() if entry.idle)
         busy = sorted(other for other, entry in self._entries.items() if other != name and not entry.idle)
         if busy:
             raise OverloadedError(
-                f"{name} needs {candidate.need / 1e6:,.1f} MB of memory, {max(0, self._room() + freed) / 1e6:,.1f} MB "
-                f"can be freed now, and {', '.join(busy)} {'is' if len(busy) == 1 else 'are'} in use: try again later.",
+                f"{name} needs {candidate.need / 1e6:,.1f} MB of memory; {max(0, self._room() + freed) / 1e6:,.1f} MB "
+                f"can be freed now. {', '.join(busy)} {'is' if len(busy) == 1 else 'are'} in use: try again later.",
                 code="memory_in_use",
             )
         candidate.check(self._room() + freed)
 
     def _room(self) -> int:
-        """Bytes that loads may take: the system counts mapped weights, and caches nobody wrote to yet, as free."""
+        """Return the free bytes. The system counts mapped weights and untouched caches as free, so subtract them."""
         return self._memory.room() - sum(entry.need - entry.allocated for entry in self._entries.values())
 
     def _drop(self, names: list[str]) -> list[_Entry[M]]:
-        """Take these out of the table; they are to be closed once the lock is free."""
+        """Remove these models from the table; the caller closes them after releasing the lock."""
         leaving = [self._entries.pop(name) for name in names]
         self._closing += leaving
         return leaving
 
     def _close(self, leaving: list[_Entry[M]]) -> None:
-        """Without the lock: a model waits for its running step, and frees gigabytes."""
+        """Close these models. Call without the lock: closing waits for the running step and frees gigabytes."""
         with ExitStack() as each:
             for entry in leaving:
                 each.callback(self._close_one, entry)
@@ -284,7 +284,7 @@ class ModelPool(Generic[M]):
             self._keeper.start()
 
     def _keep(self) -> None:
-        """The thread that unloads what was not used for long."""
+        """Unload expired models until the pool closes."""
         while not self._closed:
             with self._changed:
                 leaving, seconds = self._expired()
@@ -293,7 +293,7 @@ class ModelPool(Generic[M]):
             self._close(leaving)
 
     def _expired(self) -> tuple[list[_Entry[M]], float | None]:
-        """The models to be closed by now, and the seconds until more will be."""
+        """Drop the expired models; return them and the seconds until the next one expires."""
         if self._keep_alive_s is None:
             return [], None
         now = self._clock()
