@@ -1,4 +1,4 @@
-"""The engine's default options, as far as they depend on the build of llama.cpp."""
+"""Defaults that depend on the build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..machine.memory_fit import head_lengths
 from ..options import LocalOptions
 from .context_layout import SMALL
 
-_ROWS = 128  # of a step; attention of ours is as fast with these as with 512, which take 30 MB more
+_ROWS = 128  # tokens per step; Updraft's attention is as fast with 128 as with 512, which take 30 MB more
 
 
 def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
-    """The options with `repack`, and where our attention computes `ubatch`. Raises MissingDependencyError,
-    ConfigurationError."""
+    """Return the options with defaults for `repack` and, if Updraft's attention kernel runs, `ubatch`. Raises
+    MissingDependencyError, ConfigurationError."""
     library = llama()
     repack, ubatch = options.repack, options.ubatch
     if repack is None:
@@ -28,7 +28,7 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 
 
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
-    """Of a model that is not small: whether its heads and its cache are such that ours computes."""
+    """Return whether Updraft's attention kernel can run a model of 100 million parameters or more."""
     key, value = head_lengths(header)
     of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None

@@ -224,11 +224,11 @@ def test_a_file_that_crashes_llama_cpp_is_an_error_and_remembered(tmp_path, file
     tokens.items[500] = tokens.items[501]
     path = written(tmp_path, file.build())
     read_header(path)
-    with pytest.raises(ModelLoadError, match=r"crashes on it \(SIGABRT, GGML_ASSERT.*Download"):
+    with pytest.raises(ModelLoadError, match=r"crashes on the file \(SIGABRT, GGML_ASSERT.*Download"):
         ensure_loadable(path)
     assert len(list((home / "tried-models").iterdir())) == 1
     monkeypatch.setattr(trial, "run_child", None)
-    with pytest.raises(ModelLoadError, match="crashes on it"):
+    with pytest.raises(ModelLoadError, match="crashes on the file"):
         ensure_loadable(path)
 
 
@@ -377,7 +377,7 @@ def test_adapters_are_counted_and_tried_with_their_model(tmp_path, monkeypatch) 
     monkeypatch.setattr(trial, "run_child", lambda *_, **__: ChildEnd("crashed", "SIGSEGV"))
     candidate.load().close()  # both are known by now
     adapter(tmp_path / "lora.gguf", DOWN, 2 * UP)
-    with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on it \(SIGSEGV\)"):
+    with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on the file \(SIGSEGV\)"):
         candidate.load()
 
 
