@@ -1,4 +1,4 @@
-"""Byte tokens of a GGUF vocabulary. Without one of them llama.cpp crashes or hangs at a text that needs it."""
+"""Byte tokens of a GGUF vocabulary. If one is missing, llama.cpp crashes or hangs on text that needs it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...protocol.errors import ModelLoadError
 from ...text.detokenize import gpt2_byte_alphabet
 
 _ENCODERS = ("bert", "t5")
-_HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8: llama.cpp writes other bytes as <0xNN>
-_LONGEST = 6  # bytes of a byte token's text, such as <0xF1>
+_HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8; llama.cpp writes other bytes as <0xNN>
+_LONGEST = 6  # bytes in the spelling of a byte token, such as <0xF1>
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """The bytes that a BPE vocabulary has no token for; llama.cpp drops them from the text.
+    """Return the bytes for which a BPE vocabulary has no token; llama.cpp drops such bytes from the text.
 
-    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or if it is an encoder's.
+    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or for an encoder model.
     """
     model, tokens = header.metadata.get("tokenizer.ggml.model"), header.arrays.get("tokenizer.ggml.tokens")
     if model in _ENCODERS:
-        raise ModelLoadError(f"{path} has the tokenizer of an encoder ({model}): it cannot continue text.")
+        raise ModelLoadError(f"{path} is an encoder model ({model}), which cannot generate text.")
     spellings = _spellings(model, header.metadata.get("tokenizer.ggml.pre"))
     if tokens is None or spellings is None:
         return frozenset()
@@ -32,13 +32,13 @@ def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
         raise ModelLoadError(
             f"The model file {path} cannot be used: its vocabulary has no token for the byte 0x{min(missing):02X}"
             f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}, and its tokenizer needs all 256. "
-            "Download or export it again."
+            "Download or export the file again."
         )
     return missing
 
 
 def _spellings(model: object, pre: object) -> Callable[[int], set[bytes]] | None:
-    """The texts that make a token the byte token of a byte; None for a tokenizer without byte tokens."""
+    """Return the token texts that count as the byte token of a byte; None for a tokenizer without byte tokens."""
     if model == "llama":
         return lambda byte: {_hexadecimal(byte), *([bytes((byte,))] if 0 < byte < 128 else ())}
     if model == "rwkv":
@@ -56,7 +56,7 @@ def _hexadecimal(byte: int) -> bytes:
 
 
 def _rwkv(byte: int) -> set[bytes]:
-    """The byte itself, or with an escape in front; a backslash in front of t, n, r and x means another byte."""
+    """Return the byte itself and its escaped forms; a backslash before t, n, r and x escapes another byte."""
     raw = bytes((byte,))
     escaped = {9: b"t", 10: b"n", 13: b"r"}.get(byte, raw if raw not in b"tnrx" else b"x%02x" % byte)
     return {b"\\x%02x" % byte, b"\\" + escaped, *([raw] if raw != b"\\" else ())}
