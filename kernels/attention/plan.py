@@ -1,7 +1,7 @@
-"""The plan of one step's attention: the work of each program, decided once on the host for all layers.
+"""Plan of one step's attention: the work of each program, decided once on the host for all layers.
 
-Prefill chunks, decodes and drafts to verify are all the same: tiles of a sequence's queries, each with the keys it
-visits. Where few tiles see many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023).
+Prefill chunks, decodes and drafts to verify are treated alike, as tiles of a sequence's queries with the keys they
+visit. If few tiles see many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .launch import AttentionShape, num_splits, queries_per_tile, split_lengths
 from .ragged_batch import Ints, RaggedBatch, repeated, starts
 from .types import QuerySpan
 
-#: Columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros do nothing.
+#: Columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are ignored.
 WORK_COLUMNS, MERGE_COLUMNS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The work of all programs, in arrays that kernels read."""
+    """Work of all programs, in arrays that kernels read."""
 
     # (splits, 8): start of the sequence's blocks in `blocks`, first row, number of rows, position of the first row,
-    # first key, key after the last, first row of the partial result (-1 for a tile's only split), unused.
+    # first key, key after the last, first row of the partial result (-1 if the tile has one split), unused.
     work: Ints
-    # (rows, 4) for each row with partial results: the row, its place in the first split's result, the distance to its
-    # place in the next one's, number of splits.
+    # (rows, 4) for each row with partial results: the row, its position in the first split's result, the distance to
+    # its position in the next split's result, number of splits.
     merges: Ints
-    # (rows,): block * block_size + offset of each row's key and value, -1 for nowhere.
+    # (rows,): block * block_size + offset of each row's key and value, -1 for rows that are not stored.
     slots: Ints
-    # The block tables, one after the other.
+    # Block tables, one after the other.
     blocks: Ints
     partial_rows: int
 
@@ -40,7 +40,7 @@ class AttentionPlan:
 def plan_attention(
     spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> AttentionPlan:
-    """Rows after those of the spans, up to `num_rows`, are padding: they are stored nowhere and get zeros."""
+    """Plan a step. Rows after those of the spans, up to `num_rows`, are padding: they are not stored and get zeros."""
     batch = RaggedBatch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
@@ -58,7 +58,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """One entry per tile. Tiles with most keys come first, so that no long one is left for the end."""
+    """One entry per tile. Tiles with the most keys come first, so that no long tile runs last."""
 
     table: Ints
     first_row: Ints

@@ -102,9 +102,7 @@ class NativeEmbedding(nn.Module):
         Raises IndexError for an id of out_features or more, and ConfigurationError for other tensors.
         """
         if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
-            raise ConfigurationError(
-                f"Token ids: (tokens,) int64 needed, got {tuple(token_ids.shape)} {token_ids.dtype}."
-            )
+            raise ConfigurationError(f"Token ids need (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
         out = self.weight.new_empty(len(token_ids), self._head.shape[1])
         token_ids = token_ids.contiguous()
         if self._rows(

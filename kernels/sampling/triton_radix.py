@@ -1,4 +1,4 @@
-"""Radix select over ranks in Triton: each round finds the bucket of 16 that a threshold falls in."""
+"""Radix select over ranks in Triton: each round finds the bucket of 16 that contains the threshold."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -13,15 +13,15 @@ from .triton_ranks import weights_of
 from .types import LOWEST_RANK, TOKEN_BITS
 
 LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-#: Rounds of four bits each until one rank is left.
+#: Rounds of four bits each, until one rank is left.
 ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
-#: Where the state of a row holds its highest rank.
+#: Index of the highest rank in a row's state.
 TOP: tl.constexpr = tl.constexpr(0)
 
 
 @triton.jit
 def radix_range(row_sums, target, done):
-    """The least rank of the range after `done` rounds, and the sum of everything above the range."""
+    """Return the lowest rank of the range after `done` rounds, and the sum of everything above the range."""
     low, above = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int64)
     for earlier in range(done):
         low, above = select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
@@ -30,7 +30,7 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets from which on the sum reaches the target; the lowest if it never does."""
+    """Select the highest of 16 buckets at which the sum from above reaches the target, or the lowest bucket."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
@@ -39,22 +39,22 @@ def select_bucket(total, low, above, target, done):
 
 
 @triton.jit
-def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
-    """(16,) int64: the number or weight of the ranks in each bucket of the range."""
-    is_in = bucket_of(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
+def bucket_sums(ranks, low, done, row_state, temperature, BY_MASS: tl.constexpr):
+    """Return (16,) int64: the number or weight of the ranks in each bucket of the range."""
+    is_in = bucket_of(ranks, low, done)[None, :] == tl.arange(0, 16)[:, None]
     if BY_MASS:
-        weights = weights_of(found, tl.load(row_state + TOP), temperature)
+        weights = weights_of(ranks, tl.load(row_state + TOP), temperature)
         return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
-    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: compiled into integers it spills
+    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: the integer version spills registers
 
 
 @triton.jit
-def bucket_of(found, low, done):
-    """The bucket of each rank; below 0 or above 15 outside the range."""
-    return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
+def bucket_of(ranks, low, done):
+    """Return the bucket of each rank; below 0 or above 15 outside the range."""
+    return tl.minimum(tl.maximum((ranks - low) >> _shift(done), -1), 16).to(tl.int32)
 
 
 @triton.jit
 def _shift(done):
-    """The bits of a rank that are undecided after one more round."""
+    """Return the number of bits of a rank that are undecided after one more round."""
     return (ROUNDS - 1 - done) * 4
