@@ -120,7 +120,7 @@ INLINE int64_t count_from(const Row *row, float value, const int is_bf16) {
     return sum;
 }
 
-/* Map floats to integers of the same order: the bits, inverted for negative floats. -0 and +0 get different integers. */
+/* Map floats to integers of the same order: the bits, inverted for negative floats. -0 and +0 differ. */
 INLINE int32_t place_of(float value) {
     int32_t bits;
     memcpy(&bits, &value, sizeof bits);
