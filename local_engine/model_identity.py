@@ -20,7 +20,7 @@ _ENGINE = "llama-cpp-python"
 
 
 def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
-    """Return the identity without a SHA-256, from header and tensor samples. Raises the errors of `LocalEngine.load`."""
+    """Return the identity without SHA-256, from header and tensor samples. Raises the errors of `LocalEngine.load`."""
     header = read_model_header(path)
     if options.chat_template is None and _own_templates(header) is None:
         sources = TemplateSources(CHATML)  # a placeholder: the default template depends only on the file

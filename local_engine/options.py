@@ -28,9 +28,9 @@ _KINDS = {
     "repack": _SWITCH,
     "flash_attention": _SWITCH,
     "prompt_logprobs": _SWITCH,
-    "model_id": (str | None, "a text or None"),
-    "tool_parser": (str, "a text"),
-    "chat_template": (str | None, "a text or None"),
+    "model_id": (str | None, "a string or None"),
+    "tool_parser": (str, "a string"),
+    "chat_template": (str | None, "a string or None"),
 }
 
 
@@ -86,7 +86,7 @@ class LocalOptions:
             raise _wrong("kv_cache_type", "f32, f16, q8_0 or q4_0", self.kv_cache_type)
         if self.kv_cache_type in QUANTIZED and self.flash_attention is False:
             raise InvalidRequestError(
-                f"A KV cache of type {self.kv_cache_type} needs flash attention: leave flash_attention to the engine.",
+                f"A KV cache of type {self.kv_cache_type} needs flash attention: do not set flash_attention to False.",
                 param="flash_attention",
                 code="invalid_value",
             )

@@ -88,7 +88,7 @@ def choose_backend(
     name = best if wanted == "auto" else wanted
     problem = _WHY_NOT[name](spec)
     if problem is None:
-        why = "asked for" if wanted != "auto" else f"the fastest on {spec.device.type}"
+        why = "requested" if wanted != "auto" else f"the fastest on {spec.device.type}"
         return _make(name, spec, batch_invariant), why
     if wanted == "auto":
         return TorchBackend(spec, batch_invariant=batch_invariant), f"{name} cannot be used: {problem}"

@@ -28,11 +28,11 @@ class LayerWeights:
     key_norm: Tensor | None = None
     attention_out_norm: Tensor | None = None
     mlp_out_norm: Tensor | None = None
-    # As in `LayerAttention`.
+    # Sliding window, as in `LayerAttention`.
     window: int | None = None
     # Index of the rotation that this layer uses, 0 or 1.
     rotation: int = 0
-    # As in `LayerAttention`.
+    # Factor of the scores, as in `LayerAttention`.
     scale: float = 1.0
 
     @property

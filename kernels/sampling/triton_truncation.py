@@ -53,7 +53,7 @@ _CAPACITY: tl.constexpr = tl.constexpr(4096)
 # top-k and top-p, min-p's threshold, and the thresholds that top-k and top-p found.
 _STATE: tl.constexpr = tl.constexpr(7)
 _MASS: tl.constexpr = tl.constexpr(1)
-_FLOOR: tl.constexpr = tl.constexpr(2)  # of top-k; top-p's is next
+_FLOOR: tl.constexpr = tl.constexpr(2)  # top-k's lower bound; top-p's is next
 _BY_MIN_P: tl.constexpr = tl.constexpr(4)
 _FOUND: tl.constexpr = tl.constexpr(5)  # top-k's threshold; top-p's is next
 

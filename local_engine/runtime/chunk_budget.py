@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # numbers of steps with prompts
 _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of the 128 before

@@ -79,7 +79,7 @@ class LocalEngineLoop:
         """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close` and
         in a process forked from the engine's."""
         limits = self._options.limits
-        self.refuse_fork()  # before the lock, which another thread may have held
+        self.refuse_fork()  # before the lock, which a thread may have held at the fork
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)

@@ -92,7 +92,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     def __next__(self) -> LocalToken:
         if not self._done:
-            self._resources.loop.refuse_fork()  # before the lock, which another thread may have held
+            self._resources.loop.refuse_fork()  # before the lock, which a thread may have held at the fork
         with self._reading:
             token = None if self._done else self._read(self._generation.mailbox.get())
         if token is None:
