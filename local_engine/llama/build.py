@@ -1,7 +1,7 @@
 """Build of llama-cpp-python with the options that Updraft needs; uses only the standard library.
 
-On x86 machines with AMX, default builds segfault on the first token. With OpenMP, they slow down to a few tokens per
-second on shared cores. So, before anything else is installed:
+Default builds have segfaulted on the first token on x86 machines with AMX, and slowed down to a few tokens per second
+under OpenMP on shared cores. So, before anything else is installed:
 
     python local_engine/llama/build.py --install -c constraints.txt
 
