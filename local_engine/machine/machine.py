@@ -1,4 +1,4 @@
-"""Resources of this process: cores, processor time, memory. A container often may use less than it sees.
+"""Resources of this process: cores, processor time, memory. A container can often use less than it sees.
 
 Limits of Linux control groups (v1 and v2) are read from files; on other systems, psutil reports everything.
 """

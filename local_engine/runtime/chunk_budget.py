@@ -49,7 +49,7 @@ class _Load:
 
     def usual_s(self, chunk: int) -> float | None:
         """Return the usual seconds of a step with this chunk; None if unknown. A step without prompts after steps with
-        prompts has no usual time, because it measures the current one."""
+        prompts has no usual time, because it is there to measure it."""
         if chunk:
             known = self.mixed.get(chunk, ())
             return self.plain * median(known) if len(known) == _SAMPLES else None

@@ -72,7 +72,7 @@ def refuse_offline(what: str) -> None:
     """Raises OfflineError if the settings forbid network access."""
     if is_offline():
         raise OfflineError(
-            f"Cannot pull {what}: UPDRAFT_OFFLINE, HF_HUB_OFFLINE or the setting `offline` forbids network access. "
+            f"Cannot pull {what}: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the settings. "
             "List the local models with `updraft models`, or pull a file by its path."
         )
 

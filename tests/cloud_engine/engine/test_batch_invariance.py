@@ -205,5 +205,5 @@ def test_a_model_that_was_packed_by_onednn_without_it_is_refused(monkeypatch: py
     monkeypatch.setattr(linear_ops, "_beats_onednn", lambda *_: False)
     model = wide_model(torch.float32)
     Engine(ServedModel(model), EngineConfig())
-    with pytest.raises(ConfigurationError, match="Load it once more"):
+    with pytest.raises(ConfigurationError, match="Load the model again"):
         invariant_engine(model)
