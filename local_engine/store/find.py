@@ -72,8 +72,8 @@ def refuse_offline(what: str) -> None:
     """Raises OfflineError if the settings forbid network access."""
     if is_offline():
         raise OfflineError(
-            f"Cannot pull {what}: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the settings. "
-            "List the local models with `updraft models`, or pull a file by its path."
+            f"Cannot pull {what}: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the "
+            "settings. List the local models with `updraft models`, or pull a file by its path."
         )
 
 
