@@ -1,7 +1,7 @@
 """The on-device engine: a small GGUF model in this process that serves many requests at once.
 
-It reports the signals that the router's gates use. Per token: log-probability, entropy and margin. Per prompt: a hidden
-state and, if cheap or requested, the log-probabilities of its tokens.
+The engine reports the signals that the router's gates use. Per token: log-probability, entropy and margin. Per prompt:
+a hidden state and, if cheap or requested, the log-probabilities of its tokens.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Start a continuation of raw text, after a BOS token if the model wants one, or of token ids as given.
+        """Start a continuation of raw text, after a BOS token if the model requires one, or of token ids as given.
 
         Raises the same errors as `start`.
         """
@@ -184,7 +184,7 @@ class LocalEngine:
         return self._model.vocab_size
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of raw text, after a BOS token if the model wants one."""
+        """Return the token ids of raw text, after a BOS token if the model requires one."""
         self._refuse_hopeless(len(text))
         return [*self._model.front, *self._plain.tokenize(text), *self._model.back]
 

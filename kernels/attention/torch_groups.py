@@ -1,6 +1,6 @@
 """Groups of sequences for one padded attention call in plain torch, and the cache pages of their keys.
 
-Groups are planned once per forward pass and window, for all layers. They are built in numpy, because a batch needs a
+Groups are planned once per forward pass and window, for all layers. Groups are built in numpy, because a batch needs a
 dozen small arrays, and torch takes ten times longer to create each.
 """
 

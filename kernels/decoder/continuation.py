@@ -60,7 +60,7 @@ class NativeContinuation:
         attention: NativeAttention,
         sampling: Sampling,
     ) -> list[list[int]]:
-        """Return the next tokens of each sequence after its token in `first`, as many as its span in `passes` is long.
+        """Return the next tokens of each sequence after its token in `first`; the span in `passes` gives their number.
 
         `attention`: for `passes.batch`. `rotations`: for the rows of `passes`. `sampling`: for the first pass, without
         mask and typical-p; if rounding decides, the likeliest token is taken. Raises ConfigurationError for arguments

@@ -125,8 +125,8 @@ def launch_write_kv_(
     """Norm and rotate the queries in place; norm, rotate and store the keys; store the values.
 
     `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values of each row; rows may have any stride.
-    Its keys and values are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim): same dtype or
-    float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are not stored.
+    The keys and values in it are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim): same dtype
+    or float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are not stored.
     """
     check_kv_write(projected, cache, slots, rotation)
     if not cache.is_contiguous():

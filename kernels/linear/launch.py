@@ -49,7 +49,7 @@ def matmul_launch(tokens: int) -> Launch:
 
 
 def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> SplitK:
-    """Return as many parts as fill the GPU. Large products have enough tiles and are not split."""
+    """Split the loop so that the product fills the GPU. Large products have enough tiles and are not split."""
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps

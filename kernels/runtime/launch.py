@@ -1,7 +1,7 @@
 """Launch parameters of Triton kernels: tile sizes, warps and stages, from plain functions beside each kernel.
 
-Kernels over the rows of a matrix are bound by memory bandwidth. They are as fast as a copy if every thread has a few
-16-byte accesses in flight and there are more than enough programs.
+Kernels over the rows of a matrix are bound by memory bandwidth. Such kernels are as fast as a copy if every thread has
+a few 16-byte accesses in flight and there are more than enough programs.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
-    """Return the call. It points into all of its arguments, which must outlive it."""
+    """Return the call, which points into all of its arguments. The arguments must outlive the call."""
     cut, mask = sampling.truncation, sampling.mask
     return SampleCall(
         logits=logits.data_ptr(),

@@ -1,6 +1,6 @@
 """Sampling noise: counter-based random numbers in plain torch.
 
-Noise is a pure function of a request's seed, a token's position and a counter. It does not depend on the batch, the
+Noise is a pure function of a request's seed, a token's position and a counter. Noise does not depend on the batch, the
 device or the order of the work. The counter of a token is `token id + 1`. Arithmetic is modulo 2**64, on int64.
 """
 

@@ -137,7 +137,7 @@ class LlamaModel:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of n tokens has at most n times as many."""
+        """Characters of the longest token, which limits the characters of a text of n tokens."""
         with self._open() as api:
             texts = (api.llama_vocab_get_text(self._vocab, token) for token in range(self.vocab_size))
             return max(len(text.decode("utf-8", "replace")) for text in texts)

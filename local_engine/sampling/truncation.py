@@ -34,7 +34,7 @@ def largest(logits: Floats, count: int) -> Indices:
     if count == 0:
         return np.empty(0, np.intp)
     if count <= width // 2:
-        # These lie in the columns of a view with the largest maxima: one pass over all logits, then over a few.
+        # The largest logits lie in the columns with the largest maxima: one pass over all logits, then over a few.
         maxima = logits[: width * _GROUPS].reshape(_GROUPS, width).max(axis=0)
         bound = np.partition(maxima, width - count)[width - count]
         inside = (width * np.arange(_GROUPS)[:, None] + np.flatnonzero(maxima >= bound)).ravel()
