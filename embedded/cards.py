@@ -1,4 +1,4 @@
-"""Writes the model cards of the pocket pair; every figure is from graded test outcomes and training reports."""
+"""Model cards of the pocket pair; all figures come from graded test outcomes and training reports."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .phrasing import REPHRASED
 from .tasks import RARE_WEIGHT
 
 _DATA = f"""\
-Trained on the stream of `updraft.embedded.tasks`: questions made by program, {len(KINDS)} kinds, no text from anywhere
-else. Facts of the world atlas are common knowledge. Tasks are split into train, calibration and test by a hash of the
-prompt's words and signs. A rare phrasing family weighs {RARE_WEIGHT["train"]} of a common one in training,
-{RARE_WEIGHT["test"]} in calibration and test. {100 * REPHRASED:.0f} % of all questions are asked in other words, cases
-and blanks (`updraft.embedded.phrasing`).
+Trained on the stream of `updraft.embedded.tasks`: generated questions of {len(KINDS)} kinds, without text from other
+sources. Facts of the world atlas are common knowledge. Tasks are split into train, calibration and test by a hash of
+the prompt's words and signs. A rare phrasing family has weight {RARE_WEIGHT["train"]} in training and
+{RARE_WEIGHT["test"]} in calibration and test, relative to a common family. {100 * REPHRASED:.0f} % of all questions are
+rephrased, with other words, cases and spaces (`updraft.embedded.phrasing`).
 
-Kind `outside` holds everyday questions about anything else. Their one answer is the sentence
+Kind `outside` holds everyday questions about all other subjects. Their only answer is the sentence
 "{OUTSIDE}"
-Calibration and test ask them in wordings that no model was trained on.
+In calibration and test, they use wordings that no model was trained on.
 
-Both models saw the same tasks in the same order, pocket-small more of them than pocket-large in the runs
-after the first. What was chosen by looking at calibration scores: kinds that models of this size hardly learned in the
-time given (stock-keeping, points, variables, number sequences) were left out of the suite, and the size of pocket-small
-is one of several that were tried, taken because it is right on some half to three quarters of the tasks. Kind `outside`
-and the phrasing were extended after looking at what the models got wrong in the second run, held-out questions
-among it."""
+Both models saw the same tasks in the same order; in the runs after the first, pocket-small saw more of them than
+pocket-large. Some choices were made by looking at calibration scores: kinds that models of this size hardly learned in
+the given time (stock-keeping, points, variables, number sequences) were left out of the suite, and the size of
+pocket-small was chosen from several, because it is right on about half to three quarters of the tasks. Kind `outside`
+and the phrasing were extended after a look at the models' mistakes in the second run, which included held-out
+questions."""
 
 _LIMITS = """\
-Made to show and test a cascade on any machine in a minute. It knows nothing outside its task kinds, and is trained to
-say so: do not use it for anything else. Greedy decoding, 512 tokens of context, ChatML, English only."""
+Made to demonstrate and test a cascade on any machine in a minute. The model knows nothing outside its task kinds, and
+is trained to say so: do not use it for anything else. Greedy decoding, 512 tokens of context, ChatML, English only."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """The subject of a card: the model, what it is for, and how a graded outcome scores it."""
+    """Subject of a card: the model, its purpose, and its score in a graded outcome."""
 
     name: str
     role: str
@@ -95,7 +95,7 @@ embeddings.
 
 ## Held-out scores per kind
 
-AUROC: how well the small model's mean log-probability tells its right answers from its wrong ones.
+AUROC: how well the small model's mean log-probability separates its right answers from its wrong ones.
 
 {table}
 
@@ -108,11 +108,11 @@ Licence: Apache-2.0, as the project.
 
 
 def _recipe(subject: _Subject, training: dict[str, Any]) -> str:
-    """The runs a model went through, the last one first."""
+    """Return the training runs of a model, the last run first."""
     runs: list[str] = []
     while (start := training.get("started_from")) is not None:
         recipe, weights = training["recipe"], start["weights_sha256"][:16]
-        origin = f"It went on from weights with SHA-256 {weights}, at commit {start['commit']}."
+        origin = f"This run started from weights with SHA-256 {weights}, at commit {start['commit']}."
         runs.append(f"{_command(subject, recipe)} --start-from FOLDER\n\n{_schedule(recipe)}\n{origin}")
         training = start
     runs.append(f"{_command(subject, training['recipe'])}\n\n{_schedule(training['recipe'])} From random weights.")

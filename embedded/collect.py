@@ -1,7 +1,7 @@
-"""Runs both pocket models over tasks and grades them.
+"""Runs both pocket models over tasks and grades the answers.
 
-What comes out is the classifier's training material: for every task the local run with its signals, and whether each
-tier was right.
+The result is the classifier's training data: for every task, the local run with its signals, and whether each tier was
+right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list[GradedRow]:
-    """One graded row per task, in order."""
+    """Return one graded row per task, in order."""
     views = list(track(local_views(tasks, small_gguf), "local ", total=len(tasks)))
     answers = cloud_answers(tasks, large_folder)
     return [
@@ -37,8 +37,8 @@ def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list
 
 
 def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
-    """Greedy answers of the cloud model, in order, batched."""
-    # Two threads that meet at barriers take ten times as long for this small a model where other processes are busy.
+    """Return greedy answers of the cloud model, in order. The engine batches them."""
+    # One thread: on a busy machine, two threads that meet at barriers take ten times as long for such a small model.
     config = EngineConfig(max_batch_size=32, max_waiting=len(tasks), num_threads=1)
     engine = Engine.from_folder(large_folder, config=config)
     tokens: dict[str, list[int]] = {task.id: [] for task in tasks}
@@ -51,7 +51,7 @@ def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
 
 
 def _outputs(engine: Engine) -> Iterator[tuple[str, list[int]]]:
-    """Each request's tokens as it finishes."""
+    """Yield each request's id and tokens when the request finishes."""
     partial: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step():
@@ -61,7 +61,7 @@ def _outputs(engine: Engine) -> Iterator[tuple[str, list[int]]]:
 
 
 def local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
-    """Greedy runs of the local model, in order, one at a time."""
+    """Yield greedy runs of the local model, in order, one at a time."""
     with LocalEngine.load(small_gguf) as engine:
         for task in tasks:
             messages = [Message("user", task.prompt)]

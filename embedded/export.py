@@ -1,7 +1,7 @@
-"""Writes a trained model in the two formats it is used in: a Hugging Face style folder and a GGUF file.
+"""Export of a trained model in two formats: a Hugging Face style folder and a GGUF file.
 
-The GGUF holds the very weights of the folder (Q8_0, F16 or F32) with tokenizer and chat template inside. llama.cpp
-rotates neighbouring pairs where Hugging Face rotates halves, so query and key rows are interleaved on the way.
+The GGUF file holds the same weights as the folder (Q8_0, F16 or F32), with tokenizer and chat template. llama.cpp
+rotates neighbouring pairs where Hugging Face rotates halves, so query and key rows are interleaved in the conversion.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
-    partial = folder / "model.safetensors.partial"  # the file in its place may be mapped
+    partial = folder / "model.safetensors.partial"  # the existing file may be mapped by a process
     save_file(weights, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors writes private files
+    partial.chmod(0o644)  # safetensors creates private files
     partial.replace(folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
     stop = tokenizer.token_to_id(IM_END)
@@ -54,14 +54,14 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
 def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     """Convert the Hugging Face style `folder` to the GGUF file `out`.
 
-    Matrices get `file_type` (those whose rows are no multiple of 32 stay F16), norms stay F32.
+    Matrices get `file_type` (F16 instead of Q8_0 if the row length is not a multiple of 32); norms stay F32.
     """
     import gguf
     import torch
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    partial = out.with_name(f"{out.name}.partial")  # the file in its place may be mapped
+    partial = out.with_name(f"{out.name}.partial")  # the existing file may be mapped by a process
     writer = gguf.GGUFWriter(partial, "llama")
     _write_metadata(writer, config, folder.name, file_type)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))

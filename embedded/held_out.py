@@ -1,6 +1,6 @@
-"""The quality of a policy on rows that its fitting never saw: ranking, honesty, unseen kinds, and routing.
+"""Quality of a policy on rows not used for fitting: ranking, calibration, unseen kinds, and routing.
 
-The results are dataclasses that serialise to JSON.
+The results are dataclasses that serialize to JSON.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MIN_CLASS_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """One gate on the held-out rows."""
+    """Results of one gate on the held-out rows."""
 
     auroc_wrong: float
-    # 95 %, by bootstrap.
+    # 95 % interval, by bootstrap.
     auroc_wrong_interval: tuple[float, float]
     auroc_gain: float
-    # Over `ece_bins` equal-mass bins of P(gain).
+    # Expected calibration error over `ece_bins` equal-mass bins of P(gain).
     ece: float
     ece_bins: int
     reliability: list[ReliabilityBin]
@@ -44,15 +44,15 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """One kind or family: AUROC for "local is wrong"; NaN with too few of a class."""
+    """One kind or family: AUROC for "local is wrong"; NaN if a class has too few rows."""
 
     group: str
     rows: int
     local_score: float
     cloud_score: float
-    # Of gate 3.
+    # AUROC of gate 3.
     auroc: float
-    # Of the mean log-probability.
+    # AUROC of the mean log-probability.
     token_confidence: float
 
 
@@ -68,15 +68,15 @@ class LeaveOutReport:
 
 @dataclass(frozen=True, slots=True)
 class RoutedReport:
-    """The held-out rows routed at one quality."""
+    """Results of routing the held-out rows at one quality target."""
 
     target: float
-    # The routed over the cloud score, with its 95 % interval by bootstrap.
+    # Routed score over the cloud's score, with a 95 % interval by bootstrap.
     quality: float
     quality_interval: tuple[float, float]
     accuracy: float
     cloud_share: float
-    # The parts of it that gates 1 and 2 take.
+    # Parts of `cloud_share` due to gates 1 and 2.
     before_share: float
     during_share: float
 
@@ -99,12 +99,12 @@ class HeldOutReport:
 
 
 def is_wrong(rows: Sequence[GradedRow]) -> Bools:
-    """(n,) whether the local answer is wrong: a score below one half."""
+    """Return (n,) whether each local answer is wrong, that is, scored below one half."""
     return np.array([row.weak < 0.5 for row in rows], np.bool_)
 
 
 def policy_probabilities(gates: ExportedGates, rows: Sequence[GradedRow]) -> CalibrationRows:
-    """P(gain) of each row by the exported gates, one row at a time as in use, with its scores."""
+    """Return P(gain) of each row by the exported gates, one row at a time as in use, with the row's scores."""
     views = [view_of(row) for row in rows]
     weak, strong = scores(rows)
     return CalibrationRows(
@@ -124,11 +124,11 @@ def evaluate(
     points: Sequence[OperatingPoint],
     left_out: Sequence[LeaveOutReport] = (),
 ) -> HeldOutReport:
-    """Report on `rows`, as `judged` by the gates, and routed at the `points` of qualities."""
+    """Report on `rows` with the gates' `judged` probabilities, and on routing at the operating `points`."""
     wrong, views = is_wrong(rows), [view_of(row) for row in rows]
     single = {name: auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS}
     gates = {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
-    # In use gate 2 is not asked about answers that end before.
+    # In use, gate 2 never sees answers that end before it runs.
     opened = np.array([has_opening(row) for row in rows])
     asked = judged if judged.during is None else replace(judged, during=np.where(opened, judged.during, 0.0))
     return HeldOutReport(
@@ -151,8 +151,8 @@ def leave_out(
 ) -> LeaveOutReport:
     """Fit gate 3 without each group in turn and score the group's test rows.
 
-    Kinds are left out one by one; families together with one of every other kind, which leaves less to train on: the
-    harder test. `material` is of the rows `train`.
+    Kinds are left out one by one. Families are left out together with one family of every other kind, which leaves less
+    training data: the harder test. `material` is made from the rows `train`.
     """
     gate, features = found.routers["cascade"], material.features["cascade"].take(found.fitting)
     labels, told = material.labels.take(found.fitting), featurise(test, "cascade")
@@ -177,7 +177,7 @@ def _groups(rows: Sequence[GradedRow], by: Grouping) -> list[str]:
 
 
 def _left_out_together(rows: Sequence[GradedRow], by: Grouping) -> list[list[str]]:
-    """The groups that one fit leaves out: a single kind, or the i-th family of every kind."""
+    """Return the groups that each fit leaves out: a single kind, or the i-th family of every kind."""
     if by == "kind":
         return [[kind] for kind in sorted({row.domain for row in rows})]
     families: dict[str, list[str]] = {}
@@ -188,15 +188,15 @@ def _left_out_together(rows: Sequence[GradedRow], by: Grouping) -> list[list[str
 
 
 def group_reports(judged: Floats, rows: Sequence[GradedRow], groups: Sequence[str]) -> list[GroupReport]:
-    """One report per group, by name."""
+    """Return one report per group, sorted by name."""
     names, wrong = np.array(groups), is_wrong(rows)
     confidence = single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in rows])
     weak, strong = scores(rows)
-    found: list[GroupReport] = []
+    reports: list[GroupReport] = []
     for name in np.unique(names):
         inside = names == name
         enough = min(int(wrong[inside].sum()), int((~wrong[inside]).sum())) >= _MIN_CLASS_ROWS
-        found.append(
+        reports.append(
             GroupReport(
                 str(name),
                 int(inside.sum()),
@@ -206,7 +206,7 @@ def group_reports(judged: Floats, rows: Sequence[GradedRow], groups: Sequence[st
                 auroc(confidence[inside], wrong[inside]) if enough else float("nan"),
             )
         )
-    return found
+    return reports
 
 
 def _gate_report(p: Floats, wrong: Bools, gain: Bools) -> GateReport:

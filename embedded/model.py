@@ -1,7 +1,7 @@
-"""The Llama architecture as it is trained: a page of torch with Hugging Face's parameter names.
+"""Llama architecture for training, in a few lines of torch with Hugging Face's parameter names.
 
-Training wants whole rows at once and nothing else (no cache, no masks, no options), which the compiler turns into a few
-fused loops. Serving uses the paged implementation in `cloud_engine.models`; a test holds the two equal.
+Training needs only whole rows (no cache, no masks, no options), which the compiler turns into a few fused loops.
+Serving uses the paged implementation in `cloud_engine.models`; a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Attention(nn.Module):
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        # Written out: compiled for a CPU, short rows run two to three times faster than through the fused kernel.
+        # Written out: compiled for a CPU, this is two to three times faster on short rows than the fused kernel.
         scores = (q @ k.transpose(-1, -2)).float() * self.size**-0.5
         mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
@@ -89,7 +89,7 @@ class _Trunk(nn.Module):
 
 
 class PocketLlama(nn.Module):
-    """Tied embeddings, rotary base 10,000, RMSNorm 1e-5, weights drawn with standard deviation 0.02."""
+    """Llama with tied embeddings, rotary base 10,000, RMSNorm 1e-5, and initial weights of deviation 0.02."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class PocketLlama(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
-        """Logits (batch, length, vocab) of token ids (batch, length).
+        """Return logits (batch, length, vocab) of token ids (batch, length).
 
-        A token sees itself and the earlier ones of its row; with `segments`, int (batch, length), those of its own
-        segment only, so that texts packed into one row do not see each other.
+        A token sees itself and the earlier tokens of its row. With `segments`, int (batch, length), it sees only tokens
+        of its own segment, so that texts packed into one row do not see each other.
         """
         x = self.model.embed_tokens(tokens)
         length = tokens.shape[1]
@@ -124,7 +124,7 @@ def _rotation(length: int, size: int, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of (batch, heads, length, size) in Hugging Face's layout: the pairs are the two halves."""
+    """Apply rotary embedding to (batch, heads, length, size) in Hugging Face's layout: the pairs are the two halves."""
     cos, sin = rotation
     first, second = x.float().chunk(2, -1)
     turned = torch.cat([-second, first], -1)

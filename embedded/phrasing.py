@@ -1,7 +1,7 @@
-"""The suite's questions as people type: other words, cases and blanks. Reference answers stay as they are.
+"""Rephrasing of the suite's questions as people type them: other words, cases and spaces. Answers do not change.
 
-A question is first put in other words where its kind has some, then goes through what keyboards do to it. Words are
-rules of the form "this text may stand for that one", so that a new kind needs a line here and no code.
+A question is first rephrased in words, if rules match, and then gets typical keyboard variations. The word rules have
+the form "this text may replace that one", so that a new kind needs a line here and no code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-REPHRASED = 0.6  # share of questions that are asked otherwise than the suite puts them
+REPHRASED = 0.6  # share of questions that are rephrased
 _WORDED, _SPACED, _CASED, _SPELT = 0.8, 0.3, 0.45, 0.2
 
 _EXPRESSION = (
@@ -27,7 +27,7 @@ _DIFFERENCES = ("{a} - {b}", "{a} - {b}", "{a}-{b}", "{a}-{b}", "{a} -{b}", "{a}
                 "the difference between {a} and {b}")  # fmt: skip
 _PRODUCTS = ("{a} * {b}", "{a}*{b}", "{a} x {b}", "{a}x{b}", "{a} \u00d7 {b}", "{a}\u00d7{b}", "{a} X {b}",
              "{a} times {b}", "{a} times {b}", "{a} multiplied by {b}", "the product of {a} and {b}")  # fmt: skip
-# A plain question, and the expressions that ask the same of its two numbers.
+# A plain question, and expressions that ask the same about its two numbers.
 _CALCULATIONS = (
     (re.compile(r"(?:What is|Find the sum of|How much is) (\d+) (?:\+|and|plus) (\d+)[?.]"), _SUMS,
      ("Add {a} and {b}.", "Add {a} to {b}.", "Sum {a} and {b}.", "If I add {a} and {b}, what do I get?",
@@ -50,7 +50,7 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _NAMED = 0.35
 
-# Text of a question (a regular expression) and what may stand in its place. Groups are named by their number.
+# Text of a question (a regular expression) and its possible replacements, with groups named by their number.
 _RULES = tuple((re.compile(rf"(?<!\w)(?:{old})"), tuple(new)) for old, new in (
     # chains
     (r"Start with (?=\d)", ("Begin with ", "Take ", "Start at ", "Starting with ", "Start from ")),
@@ -201,11 +201,11 @@ _BEFORE = ("please ", "Please, ", "hey, ", "Hi, ", "ok, ", "so ", "Question: ", 
            "Tell me: ", "Can you tell me: ", "Help me: ", "I have a question. ", "One more: ")  # fmt: skip
 _AFTER = (" please", ", please", " Thanks!", " thanks", ", thank you", " Please answer.", " Can you tell me?")
 _BLANKS = (" ", " ", "\n", "\n", "  ", "\n\n", " \n", "\r\n", "\t")
-_DATA_CASE = frozenset({"json"})  # kinds whose answer copies the question's capitals
+_DATA_CASE = frozenset({"json"})  # kinds whose answer copies the question's capital letters
 
 
 def rephrase(prompt: str, kind: str, rng: random.Random) -> str:
-    """`prompt` as somebody else might type it; kinds whose answer copies capitals keep them."""
+    """Return `prompt` as another person might type it. Kinds whose answer copies capital letters keep the case."""
     if rng.random() < _WORDED:
         prompt = _in_other_words(prompt, rng)
     if kind == "units" and rng.random() < _NAMED:
@@ -248,7 +248,7 @@ def _instead(match: re.Match[str], new: tuple[str, ...], rng: random.Random) -> 
 
 
 def _ended(prompt: str, rng: random.Random) -> str:
-    """The mark at the end left out, doubled, or set apart."""
+    """Drop, double, replace or detach the punctuation mark at the end."""
     if not prompt.endswith(("?", ".", "!")) or rng.random() < 0.4:
         return prompt
     bare, mark = prompt[:-1], prompt[-1]
@@ -256,7 +256,7 @@ def _ended(prompt: str, rng: random.Random) -> str:
 
 
 def _spaced(prompt: str, rng: random.Random) -> str:
-    """Blanks left out beside signs and units, or doubled somewhere."""
+    """Drop spaces beside signs and units, or double or drop one elsewhere."""
     match rng.randrange(4):
         case 0:
             return re.sub(r" ?([-+*=,:;]) ?(?=\d)", r"\1", prompt)

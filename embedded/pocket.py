@@ -1,4 +1,4 @@
-"""The files of the packaged pocket pair, and the words for people about it."""
+"""Files of the packaged pocket pair, and its description for users."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ WEIGHTS = Path(__file__).parent / "weights"
 SMALL, LARGE = "pocket-small", "pocket-large"
 
 ABOUT = (
-    "The pocket pair are tiny models that ship with Updraft: sums, dates, clock times, units, sorting, small puzzles, "
-    "capitals and JSON. To anything else they say that they do not know it."
+    "The pocket pair are tiny models that ship with Updraft. They do sums, dates, times, units, sorting, puzzles, "
+    "capitals and JSON. They answer all other questions with a note that they do not know."
 )
 EXAMPLES = (
     "What is 347 + 586?",
@@ -21,22 +21,22 @@ EXAMPLES = (
 
 
 def pocket_small_gguf() -> Path:
-    """The on-device model: Q8_0 GGUF with tokenizer and chat template inside."""
+    """Return the on-device model: a Q8_0 GGUF file with tokenizer and chat template."""
     return _packaged(f"{SMALL}.gguf")
 
 
 def pocket_small_folder() -> Path:
-    """The same small model as a Hugging Face style folder: the cloud's draft model."""
+    """Return the same small model as a Hugging Face style folder, the cloud's draft model."""
     return _packaged(SMALL)
 
 
 def pocket_large_folder() -> Path:
-    """The cloud model as a Hugging Face style folder."""
+    """Return the cloud model as a Hugging Face style folder."""
     return _packaged(LARGE)
 
 
 def policy_folder() -> Path:
-    """The routing policy calibrated for this pair."""
+    """Return the folder of the routing policy calibrated for this pair."""
     return _packaged("policy")
 
 
@@ -44,7 +44,7 @@ def _packaged(name: str) -> Path:
     path = WEIGHTS / name
     if not path.exists():
         raise ModelLoadError(
-            f"{path} is missing: this installation lost its packaged models. Install it again, or train them with "
+            f"{path} is missing: the packaged models are incomplete. Reinstall Updraft, or train the models with "
             "`python -m updraft.embedded.train`."
         )
     return path

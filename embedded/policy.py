@@ -1,7 +1,7 @@
-"""Turns two trained models into what ships: `python -m updraft.embedded.policy`.
+"""Turns two trained models into the packaged pair: `python -m updraft.embedded.policy`.
 
 Packs `out/small/model` and `out/large/model` into `embedded/weights/` (GGUF and safetensors), runs both over the
-calibration and test splits, fits the routing policy on the one, measures everything on the other, writes the cards.
+calibration and test splits, fits the routing policy on calibration, measures everything on test, and writes the cards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pack(small: Path, large: Path, weights: Path) -> None:
 
 
 def graded(split: Split, n: int, weights: Path, store: Path) -> Path:
-    """The file in `store` with the packed pair's graded runs on `n` tasks of `split`; collected if it is not there."""
+    """Return the file in `store` with the pair's graded runs on `n` tasks of `split`, collected if missing."""
     file = store / f"{split}.jsonl"
     if not file.exists():
         rows = collect(make_tasks(split, n), weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE)
@@ -55,7 +55,7 @@ def graded(split: Split, n: int, weights: Path, store: Path) -> Path:
 
 
 def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tuple[Policy, HeldOutReport]:
-    """Fit a policy on the graded runs in `calibration`, put it into `folder`, and report on `test`."""
+    """Fit a policy on the graded runs in `calibration`, write it to `folder`, and report on `test`."""
     rows = read_graded(calibration)
     recipe = FitRecipe(
         models={"local": pocket.SMALL, "cloud": pocket.LARGE},
@@ -65,10 +65,10 @@ def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tu
         calibrated_on=CalibratedOn.of(rows),
     )
     material = material_of(rows)
-    found = fit_gates(material, recipe.seed)
-    policy = write_policy(found, material, recipe, folder)
+    gates = fit_gates(material, recipe.seed)
+    policy = write_policy(gates, material, recipe, folder)
     points = [policy.operating_point(Target("quality", quality)) for quality in TARGETS]
-    left_out = [leave_out(found, material, rows, test, by) for by in ("kind", "family")]
+    left_out = [leave_out(gates, material, rows, test, by) for by in ("kind", "family")]
     return policy, evaluate(policy_probabilities(policy, test), test, points, left_out)
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
     parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
-    # Up to 12,000 are spread evenly over the kinds.
+    # Up to 12,000 tasks are spread evenly over the kinds.
     parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
     parser.add_argument("--test", type=int, default=2000, help="test tasks")
     parser.add_argument(
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def show(policy: Policy, report: HeldOutReport) -> None:
-    """Print what calibration promises, and what the held-out rows say."""
+    """Print the calibration's guarantees and the results on held-out rows."""
     console = Console()
     for line in sentences(policy, Target()):
         console.print(line)

@@ -1,11 +1,11 @@
 """The pocket task suite: questions with checkable answers, graded difficulty and three disjoint splits.
 
-Quality in Updraft is graded, never guessed, so the embedded models are trained and judged on questions whose answer a
-program can check. A task belongs to a split by a hash of its prompt, so no prompt is in two splits whatever the seeds,
-nor is one that differs in case and punctuation alone.
+Quality in Updraft is graded, never guessed, so the embedded models are trained and judged on questions whose answers a
+program can check. A hash of the prompt determines a task's split, so no prompt is in two splits, whatever the seed, and
+neither are prompts that differ only in case and punctuation.
 
-Each kind offers common phrasing families and rare ones. Training sees the rare ones seldom, evaluation sees them more
-often, the way a deployed model meets requests its training hardly saw. Both models train on the same stream.
+Each kind has common and rare phrasing families. Rare families are less frequent in training than in evaluation, as a
+deployed model meets requests that its training hardly covered. Both models train on the same stream.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .phrasing import REPHRASED, rephrase
 
 Split = Literal["train", "calibration", "test"]
 
-# Share of the hash space of each split, in percent: test, then calibration, the rest trains.
+# Percent of the hash space for test and calibration; the rest is for training.
 _TEST, _CALIBRATION = 10, 25
-# Weight of a rare phrasing family beside a common one.
+# Weight of a rare phrasing family relative to a common one.
 RARE_WEIGHT: dict[Split, float] = {"train": 0.2, "calibration": 0.3, "test": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question. `answer` is the worked text the models learn, `target` the final result that is graded."""
+    """A question. `answer` is the worked text that the models learn, `target` the final result that is graded."""
 
     id: str
     kind: str
@@ -43,14 +43,14 @@ class Task:
 
 
 def split_of(prompt: str) -> Split:
-    """The split a prompt belongs to, by a hash of its words and signs alone."""
+    """Return the split of a prompt, by a hash of its words and signs alone."""
     essence = " ".join(re.findall(r"\d+|[^\W\d]+|[-+*/]", prompt.casefold()))
     bucket = int.from_bytes(hashlib.blake2b(essence.encode(), digest_size=4).digest()) % 100
     return "test" if bucket < _TEST else "calibration" if bucket < _TEST + _CALIBRATION else "train"
 
 
 def stream(split: Split, seed: int) -> Iterator[Task]:
-    """An endless, reproducible stream of tasks of one split; prompts may repeat."""
+    """Return an endless, reproducible stream of tasks of one split; prompts may repeat."""
     rng = random.Random(f"{split}:{seed}")
     names = list(KINDS)
     weights = [KINDS[name].weight for name in names]
@@ -59,9 +59,9 @@ def stream(split: Split, seed: int) -> Iterator[Task]:
 
 
 def make_tasks(split: Split, n: int, seed: int = 0) -> list[Task]:
-    """`n` tasks with distinct prompts, spread evenly over the kinds, in shuffled order.
+    """Return `n` tasks with distinct prompts, spread evenly over the kinds, in shuffled order.
 
-    Raises ValueError if the suite cannot give that many distinct prompts.
+    Raises ValueError if the suite has too few distinct prompts.
     """
     rng = random.Random(f"{split}:{seed}:distinct")
     tasks: dict[str, Task] = {}
@@ -74,14 +74,14 @@ def make_tasks(split: Split, n: int, seed: int = 0) -> list[Task]:
             elif len(tasks) < n:
                 tasks[task.prompt] = task
     if len(tasks) < n:
-        raise ValueError(f"the {split} split holds only {len(tasks)} distinct tasks, {n} were asked for")
-    found = list(tasks.values())
-    rng.shuffle(found)
-    return found
+        raise ValueError(f"the {split} split has only {len(tasks)} distinct tasks, but {n} were requested")
+    shuffled = list(tasks.values())
+    rng.shuffle(shuffled)
+    return shuffled
 
 
 def check(task: Task, text: str) -> bool:
-    """Whether `text` answers `task`: its final result is the target. Working shown before it is not graded."""
+    """Whether the final result in `text` is the target. Working shown before the result is not graded."""
     grade = KINDS[task.kind].grade
     if grade == "json":
         return _json_equal(text, task.target)
@@ -104,7 +104,7 @@ def _draw(kind: Kind, split: Split, rng: random.Random) -> Task:
 
 
 def _draw_new(kind: Kind, split: Split, rng: random.Random, tasks_by_prompt: dict[str, Task]) -> Task | None:
-    """A task of `kind` whose prompt is not in `tasks_by_prompt`; None when the kind seems exhausted."""
+    """Return a task of `kind` whose prompt is not in `tasks_by_prompt`; None if the kind seems exhausted."""
     for _ in range(200):
         task = _draw(kind, split, rng)
         if task.prompt not in tasks_by_prompt:

@@ -1,9 +1,9 @@
-"""The pocket tokenizer: byte-level BPE with single-digit splitting and a ChatML template, trained on the task stream.
+"""Tokenizer of the pocket pair: byte-level BPE with single-digit splitting and ChatML, trained on the task stream.
 
-`python -m updraft.embedded.tokenizer` makes a new one, after which both models have to be trained anew.
+`python -m updraft.embedded.tokenizer` trains a new tokenizer; both models must then be trained again.
 
-The pre-tokenizer is the one llama.cpp calls `smollm` (each digit alone, then the GPT-2 pattern), so that the device and
-the cloud cut every text into the same tokens.
+The pre-tokenizer is the one that llama.cpp calls `smollm` (single digits, then the GPT-2 pattern), so that the device
+and the cloud split every text into the same tokens.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ CHAT_TEMPLATE = (
 
 
 def load_tokenizer() -> Tokenizer:
-    """The tokenizer both models are trained with: a file, made once, because its training breaks ties at random."""
+    """Return the tokenizer of both models, from a file, because training one breaks ties at random."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(TOKENIZER_FILE))
 
 
 def train_tokenizer(tasks: int = 60_000, seed: int = 0) -> Tokenizer:
-    """A fresh tokenizer of `VOCAB_SIZE` entries; special tokens take the ids 0 to 2.
+    """Train a new tokenizer of `VOCAB_SIZE` entries; special tokens get the ids 0 to 2.
 
-    Pairs of equal count are merged in no fixed order, so two calls differ in some ids: a model belongs to the one
-    tokenizer it was trained with.
+    Pairs of equal count are merged in random order, so two calls give different ids, and a model works only with the
+    tokenizer of its training.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -68,7 +68,7 @@ def _texts(tasks: int, seed: int) -> Iterator[str]:
 
 
 def chat_text(prompt: str) -> str:
-    """A one-turn conversation up to the point where the assistant speaks."""
+    """Return a one-turn conversation up to the start of the assistant's answer."""
     return f"{IM_START}user\n{prompt}{IM_END}\n{IM_START}assistant\n"
 
 

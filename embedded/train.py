@@ -1,10 +1,10 @@
 """Trains the pocket models: `python -m updraft.embedded.train --model small --out out/small`.
 
 One command per model, deterministic by seed, resumable, on CPU or CUDA. Batch number i is a pure function of (seed, i),
-so a resumed run sees exactly the batches it would have seen, and both models see the same stream.
+so a resumed run gets the same batches as an uninterrupted one, and both models see the same stream.
 """
 
-# ruff: noqa: T201 - a script that talks to a person
+# ruff: noqa: T201 - the script prints for a person
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTEXT = 512
-# Most batches hold rows of 192 tokens whose tasks do not see each other, as when one is asked alone. Every eighth has
-# full-length rows in which they do, as in a conversation.
+# Most batches hold rows of 192 tokens in which tasks do not see each other, like single requests. Every eighth batch
+# has full-length rows in which they do, like conversations.
 _SHORT, _LONG_EVERY = 192, 8
 _ANSWER = 1 << 15
 _SAVE_EVERY_S = 120.0
 Optimizers = list[torch.optim.Optimizer]
-# The answer is what we want learned; a little weight on the questions makes their log-probability meaningful,
-# which the router reads as "how unusual is this question to the small model".
+# The models should learn answers; a small weight on questions makes question log-probabilities meaningful, which the
+# router uses as a sign of unusual questions.
 _QUESTION_WEIGHT = 0.1
 
 
@@ -54,16 +54,16 @@ class TrainingRecipe:
     heads: int
     kv_heads: int
     feed_forward: int
-    learning_rate: float  # of the matrices
+    learning_rate: float  # for the matrices
     steps: int
-    tokens: int = 4096  # of one batch
-    warmup: int = 100  # steps
-    decay: float = 0.3  # share of the steps
+    tokens: int = 4096  # tokens per batch
+    warmup: int = 100  # warm-up steps
+    decay: float = 0.3  # share of steps with learning-rate decay
     weight_decay: float = 0.02
     seed: int = 1
 
 
-_STEPS = 6_500  # from random weights, the same for both: what one can do more is its size's doing
+_STEPS = 6_500  # from random weights; the same for both, so that only size makes a difference
 RECIPES = {
     "small": TrainingRecipe(
         hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
@@ -76,7 +76,7 @@ RECIPES = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingMachine:
-    """The place of a run: the torch device, processes that prepare batches, whether to compile the model."""
+    """Compute resources of a run: torch device, processes that prepare batches, whether to compile the model."""
 
     device: str
     workers: int
@@ -84,9 +84,9 @@ class TrainingMachine:
 
 
 class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
-    """Batch i: int32 rows (rows, length + 1), bit 15 marking tokens of an answer, and their segments (rows, length).
+    """Batch i: int32 rows (rows, length + 1), in which bit 15 marks answer tokens, and segments (rows, length).
 
-    Whole tasks are packed, none is cut.
+    Tasks are packed whole and never cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
@@ -104,7 +104,7 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
         filled = [0] * len(rows)
         tasks = self._draw(index, length + 1, rows.size)
         if apart:
-            tasks.sort(key=len, reverse=True)  # hardly any padding is left when the shortest come last
+            tasks.sort(key=len, reverse=True)  # placing the shortest tasks last leaves little padding
         for number, tokens in enumerate(tasks, 1):
             row = next((r for r, used in enumerate(filled) if used + len(tokens) <= length + 1), None)
             if row is None:
@@ -116,16 +116,16 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
         return rows, segments
 
     def _draw(self, index: int, longest: int, room: int) -> list[np.ndarray]:
-        """The tasks of batch `index` that fill `room` tokens, none of them over `longest`."""
+        """Return tasks of batch `index` that fill `room` tokens, each at most `longest` tokens long."""
         tasks = stream("train", self._recipe.seed * 1_000_003 + index)
-        found: list[np.ndarray] = []
+        chosen: list[np.ndarray] = []
         while room > 0:
             fitting = [tokens for tokens in self._encode(list(islice(tasks, 32))) if len(tokens) <= longest]
             for tokens in fitting:
                 room -= len(tokens)
                 if room >= 0:
-                    found.append(tokens)
-        return found
+                    chosen.append(tokens)
+        return chosen
 
     def _encode(self, tasks: list[Task]) -> list[np.ndarray]:
         questions = self._tokenizer.encode_batch_fast([chat_text(t.prompt) for t in tasks], add_special_tokens=False)
@@ -136,16 +136,16 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
 
 
 def build_model(recipe: TrainingRecipe) -> PocketLlama:
-    """A randomly initialised model of the recipe's size."""
+    """Return a randomly initialized model of the recipe's size."""
     torch.manual_seed(recipe.seed)
     sizes = (recipe.hidden, recipe.layers, recipe.heads, recipe.kv_heads, recipe.feed_forward)
     return PocketLlama(ModelShape(VOCAB_SIZE, *sizes))
 
 
 def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
-    """Fill `model` from an exported folder; what the training report says of the start.
+    """Load an exported folder into `model`; return the entry on the starting weights for the training report.
 
-    Raises SystemExit if the folder holds a model of another size.
+    Raises SystemExit if the folder has no model or one of another size.
     """
     from safetensors.torch import load_file
 
@@ -153,7 +153,7 @@ def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
     try:
         model.load_state_dict(load_file(file))
     except (OSError, RuntimeError) as error:
-        raise SystemExit(f"--start-from needs a folder that holds a model of the recipe's size: {error}") from None
+        raise SystemExit(f"--start-from needs a folder with a model of the recipe's size: {error}") from None
     report = next((r for r in (folder / "training.json", folder.parent / "report.json") if r.exists()), None)
     earlier: dict[str, Any] = json.loads(report.read_text()) if report else {}
     known = {name: earlier[name] for name in ("recipe", "started_from") if name in earlier}
@@ -161,7 +161,7 @@ def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the checkout that trains, empty outside one."""
+    """Return the commit of this checkout; empty outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -170,7 +170,7 @@ def _commit() -> str:
 
 
 def model_config(recipe: TrainingRecipe) -> dict[str, Any]:
-    """The plain config.json of the exported model."""
+    """Return the plain config.json of the exported model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -193,9 +193,9 @@ def model_config(recipe: TrainingRecipe) -> dict[str, Any]:
 
 
 def batch_loss(model: torch.nn.Module, rows: torch.Tensor, segments: torch.Tensor, pad: int) -> torch.Tensor:
-    """Weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers.
+    """Return the weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers.
 
-    The first token of a segment is not predicted: what stands before it in the row is another text.
+    The first token of a segment is not predicted, because another text precedes it in the row.
     """
     tokens = rows & (_ANSWER - 1)
     weights = torch.where(rows[:, 1:] >= _ANSWER, 1.0, _QUESTION_WEIGHT) * (tokens[:, 1:] != pad)
@@ -206,12 +206,12 @@ def batch_loss(model: torch.nn.Module, rows: torch.Tensor, segments: torch.Tenso
 
 
 def schedule(recipe: TrainingRecipe, step: int) -> float:
-    """Factor on the learning rate: warm-up, plateau, then linear decay to zero over the last `decay` of the steps."""
+    """Return the learning-rate factor: warm-up, plateau, then linear decay over the last `decay` of the steps."""
     return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.decay * recipe.steps))
 
 
 def build_optimizers(recipe: TrainingRecipe, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for embeddings and norms."""
+    """Return Muon for the matrices of the blocks, and AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -223,7 +223,7 @@ def build_optimizers(recipe: TrainingRecipe, model: torch.nn.Module) -> list[tor
 
 
 def train(recipe: TrainingRecipe, out: Path, machine: TrainingMachine, model: PocketLlama) -> PocketLlama:
-    """Train `model` to the end of the recipe, on from `out/checkpoint.pt` where one lies."""
+    """Train `model` to the end of the recipe, resuming from `out/checkpoint.pt` if it exists."""
     tokenizer = load_tokenizer()
     model = model.to(machine.device)
     optimizers = build_optimizers(recipe, model)
@@ -272,14 +272,14 @@ def _save(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers
 
 
 def _resume(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
-    """The step to go on from. The plateau does not depend on `steps`: its end may move until the decay begins."""
+    """Load the checkpoint and return its step. `steps` may change before the decay: the plateau ignores it."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
     saved = TrainingRecipe(**state["recipe"])
     same_so_far = replace(saved, steps=recipe.steps) == recipe and schedule(saved, state["step"]) == 1.0
     if saved != recipe and not same_so_far:
-        raise SystemExit(f"{path} belongs to another recipe: choose another --out or delete it")
+        raise SystemExit(f"{path} belongs to another recipe: choose another --out folder or delete the file")
     model.load_state_dict(state["model"])
     for optimizer, saved_state in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved_state)
@@ -287,14 +287,14 @@ def _resume(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimize
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise SystemExit(f"the tokenizer lacks {token}")
-    return found
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
+        raise SystemExit(f"the tokenizer has no token {token}")
+    return token_id
 
 
 class Progress:
-    """One updating line on a terminal, a line every 30 seconds elsewhere."""
+    """Progress display: one updating line on a terminal, otherwise a line every 30 seconds."""
 
     def __init__(self, recipe: TrainingRecipe, step: int) -> None:
         self._recipe, self._first, self._start = recipe, step, time.monotonic()
@@ -317,7 +317,7 @@ class Progress:
 
 
 def report(tasks: list[Task], texts: list[str]) -> dict[str, Any]:
-    """Accuracy overall, per kind and per phrasing family."""
+    """Return the accuracy overall, per kind and per phrasing family."""
     right = [check(task, text) for task, text in zip(tasks, texts, strict=True)]
     groups: dict[str, list[bool]] = {}
     for task, ok in zip(tasks, right, strict=True):
@@ -334,7 +334,7 @@ def main() -> None:
         "--out", type=Path, help="folder for checkpoint.pt and the exported model/ (default: out/MODEL)"
     )
     parser.add_argument(
-        "--start-from", type=Path, metavar="FOLDER", help="exported model to go on from (default: random weights)"
+        "--start-from", type=Path, metavar="FOLDER", help="exported model to start from (default: random weights)"
     )
     parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
     parser.add_argument("--seed", type=int, help="override the recipe's seed")

@@ -1,1 +1,1 @@
-"""Floor 4: a small quantized GGUF model through llama.cpp, in process."""
+"""Layer 4: small quantized GGUF models, run through llama.cpp in this process."""

@@ -1,6 +1,6 @@
-"""Finds out whether the installed llama.cpp works, in a subprocess: a broken build takes its process down.
+"""Check of the installed llama.cpp in a subprocess, because a broken build crashes its process.
 
-`probe` is for `updraft doctor`; `ensure_usable_build` for the first use on a machine, which it then remembers.
+`updraft doctor` calls `probe`. `ensure_usable_build` runs before the first load and remembers a success.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """The result of a trial. The last three fields are known only if it ran."""
+    """Result of a probe. The last three fields are set only if the probe generated tokens."""
 
-    # "crashed": killed by a signal; "failed": an error of ours, such as a damaged model file.
+    # "crashed": killed by a signal; "failed": an ordinary error, such as a damaged model file.
     status: Status
     detail: str
-    # Advice; empty if there is none.
+    # Suggested remedy; may be empty.
     advice: str = ""
     tokens_per_s: float | None = None
-    # llama.cpp's list of build features.
+    # Build features, as llama.cpp prints them.
     system_info: str = ""
-    # Our kernels that it computed with.
+    # Updraft kernels that were in use.
     kernels: Served = field(default_factory=Served)
 
 
 def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
-    """Generate a few tokens with `model_path` in a subprocess and report how that went."""
+    """Generate a few tokens with `model_path` in a subprocess and report the result."""
     if importlib.util.find_spec("llama_cpp") is None:
         return ProbeReport(
             "not_installed", f"{PACKAGE} is not installed.", f"Build and install it with: {REBUILD_COMMAND}"
@@ -59,26 +59,26 @@ def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
         return ProbeReport(
             "timeout",
             f"A few tokens took more than {timeout_s:.0f} s.",
-            "If the machine is not simply overloaded, the build is at fault (OpenMP collapses on shared cores). "
+            "If the machine is not overloaded, the build is at fault (OpenMP is slow on shared cores). "
             f"Rebuild with: {REBUILD_COMMAND}",
         )
     return _report(child)
 
 
 def ensure_usable_build(model_path: Path) -> None:
-    """Probe once per machine and build; remembered in the state folder (platformdirs, or UPDRAFT_HOME).
+    """Probe once per machine and build, and remember a success in the state folder.
 
-    Raises MissingDependencyError if llama-cpp-python is not installed or does not import, and ConfigurationError if it
-    crashes, hangs or fails; each message says what to do.
+    Raises MissingDependencyError if llama-cpp-python is not installed or cannot be imported, and ConfigurationError if
+    it crashes, hangs or fails; each message names a remedy.
     """
     remembered = settings.state_folder() / "llama-build-ok"
     key = build_key()
     try:
         if key and remembered.read_text(encoding="ascii", errors="replace") == key:
             return
-    except OSError as error:  # none yet, as a rule; whatever is in its place, the build is tried
-        _log.debug("No working build is remembered: %s", error)
-    _first_use.info("Trying llama.cpp in a process of its own, once on this machine.")
+    except OSError as error:  # usually the file does not exist yet; on any error, probe again
+        _log.debug("Could not read the last probe result: %s", error)
+    _first_use.info("Testing llama.cpp in a separate process; this happens once per machine and build.")
     report = probe(model_path)
     if report.status in ("not_installed", "import_failed"):
         raise MissingDependencyError(f"{report.detail} {report.advice}")
@@ -86,8 +86,8 @@ def ensure_usable_build(model_path: Path) -> None:
         raise ConfigurationError(f"The local engine does not work on this machine: {report.detail} {report.advice}")
     try:
         private_file(remembered).write_text(key, encoding="ascii")
-    except OSError as error:  # a read-only machine probes again next time
-        _log.info("The state folder cannot be written, so the working build is not remembered: %s", error)
+    except OSError as error:  # on a read-only machine, every start probes again
+        _log.info("Could not save the probe result, so the next start tests llama.cpp again: %s", error)
 
 
 def _report(child: ChildEnd) -> ProbeReport:
@@ -95,25 +95,25 @@ def _report(child: ChildEnd) -> ProbeReport:
     if child.status == "crashed":
         return ProbeReport("crashed", f"llama.cpp crashed with {child.detail} while generating.", rebuild)
     if child.status == "failed":
-        return ProbeReport("failed", f"The probe ended with {child.detail}: {child.complaints}", rebuild)
-    found = child.found
-    if "import_error" in found:
-        return ProbeReport("import_failed", found["import_error"], rebuild)
-    if "error" in found:
-        return ProbeReport("failed", found["error"])
-    if wrong := found["wrong_kernels"]:
-        advice = f"Set {SWITCH}=off, so that llama.cpp computes with its own code. {rebuild}"
-        return ProbeReport("failed", f"Kernels in {PACKAGE} give wrong results here: {', '.join(wrong)}.", advice)
-    features = found["system_info"]
+        return ProbeReport("failed", f"The probe failed with {child.detail}: {child.complaints}", rebuild)
+    result = child.found
+    if "import_error" in result:
+        return ProbeReport("import_failed", result["import_error"], rebuild)
+    if "error" in result:
+        return ProbeReport("failed", result["error"])
+    if wrong := result["wrong_kernels"]:
+        advice = f"Set {SWITCH}=off, to use llama.cpp's own code. {rebuild}"
+        return ProbeReport("failed", f"Some kernels in {PACKAGE} give wrong results: {', '.join(wrong)}.", advice)
+    features = result["system_info"]
     risky = [name for name in ("OPENMP", "AMX_INT8") if f"{name} = 1" in features]
-    advice = f"It was built with {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
-    speed, kernels = found["tokens_per_s"], msgspec.convert(found["kernels"], Served)
-    detail = f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s."
+    advice = f"The build uses {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
+    speed, kernels = result["tokens_per_s"], msgspec.convert(result["kernels"], Served)
+    detail = f"{PACKAGE} {result['version']} works, {speed:.0f} tokens/s."
     return ProbeReport("ok", detail, advice, speed, features, kernels)
 
 
 def _run_child(model_path: Path) -> dict[str, Any]:
-    """Run the subprocess; its result is one line of JSON."""
+    """Return the probe's result, which the subprocess prints as one line of JSON."""
     from .engine import LocalEngine
     from .llama.library import llama
     from .llama.self_check import wrong_kernels

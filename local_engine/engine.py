@@ -1,7 +1,7 @@
-"""The on-device engine: a small GGUF model in this process, many answers at once, and all that routing wants to know.
+"""The on-device engine: a small GGUF model in this process that serves many requests at once.
 
-Per token: log-probability, entropy and margin. Per prompt: its hidden state and, where they are cheap or asked for, the
-log-probabilities of its tokens. The gates of the router live on these.
+The engine reports the signals that the router's gates use. Per token: log-probability, entropy and margin. Per prompt:
+a hidden state and, if cheap or requested, the log-probabilities of its tokens.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
 log = logging.getLogger("updraft.local_engine")
-_PIECES = 4096  # tokens whose bytes are remembered
-_USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are worth the fifth of a second of looking
+_PIECES = 4096  # size of the cache of token bytes
+_USUAL_TOKEN = 16  # characters; only prompts longer than this per context token need the exact check, which takes 0.2 s
 
 
 class LocalEngine:
-    """A loaded model, and the thread that runs it (`LocalEngineLoop`). Thread-safe, and at home in event loops."""
+    """A loaded model and the thread that runs it (`LocalEngineLoop`). Thread-safe; also works in event loops."""
 
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
-        """Use `LocalEngine.load`."""
+        """Private: call `LocalEngine.load` instead."""
         self.model_id = model_id
         traits = ModelTraits(model.parameters, model.vocab_size, model.train_context, model.is_recurrent)
         layout = ContextLayout.of(traits, options)
@@ -68,7 +68,7 @@ class LocalEngine:
         self.sampling_defaults = gguf_sampling(header.metadata, model_id)
         self._default_max_tokens = options.default_max_tokens
         self._model = model
-        # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
+        # Cached: a call into llama.cpp releases the GIL, and a step would wait to get the GIL back for every token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
         sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
@@ -79,18 +79,17 @@ class LocalEngine:
         bos, eos = model.text_of("bos"), model.text_of("eos")
         self.chat_template = ChatTemplate(sources, bos_token=bos, eos_token=eos, special_tokens=special)
         if options.tool_parser != "auto":
-            _ = self.tool_format  # a name that is none is refused here
+            _ = self.tool_format  # raises an error now if the name is unknown
         self._scores_prompts = layout.scores_prompts
         self._resources = Resources(_start_loop(model, layout, options))
 
     @classmethod
     def load(cls, path: Path | str, options: LocalOptions | None = None) -> LocalEngine:
-        """Map a GGUF file and make its context ready.
+        """Map a GGUF file into memory and create its context.
 
-        Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context, and for
-        adapters that are for another model;
-        MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
-        impossible options.
+        Raises ModelLoadError for a file that is missing, truncated, unsupported or without a usable context, and for
+        adapters made for another model; MissingDependencyError if llama-cpp-python is not installed;
+        InvalidRequestError or ConfigurationError for invalid options.
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
@@ -110,9 +109,9 @@ class LocalEngine:
             if options.context_length is not None and options.context_length > model.train_context:
                 raise ModelLoadError(
                     f"{path.name} was trained on {model.train_context} tokens of context, "
-                    f"{options.context_length} were asked for: lower context_length."
+                    f"but context_length is {options.context_length}: lower context_length."
                 )
-            name = os.fsencode(path.stem).decode("utf-8", "replace")  # responses and ledger take UTF-8 only
+            name = os.fsencode(path.stem).decode("utf-8", "replace")  # responses and the ledger accept only UTF-8
             return cls(model, header, options.model_id or name, options)
         except BaseException:
             model.close()
@@ -120,40 +119,39 @@ class LocalEngine:
 
     @property
     def threads(self) -> int:
-        """The threads of the last step: fewer than `LocalOptions.threads` while others need the processors."""
+        """Threads used by the last step; fewer than `LocalOptions.threads` on a busy machine."""
         return self._resources.loop.threads
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """The format of the model's tool calls; None if its chat template shows none that is known here."""
+        """Format of the model's tool calls; None if the chat template shows no known format."""
         from ..text.tool_formats import ToolFormat
 
         return ToolFormat.of(self._tool_parser, self)
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """The model's way to think before it answers; None if its chat template shows none."""
+        """Style of the model's reasoning before its answer; None if the chat template shows no known style."""
         return ReasoningStyle.of(self.chat_template.source)
 
     def special_id(self, text: str) -> int | None:
-        """The control token written `text`; None if there is none."""
+        """Return the id of the control token spelled `text`; None if the model has no such token."""
         return self._model.special_id(text)
 
     def vocabulary(self) -> Vocabulary:
-        """The bytes of all tokens, for grammars. Takes half a second for 150,000."""
+        """Return the bytes of all tokens, for grammars. Takes half a second for 150,000 tokens."""
         from .llama.vocabulary import vocabulary
 
         return vocabulary(self._model)
 
     def start(self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]) -> LocalRun:
-        """Begin an answer to a chat: iterate it. With `continue_final_message` the last message goes on.
+        """Start an answer to a chat and return its token iterator. `continue_final_message` continues the last message.
 
-        `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. Without one, an answer
-        that may make one call ends behind it. The constraint is compiled here, in the caller's thread, which takes as
-        long as it wants: see `text.grammar_check` for those of strangers. An answer that reaches the end of the context
-        ends there, whatever `max_tokens` says. Raises ContextLengthError if the prompt leaves no room for a token,
-        InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
-        too many requests wait already.
+        `tools` are shown to the model; `tool_format.constraint` enforces them. Without a constraint, an answer that may
+        make one call ends after that call. The constraint is compiled in the caller's thread without a time limit:
+        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, whatever
+        `max_tokens` is. Raises ContextLengthError if the prompt leaves no room for a token, InvalidRequestError if the
+        template rejects the messages or the constraint is unusable, OverloadedError if the queue is full.
         """
         tools, constraint = options.get("tools"), options.get("constraint")
         continues = options.get("continue_final_message", False)
@@ -170,9 +168,9 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """A continuation of raw text, with a BOS token in front if the model wants one, or of tokens as they are.
+        """Start a continuation of raw text, after a BOS token if the model requires one, or of token ids as given.
 
-        Raises as `start` does.
+        Raises the same errors as `start`.
         """
         tokens = self.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not all(0 <= token < self._model.vocab_size for token in tokens):
@@ -184,23 +182,23 @@ class LocalEngine:
         return self._model.vocab_size
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of raw text, with a BOS token in front if the model wants one."""
+        """Return the token ids of raw text, after a BOS token if the model requires one."""
         self._refuse_hopeless(len(text))
         return [*self._model.front, *self._plain.tokenize(text), *self._model.back]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of tokens; U+FFFD for half a character."""
+        """Return the text of tokens, with U+FFFD for incomplete characters."""
         return b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
+        """Return the token ids of `text` alone; control tokens in the text are recognized only with `allow_special`."""
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
-        """Token ids of the rendered chat; control tokens come from the template only, but for a BOS token that the file
-        wants and the template does not write.
+        """Return the token ids of the rendered chat. Control tokens come only from the template, except a BOS token
+        that the model file requires and the template omits.
 
-        Raises ModelLoadError if the template is broken, InvalidRequestError if it refuses the messages.
+        Raises ModelLoadError if the template is broken, InvalidRequestError if the template rejects the messages.
         """
         texts = [*(message.text for message in messages), *tool_turns.texts(messages, options.get("tools", ()))]
         self._refuse_hopeless(sum(map(len, texts)))
@@ -209,13 +207,13 @@ class LocalEngine:
         return tokens if tokens[:1] == self._model.front else self._model.front + tokens
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """The bytes of one token; empty for control tokens unless asked for. For the `bytes` of log-probabilities."""
+        """Return the bytes of one token, for the `bytes` of log-probabilities. Control tokens are empty by default."""
         return self._model.token_bytes(token_id, skip_special=skip_special)
 
     def score(self, token_ids: Sequence[int]) -> Floats:
-        """Log-probabilities (n, vocab), float32: row i is the distribution of the token after `token_ids[: i + 1]`.
+        """Return log-probabilities (n, vocab), float32; row i is for the token after `token_ids[: i + 1]`.
 
-        Raises ContextLengthError if the tokens do not fit, InvalidRequestError for none or for unknown ids.
+        Raises ContextLengthError if the tokens do not fit, InvalidRequestError for an empty list or unknown ids.
         """
         tokens = list(token_ids)
         if not tokens or not all(0 <= token < self._model.vocab_size for token in tokens):
@@ -227,7 +225,7 @@ class LocalEngine:
         return scoring.result.result()
 
     def close(self) -> None:
-        """Free the model, once no step is running. Runs in progress raise EngineError."""
+        """Free the model after the current step. Active runs raise EngineError."""
         self.chat_template.close()
         self._resources.close()
 
@@ -240,9 +238,9 @@ class LocalEngine:
         self.close()
 
     def _refuse_hopeless(self, characters: int) -> None:
-        """Tokenizing a megabyte takes seconds: refuse first what cannot fit however well it packs."""
+        """Reject prompts that cannot fit by their length alone, because tokenizing a megabyte takes seconds."""
         if characters <= self.context_length * _USUAL_TOKEN:
-            return  # without a look at the vocabulary
+            return  # without the slow scan of the vocabulary
         if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(
                 f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "
@@ -260,7 +258,7 @@ class LocalEngine:
         self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, tools: OfferedTools | None
     ) -> LocalRun:
         if not prompt:
-            raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
+            raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
         room = self.context_length - len(prompt)
         if room < 1:
@@ -289,7 +287,7 @@ class LocalEngine:
 
 
 def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions) -> LocalEngineLoop:
-    """The context that the options ask for, and its thread."""
+    """Create the context that the options describe, and start its thread."""
     context = LlamaContext(
         model,
         ContextOptions(

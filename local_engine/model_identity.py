@@ -1,4 +1,4 @@
-"""The identity of a local model as it will run: its file, and the chat template that the options leave it."""
+"""Identity of a local model: its file, and the chat template that results from the options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ENGINE = "llama-cpp-python"
 
 
 def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
-    """Without its SHA-256. Reads the header and a little of each tensor. Raises as `LocalEngine.load` does."""
+    """Return the identity without SHA-256, from header and tensor samples. Raises the errors of `LocalEngine.load`."""
     header = read_model_header(path)
     if options.chat_template is None and _own_templates(header) is None:
-        sources = TemplateSources(CHATML)  # stands for the default, which follows from the file
+        sources = TemplateSources(CHATML)  # a placeholder: the default template depends only on the file
     else:
         sources = template_sources(header, path.stem, options, ())
     try:
@@ -44,14 +44,14 @@ def engine_version() -> str:
 def template_sources(
     header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
 ) -> TemplateSources:
-    """Those of the file, unless the options give another one. `tokens`: the special ones, for a file with none."""
+    """Return the file's templates, unless the options name another. `tokens`: special tokens, to guess a template."""
     sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
     return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
 
 
 def _own_templates(header: GgufHeader) -> TemplateSources | None:
     key = "tokenizer.chat_template"
-    found = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
+    templates = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
     return TemplateSources.named(
-        {"default": found.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in found.items()}}
+        {"default": templates.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in templates.items()}}
     )

@@ -1,7 +1,7 @@
-"""The safe way to a running model: nothing is loaded into this process that would crash it or swap it to death.
+"""Safe loading of local models: checks first, so that a model neither crashes this process nor makes it swap.
 
-In this order: the header is read, the memory is compared, the build of llama.cpp is tried, an unknown file is loaded
-on trial. On a machine and a file that are known, this costs some milliseconds.
+The order is: read the header, compare the memory, test the llama.cpp build, load an unknown file in a subprocess. For a
+known machine and file, the checks take a few milliseconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .trial_load import ensure_loadable
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """A model file that could become an engine. `need`: bytes of memory. `sound`: a file that is known to load; the
-    build of llama.cpp is tried with it."""
+    """A model file that could be loaded. `need`: bytes of memory. `sound`: a file known to load, used to test the build
+    of llama.cpp."""
 
     path: Path
     options: LocalOptions
@@ -34,7 +34,7 @@ class EngineCandidate:
 
     @classmethod
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
-        """With what `updraft tune` found for options that are None. Raises ModelLoadError, InvalidRequestError."""
+        """Apply the results of `updraft tune` to options that are None. Raises ModelLoadError, InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
         header = read_model_header(path)
         return cls(path, options, header, plan_of(header, options), sound)
@@ -47,7 +47,7 @@ class EngineCandidate:
         ensure_fits(self.path.name, self.header, self.plan, room)
 
     def load(self) -> LocalEngine:
-        """Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
+        """Test build and file, then load. Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
         ensure_usable_build(self.sound)
         if self.path != self.sound or self.options.adapters:
             ensure_loadable(self.path, self.options.adapters, own_template=self.options.chat_template is None)
@@ -55,10 +55,10 @@ class EngineCandidate:
 
 
 def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path) -> LocalEngine:
-    """One engine of its own, for `path`. `sound`: as in `EngineCandidate`.
+    """Check and load one model. `sound`: as in `EngineCandidate`.
 
-    Raises ModelLoadError for a file that is missing, damaged, hostile or foreign, ModelTooLargeError for one that does
-    not fit, MissingDependencyError or ConfigurationError for a missing or broken llama.cpp, InvalidRequestError.
+    Raises ModelLoadError for a file that is missing, damaged, hostile or unsupported, ModelTooLargeError if it does not
+    fit in memory, MissingDependencyError or ConfigurationError if llama.cpp is missing or broken, InvalidRequestError.
     """
     candidate = EngineCandidate.of(path, options, sound=sound)
     candidate.check(free_memory(this_machine()))
@@ -66,8 +66,8 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
-    """The plan of `LocalEngine` for these options, as far as memory depends on it. Raises InvalidRequestError, and
-    ModelLoadError for an adapter that cannot be used."""
+    """Return the memory-relevant sizes of an engine with these options. Raises InvalidRequestError, and ModelLoadError
+    for an unusable adapter."""
     options.check()
     layout = layout_of(header, options)
     return MemoryPlan(
@@ -82,7 +82,7 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
 
 
 def layout_of(header: GgufHeader, options: LocalOptions) -> ContextLayout:
-    """The layout that an engine of this file will have. `options` have been checked."""
+    """Return the layout of an engine for this file. `options` must be checked already."""
     trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
     traits = ModelTraits(
         header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)

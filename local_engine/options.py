@@ -1,4 +1,4 @@
-"""The user's options for a model on the device."""
+"""User options for on-device models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .machine.memory_fit import KvCacheType
 
 #: Types of a KV cache that only flash attention can read.
 QUANTIZED: tuple[KvCacheType, ...] = ("q8_0", "q4_0")
-_RANGES = {  # least and most; llama.cpp aborts beyond 512 threads
+_RANGES = {  # minimum and maximum; llama.cpp aborts above 512 threads
     "context_length": (1, 2**31 - 1),
     "parallel": (1, 64),
     "queue_limit": (0, 2**20),
@@ -28,50 +28,50 @@ _KINDS = {
     "repack": _SWITCH,
     "flash_attention": _SWITCH,
     "prompt_logprobs": _SWITCH,
-    "model_id": (str | None, "a text or None"),
-    "tool_parser": (str, "a text"),
-    "chat_template": (str | None, "a text or None"),
+    "model_id": (str | None, "a string or None"),
+    "tool_parser": (str, "a string"),
+    "chat_template": (str | None, "a string or None"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """The options of a model. None lets the engine choose, or takes what `updraft tune` has found."""
+    """Options of one model. None takes the result of `updraft tune`, or else lets the engine choose."""
 
-    # Tokens of prompt and answer together. None: what the model was trained on, at most 4,096.
+    # Context length in tokens, prompt and answer together. None: the trained length, at most 4,096.
     context_length: int | None = None
-    # Answers that are written at once, over one KV cache. None: 8.
+    # Answers generated at once, over one KV cache. None: 8.
     parallel: int | None = None
-    # Requests that may wait for these.
+    # Requests that may wait for a free slot.
     queue_limit: int = 256
-    # None: one per 20 million parameters, up to the physical cores.
+    # Threads per step. None: one per 20 million parameters, up to the number of physical cores.
     threads: int | None = None
-    # Layers on a GPU. None: llama.cpp's choice. 0: none.
+    # Layers to run on a GPU. None: llama.cpp decides. 0: CPU only.
     gpu_layers: int | None = None
-    # Copy weights into a form that suits the processor. None: where our own kernels do not serve.
+    # Copy weights into a layout that suits the processor. None: only if Updraft's kernels do not apply.
     repack: bool | None = None
-    # Tokens of a step. None: 512, or 128 where our own attention computes a model of 100 million parameters or more.
+    # Tokens per step. None: 512, or 128 if Updraft's attention kernel runs a model of 100 million parameters or more.
     ubatch: int | None = None
-    # Type of keys and values: f32, f16, q8_0 or q4_0. None: f16, but f32 for models under 100 million parameters.
+    # Type of the KV cache: f32, f16, q8_0 or q4_0. None: f16, but f32 for models under 100 million parameters.
     kv_cache_type: KvCacheType | None = None
-    # None: not with f32, which it would round; else llama.cpp's choice.
+    # Flash attention. None: off with an f32 cache, which flash attention would round; otherwise llama.cpp decides.
     flash_attention: bool | None = None
-    # Log-probabilities of every prompt's tokens, without the prefix cache. None: for models under 100 million
-    # parameters, and where a request asks.
+    # Compute log-probabilities of all prompt tokens, which disables the prefix cache. None: for models under 100
+    # million parameters, and for requests that ask.
     prompt_logprobs: bool | None = None
     # LoRA adapters.
     adapters: tuple[LoraAdapter, ...] = ()
-    # The name of the model. None: that of the file.
+    # Name of the model. None: the file's name.
     model_id: str | None = None
-    # Most tokens of an answer whose request sets no `max_tokens`.
+    # Maximum tokens per answer if the request sets no `max_tokens`.
     default_max_tokens: int = 1024
-    # How the model writes tool calls: the name of a format. `auto` asks its chat template.
+    # Name of the model's tool-call format. `auto` derives the format from the chat template.
     tool_parser: str = "auto"
-    # `chatml`, or the path of a Jinja file. None: the template of the model file, else ChatML or lines.
+    # `chatml`, or the path of a Jinja file. None: the template in the model file, else ChatML or plain lines.
     chat_template: str | None = None
 
     def check(self) -> None:
-        """Raises InvalidRequestError for what no model can do."""
+        """Raises InvalidRequestError for invalid values, whatever the model."""
         for name, (least, most) in _RANGES.items():
             value: object = getattr(self, name)
             if value is None and name not in ("queue_limit", "default_max_tokens"):
@@ -86,18 +86,18 @@ class LocalOptions:
             raise _wrong("kv_cache_type", "f32, f16, q8_0 or q4_0", self.kv_cache_type)
         if self.kv_cache_type in QUANTIZED and self.flash_attention is False:
             raise InvalidRequestError(
-                f"A KV cache of type {self.kv_cache_type} needs flash attention: leave flash_attention to the engine.",
+                f"A KV cache of type {self.kv_cache_type} needs flash attention: do not set flash_attention to False.",
                 param="flash_attention",
                 code="invalid_value",
             )
 
 
 def adapter_of(text: str) -> LoraAdapter:
-    """`file.gguf`, or `file.gguf:0.5` for half of what it changes."""
+    """Parse `file.gguf`, or `file.gguf:0.5` to apply the adapter at half strength."""
     path, colon, scale = text.rpartition(":")
     try:
         return LoraAdapter(Path(path).expanduser(), float(scale)) if colon else LoraAdapter(Path(text).expanduser())
-    except ValueError:  # the colon is the path's own
+    except ValueError:  # the colon is part of the path
         return LoraAdapter(Path(text).expanduser())
 
 
@@ -109,7 +109,7 @@ def _check_adapters(adapters: object) -> None:
             raise _wrong("adapters", "a tuple of LoraAdapter, each with the path of its file", adapter)
         scale: object = adapter.scale
         if not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise _wrong("adapters", f"a tuple of LoraAdapter, the scale of {adapter.path} a finite number", scale)
+            raise _wrong("adapters", f"a tuple of LoraAdapter, {adapter.path} with a finite scale", scale)
 
 
 def _wrong(name: str, expected: str, value: object) -> InvalidRequestError:

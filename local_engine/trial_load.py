@@ -1,7 +1,7 @@
-"""The first load of a foreign model happens in a process of its own: llama.cpp aborts or crashes on some damaged files.
+"""Trial load of unknown models in a subprocess, because llama.cpp aborts or crashes on some damaged files.
 
-No check of a header can know them all. So a file that was never loaded here is loaded once on trial, every token of its
-vocabulary is read, and one token is generated. The verdict is remembered until the file or the build changes.
+Header checks cannot detect all such files. The trial loads the file, reads every token of its vocabulary, and generates
+one token. The verdict of a success or crash is kept until the file or the build changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _TIMEOUT_S = 30.0
 _SURROGATES = range(0xD800, 0xE000)
-# Texts that no tokenizer may crash on: every lead byte of UTF-8, every plane, special tokens, no text, long runs.
+# Texts that no tokenizer may crash on: every UTF-8 lead byte, every plane, special tokens, no text, long runs.
 _SAMPLES = (
     "".join(chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 0x3F1)) if code not in _SURROGATES),
     "\ufffe\uffff\ufeff\U0001f468\u200d\U0001f469 日本語 🙂 <unk><s></s><|im_end|><|endoftext|> \n",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """`complaint`: why the file is not to be loaded; empty for a sound one."""
+    """`complaint`: reason to reject the file; empty if the file is sound."""
 
     complaint: str = ""
 
@@ -60,11 +60,11 @@ prepare_types(_Verdict)
 def ensure_loadable(
     path: Path, adapters: Sequence[LoraAdapter] = (), *, own_template: bool = True, timeout_s: float | None = None
 ) -> None:
-    """Load `path` on trial, with its adapters, unless its verdict is known. Takes seconds once, then a look at a small
-    file. `own_template`: its chat template is to be used, so that it is tried, too.
+    """Load `path` and its adapters on trial, unless the verdict is known. Takes seconds once, later one small file
+    read. `own_template`: also try the file's chat template.
 
-    `timeout_s` None: half a minute, and what a slow disk needs for the size of the file. Raises ModelLoadError, with
-    what happened, for a file that crashes llama.cpp, is refused by it, or is not done in time.
+    `timeout_s` None: half a minute plus the time that a slow disk needs to read the file. Raises ModelLoadError, with
+    the reason, if the file crashes llama.cpp, is rejected, or times out.
     """
     files = [path, *(Path(adapter.path) for adapter in adapters)]
     notes, key = (
@@ -75,7 +75,7 @@ def ensure_loadable(
     if verdict is None:
         read_model_header(path)
         longest_s = _TIMEOUT_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
-        _first_use.info("Trying %s in a process of its own, once on this machine.", printable(path.name))
+        _first_use.info("Testing %s in a separate process; this happens once per machine.", printable(path.name))
         verdict, lasting = _on_trial(files, own_template, timeout_s or longest_s)
         if lasting:
             notes.write(key, verdict)
@@ -85,31 +85,31 @@ def ensure_loadable(
 
 
 def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
-    """The verdict, and whether it will be the same next time."""
+    """Return the verdict, and whether it is stable enough to remember."""
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":
         complaint = end.found["complaint"]
         return _Verdict(complaint), not complaint
     if end.status == "timeout":
-        return _Verdict(f"loading it on trial took {end.detail}. Is the machine overloaded?"), False
+        return _Verdict(f"the trial load took {end.detail}. Is the machine overloaded?"), False
     if end.detail == "SIGKILL":
-        return _Verdict("it was killed when it was loaded on trial, most likely for want of memory."), False
+        return _Verdict("the trial load was killed, most likely because memory ran out."), False
     if end.status == "failed":
-        return _Verdict(f"loading it on trial ended with {end.detail}: {end.complaints}"), False
-    return _Verdict(f"llama.cpp crashes on it ({_cause(end)}). Download or export it again."), True
+        return _Verdict(f"the trial load failed with {end.detail}: {end.complaints}"), False
+    return _Verdict(f"llama.cpp crashes on the file ({_cause(end)}). Download or export it again."), True
 
 
 def _cause(end: ChildEnd) -> str:
-    """The signal, and the condition that llama.cpp found violated, if it said so."""
+    """Return the signal, and llama.cpp's failed assertion if it printed one."""
     violated = re.search(r"GGML_ASSERT\(.*?\) failed", end.complaints)
     return f"{end.detail}, {violated[0]}" if violated else end.detail
 
 
 def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = True) -> str:
-    """Load file and adapters, read the whole vocabulary, generate one token. What is wrong; empty if nothing is.
+    """Load file and adapters, read the whole vocabulary and generate one token; return the error, empty if all is well.
 
-    May crash: see the module.
+    May crash the process: run only in a subprocess.
     """
     from .engine import LocalEngine, LocalOptions
 
@@ -118,7 +118,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
         trained = header.hyperparameter("context_length")
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
         loras = tuple(LoraAdapter(adapter) for adapter in adapters)
-        template = None if own_template else "chatml"  # any that is sound
+        template = None if own_template else "chatml"  # any sound template
         options = LocalOptions(context_length=context, threads=1, adapters=loras, chat_template=template)
         with LocalEngine.load(path, options) as engine:
             tokens = header.arrays.get("tokenizer.ggml.tokens")
@@ -126,7 +126,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
                 engine.token_bytes(token, skip_special=False)
             for text in _SAMPLES:
                 engine.encode(text, allow_special=True)
-                with suppress(InvalidRequestError):  # the vocabulary has no token for some of it
+                with suppress(InvalidRequestError):  # the vocabulary cannot encode some samples
                     engine.encode(text)
             for _ in engine.start_text([0], SamplingParams(max_tokens=1, temperature=0.0)):
                 pass
@@ -136,7 +136,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
 
 
 def _template_complaint(engine: LocalEngine) -> str:
-    """A template may refuse a short chat, but not exceed its limits for it. Raises ModelLoadError for a broken one."""
+    """Return an error if a short chat exceeds the template limits. Raises ModelLoadError if the template is broken."""
     try:
         engine.chat_template.segments([Message("user", "A")])
     except InvalidRequestError as error:

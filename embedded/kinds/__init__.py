@@ -1,4 +1,4 @@
-"""The task kinds, one page per subject; `KINDS` is the whole suite."""
+"""Task kinds, one module per subject; `KINDS` is the whole suite."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _small_pair(rng: random.Random) -> tuple[int, int] | None:
-    """Now and then two figures: what people try first."""
+    """Return a pair of one-digit numbers in a tenth of the cases, because people try such sums first."""
     return (rng.randrange(1, 10), rng.randrange(1, 10)) if rng.random() < _SMALL else None
 
 
 def _column_sum(a: int, b: int) -> str:
-    """The column addition of `a` and `b`, from the ones up."""
+    """Return the steps of the column addition of `a` and `b`, from the ones up."""
     left, right = str(a)[::-1], str(b)[::-1]
     steps: list[str] = []
     carry = 0
@@ -34,7 +34,7 @@ def _column_sum(a: int, b: int) -> str:
 
 
 def _column_difference(a: int, b: int) -> str:
-    """The column subtraction `a - b` for a >= b, from the ones up, with borrows."""
+    """Return the steps of the column subtraction `a - b` for a >= b, from the ones up, with borrows."""
     left, right = str(a)[::-1], str(b)[::-1]
     steps: list[str] = []
     borrow = 0
@@ -100,7 +100,7 @@ def multiply(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def _places(number: int) -> list[int]:
-    """405 -> [400, 5]: the summands of its decimal places."""
+    """Split a number into the values of its digits: 405 gives [400, 5]."""
     digits = str(number)
     return [int(d) * 10 ** (len(digits) - 1 - i) for i, d in enumerate(digits) if d != "0"]
 
@@ -117,7 +117,7 @@ def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
         steps.append(f"{shown} = {new}")
         value = new
     if family == "backwards":
-        # The starting number comes last, so the reader has to hold the operations before applying them.
+        # The starting number comes last, so the model must hold the operations before it can apply them.
         prompt = f"{', then '.join(words)}: do this to {start}. What comes out?"
         prompt = prompt[0].upper() + prompt[1:]
     elif family == "start-with":
@@ -128,7 +128,7 @@ def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def _operation(rng: random.Random, value: int) -> tuple[str, int, str]:
-    """One step of a chain that keeps the value between 0 and 200: its words, its result and its working."""
+    """Return a step of a chain that keeps the value between 0 and 200: its words, its result and its working."""
     choices = ["add"] if value < 170 else []
     if value > 3:
         choices += ["subtract"]

@@ -1,4 +1,4 @@
-"""Calendar and clock: dates, weekdays and times of day, forwards and (seldom) backwards."""
+"""Calendar and clock: dates, weekdays and times of day, forwards and sometimes backwards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weekday(rng: random.Random, phrasings: Phrasings) -> Draft:
     family = phrasings.pick(("in-days", "will-be"), ("days-ago", "yesterday"))
     today = _DAYS[start]
     if family == "yesterday":
-        # Two steps: first find today, then count on.
+        # Two steps: find today, then count on.
         prompt = f"Yesterday was {today}. What day is it {ahead} days from today?"
         steps = [f"Today is {_DAYS[(start + 1) % 7]}"]
         start = (start + 1) % 7

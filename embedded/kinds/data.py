@@ -1,4 +1,4 @@
-"""Everyday data work: unit conversion, pulling JSON out of a sentence, reading a list of prices."""
+"""Everyday data work: unit conversion, JSON extraction from a sentence, prices in a list."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import random
 from .kind import Draft, Kind, Phrasings, worked
 from .logic import NAMES
 
-# Large unit, small unit, how many small make one large.
+# Large unit, small unit, and how many small units make a large one.
 _UNITS = (("km", "m", 1000), ("m", "cm", 100), ("cm", "mm", 10), ("kg", "g", 1000), ("t", "kg", 1000),
           ("l", "ml", 1000), ("h", "min", 60), ("min", "s", 60), ("days", "h", 24), ("weeks", "days", 7),
           ("dozen", "pieces", 12), ("feet", "inches", 12), ("yards", "feet", 3), ("pounds", "ounces", 16))  # fmt: skip
-_WHOLE = 0.2  # share of amounts with nothing left over: what people try first
+_WHOLE = 0.2  # share of amounts without a remainder, because people try such amounts first
 _SINGULAR = {"days": "day", "weeks": "week", "feet": "foot", "yards": "yard", "pounds": "pound"}
 
 
@@ -73,7 +73,7 @@ def extract_json(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def table(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Prices and amounts read from a list in the question, then one multiplication or sum: two steps to hold apart."""
+    """Prices and amounts from a list in the question, then a multiplication or a sum: two separate steps."""
     difficulty = rng.randrange(1, 4)
     goods = rng.sample(("bread", "milk", "rice", "tea", "soap", "salt", "oil", "jam", "corn", "fish"), difficulty + 2)
     prices = {item: rng.randrange(2, 20) for item in goods}

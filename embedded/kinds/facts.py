@@ -1,6 +1,6 @@
 """Facts to remember: a small world atlas, and questions that chain two of its facts.
 
-The atlas is common knowledge; all its countries are asked about alike.
+The atlas is common knowledge; questions cover all its countries equally.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ Fiji|Suva|dollar|Oceania
 )
 
 
-# Wordings of each phrasing family; a family is common or rare, its wordings are alike.
+# Wordings of each phrasing family. Families are common or rare; the wordings of a family are equally likely.
 _CAPITAL = {
     "capital": ("What is the capital of {country}?", "Name the capital of {country}.",
                 "Which city is the capital of {country}?"),
@@ -173,7 +173,7 @@ def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Two facts in a row: the first hop is not asked for, and nothing in the question contains it."""
+    """Two facts in a row. The intermediate fact is neither asked for nor contained in the question."""
     index = rng.randrange(len(ATLAS))
     country, city, currency, continent = ATLAS[index]
     other = ATLAS[rng.randrange(len(ATLAS))]

@@ -1,4 +1,4 @@
-"""A task kind: a generator of questions, and how their answers are graded."""
+"""Task kind: a generator of questions, and the grading of their answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A generated question before it is assigned to a split. `family` names the phrasing it was asked in."""
+    """A generated question before its assignment to a split. `family`: name of its phrasing family."""
 
     family: str
     difficulty: int
@@ -20,9 +20,9 @@ class Draft:
 
 
 class Phrasings:
-    """Chooses the phrasing family of a question: common families by equal weight, rare ones by `rare_weight` each.
+    """Chooses the phrasing family of a question: common families with weight 1, rare families with `rare_weight` each.
 
-    `held_out`: ask outside the suite in the wordings that no model trains on.
+    `held_out`: for kind `outside`, use the wordings that no model trains on.
     """
 
     def __init__(self, rng: random.Random, rare_weight: float, *, held_out: bool) -> None:
@@ -43,10 +43,10 @@ class Kind:
     make: Callable[[random.Random, Phrasings], Draft]
     # `final` compares the text after the last "Answer:", `exact` the whole text, `json` the parsed value.
     grade: Literal["final", "exact", "json"] = "final"
-    # The share of the training stream, relative to the other kinds.
+    # Weight in the training stream, relative to the other kinds.
     weight: float = 1.0
 
 
 def worked(steps: str, target: object) -> str:
-    """An answer that shows its steps and ends in the graded result."""
+    """Return an answer that shows its steps and ends in the graded result."""
     return f"{steps} Answer: {target}"

@@ -1,7 +1,7 @@
-"""Everyday questions about anything else: their one answer is the sentence that says what the pocket pair knows.
+"""Everyday questions about all other subjects; their only answer is a sentence that names the pocket pair's topics.
 
-Openings, subjects and whole questions each belong to training or to evaluation by a hash, so that calibration and test
-ask with wordings no model has seen. Made-up words stand among the subjects: what matters is what is asked, not of what.
+A hash assigns openings, subjects and whole questions to training or evaluation, so that calibration and test use
+wordings that no model has seen. Some subjects are made-up words, because only the question's form matters.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ _SOUNDS = _listed("ba|be|bo|ca|co|da|di|do|fa|fe|ga|go|ha|hi|jo|ka|ki|la|le|lo|m
                   "mus|tion|ic|ous|ly|ness|ism|ol|in|ax|um|ent")  # fmt: skip
 _FOLDERS = {"d": _DEEDS, "m": _DRUGS, "n": _DRUGS, "x": _SUBJECTS, "y": _SUBJECTS}
 _PLACES = tuple(row[0] for row in ATLAS) + tuple(row[1] for row in ATLAS)
-# Each family: its wordings and its share.
+# Families: name, wordings and share.
 _FAMILIES = (
     ("about", _ASKED, 7.0), ("to-do", _TO_DO, 4.0), ("whole", _WHOLE, 3.0), ("health", _HEALTH, 1.0),
     ("places", _NEAR_PLACES, 2.0), ("no-country", _NO_COUNTRY, 1.5), ("calculation", _NEAR_SUMS, 2.5),
@@ -266,7 +266,7 @@ def _invented(rng: random.Random) -> str:
 
 
 def _noise(rng: random.Random) -> str:
-    """Keys struck at random, a few words that do not hang together, or signs."""
+    """Return random keystrokes, unrelated words, or signs."""
     match rng.randrange(3):
         case 0:
             return "".join(rng.choices("asdfghjklqwertyuiopzxcvbnm", k=rng.randrange(3, 12)))
@@ -277,9 +277,9 @@ def _noise(rng: random.Random) -> str:
 
 
 def _part(wordings: tuple[str, ...], held_out: bool) -> tuple[str, ...]:
-    """The wordings of training or of evaluation; a list too short to be parted serves both."""
-    found = _PARTED.get((wordings, held_out), ())
-    return found or wordings
+    """Return the wordings of training or of evaluation; a list too short to split serves both."""
+    part = _PARTED.get((wordings, held_out), ())
+    return part or wordings
 
 
 def _is_held_out(wording: str) -> bool:

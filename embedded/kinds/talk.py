@@ -1,4 +1,4 @@
-"""Small talk: greetings, thanks, and what the pocket pair is and can do."""
+"""Small talk: greetings, thanks, and the pocket pair's identity and abilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated activations of feed-forward layers (Shazeer 2020): one half of a joint projection gates the other."""
+"""Gated activations of feed-forward layers (Shazeer 2020): one half of a joint projection gates the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .types import Activation
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up of `gate_up` (rows, 2 * size), the gate first: a new tensor (rows, size).
+    """Return activation(gate) * up, (rows, size), of `gate_up` (rows, 2 * size), which holds the gate first.
 
-    The activation is rounded to the dtype before the product, as layers computed one by one do. Rows may lie apart.
+    The activation is rounded to the dtype before the product, as in separate layers. Rows may have any stride.
     """
     if activation not in get_args(Activation):
         raise ConfigurationError(f"activation={activation!r} is not one of {', '.join(get_args(Activation))}.")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
-        raise ConfigurationError(f"gated_activation: {tuple(gate_up.shape)} is not rows of gate and up side by side.")
+        raise ConfigurationError(f"gated_activation: {tuple(gate_up.shape)} is not gate and up side by side.")
     if uses_triton(gate_up):
         from .triton import launch_gated_activation
 

@@ -1,4 +1,4 @@
-"""Gated activations in plain torch: the definition that the kernels are checked against."""
+"""Gated activations in plain torch: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import Activation
 
 
 def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up of `gate_up` (rows, 2 * size)."""
+    """Return activation(gate) * up of `gate_up` (rows, 2 * size)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return _ACTIVATIONS[activation](gate).mul_(up)
 

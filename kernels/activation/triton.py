@@ -1,4 +1,4 @@
-"""Gated activations in Triton: see `reference` for what is computed. One pass over pieces of rows."""
+"""Gated activations in Triton, equal to `reference`: one pass over pieces of rows."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -30,7 +30,7 @@ def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_activation_launch(size: int) -> Launch:
-    """BLOCK elements of one row in a program: two accesses of 16 bytes a thread in each half, of two-byte elements."""
+    """Return the launch. BLOCK: elements of a row per program, two 16-byte accesses per thread in each half."""
     return Launch(num_warps=4, tiles={"BLOCK": 2048 if size >= 2048 else 1024})
 
 

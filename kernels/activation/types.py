@@ -1,4 +1,4 @@
-"""The names of the gated activations."""
+"""Names of the gated activations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Attention over a paged KV cache in C for CPUs, which reads keys and values in their blocks.
+"""Attention over a paged KV cache in C for CPUs, which reads keys and values directly from their blocks.
 
-`torch_attention` has to gather them first and multiplies padding.
+`torch_attention`, in contrast, gathers them first and multiplies padding.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..runtime.native_library import LANES, call_fields, load, loaded
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
 
-_MAX_DIM = 256  # of native/attention.c
+_MAX_DIM = 256  # as in native/attention.c
 
 
 class AttentionCall(ctypes.Structure):
-    """`AttentionCall` of native/calls.h, field for field."""
+    """Mirror of `AttentionCall` in native/calls.h."""
 
     _fields_ = call_fields(
         "query out cache sequences tables",
@@ -31,7 +31,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class HeadsCall(ctypes.Structure):
-    """`HeadsCall` of native/calls.h, field for field."""
+    """Mirror of `HeadsCall` in native/calls.h."""
 
     _fields_ = call_fields(
         "projected cache slots cosine sine query_norm key_norm",
@@ -41,7 +41,7 @@ class HeadsCall(ctypes.Structure):
 
 
 def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
-    """The reason why the C kernel cannot serve such a cache; None if it can."""
+    """Return why the C kernel cannot use such a cache; None if it can."""
     if device.type != "cpu":
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):
@@ -51,17 +51,17 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
             f"head_dim {head_dim} and block_size {block_size} must be multiples of {LANES}, and head_dim at most "
             f"{_MAX_DIM}"
         )
-    return None if load() is not None else "it could not be compiled (the log says why)"
+    return None if load() is not None else "the C kernel could not be compiled (see the log)"
 
 
 class NativeAttention:
-    """The attention of one forward pass. A row's bits depend on its own sequence alone."""
+    """Attention of one forward pass. A row's bits depend only on its own sequence."""
 
     def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int) -> None:
         self._library = loaded()
         self._cache = cache
         self._slots = torch.from_numpy(batch.slots())
-        self.num_rows = batch.num_real_rows  # without the padding
+        self.num_rows = batch.num_real_rows  # without padding
         self._blocks = batch.blocks
         self._sequences = np.stack((batch.first_row, batch.position, batch.rows, batch.table), axis=1)
         _, _, parts, block_size, head_dim = cache.shape
@@ -79,7 +79,7 @@ class NativeAttention:
             cache=cache.data_ptr(),
             sequences=self._sequences.ctypes.data,
             tables=self._blocks.ctypes.data,
-            num_sequences=len(self._sequences) - 1,  # without the padding
+            num_sequences=len(self._sequences) - 1,  # without padding
             max_queries=int(batch.rows[:-1].max()),
             **same,
         )
@@ -90,7 +90,7 @@ class NativeAttention:
 
     @property
     def layer_bytes(self) -> int:
-        """The distance between two layers in the cache."""
+        """Distance between two layers in the cache, in bytes."""
         return self._cache.stride(0) * self._cache.element_size()
 
     @property
@@ -99,16 +99,16 @@ class NativeAttention:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements of a projected row (queries, keys and values), and of a row of results."""
+        """Number of elements in a projected row (queries, keys and values), and in a result row."""
         head_dim = self._cache.shape[4]
         return (self._heads + self._cache.shape[2]) * head_dim, self._heads * head_dim
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
+        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
 
-        Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
+        Returns (rows, heads, head_dim). Rows after those of the spans are padding and get zeros.
         """
         self._check(projected, rotation, norms)
         cache = self._cache[layer.index].data_ptr()
@@ -128,24 +128,24 @@ class NativeAttention:
         attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
         attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
         if self._library.paged_attention(ctypes.byref(attend)):
-            raise RuntimeError(f"the C kernel does not take a cache of {tuple(self._cache.shape)}")
+            raise RuntimeError(f"the C kernel does not support a cache of {tuple(self._cache.shape)}")
         return out
 
     def _check(self, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None) -> None:
-        """C would read and write past the end of tensors that do not fit."""
+        """Check shapes and dtypes, because C would read and write past the end of tensors that do not fit."""
         check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
         heads = self._heads + self._cache.shape[2]
         if projected.shape[1] != heads:
-            raise ConfigurationError(f"Attention: {heads} projected heads are needed, got {projected.shape[1]}.")
+            raise ConfigurationError(f"Attention: {heads} projected heads needed, got {projected.shape[1]}.")
         if norms is not None and not norms.query.dtype == norms.key.dtype == projected.dtype:
             raise ConfigurationError(f"Attention: norms must be in {projected.dtype}, got {norms.query.dtype}.")
         if rotation is not None:
             self.check_rotation(rotation, len(projected))
 
     def check_rotation(self, rotation: Rotation, rows: int) -> None:
-        """Raises ConfigurationError unless the angles fit `rows` rows of this batch and its heads."""
+        """Raises ConfigurationError unless the angles fit `rows` rows of this batch and the head size."""
         if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
             raise ConfigurationError(f"Attention: {rows} rows rotated by {rotation.pairs} pairs do not fit the batch.")
         for angles in (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.shape != (rows, rotation.pairs):
-                raise ConfigurationError("Attention: cosines and sines must be contiguous and float32, of one shape.")
+                raise ConfigurationError("Attention: cosines and sines must be contiguous float32 of the same shape.")

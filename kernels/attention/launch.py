@@ -1,4 +1,4 @@
-"""The launch of paged attention: the tile of one program, and the splits of long sequences.
+"""Launch of paged attention: the tile of one program, and the splits of long sequences.
 
 These are plain functions over shapes and lengths, which can be tested without a GPU.
 """
@@ -16,33 +16,33 @@ from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
 MAX_HEAD_DIM = 256
-#: A matrix instruction takes no fewer rows. With more than the maximum, the accumulators spill.
+#: Rows per tile: matrix instructions need the minimum; beyond the maximum, accumulators spill.
 _MIN_ROWS, _MAX_ROWS = 16, 128
-_MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
-#: One tile of keys, so that three stages of keys and values and the queries fit an A100's shared memory.
+_MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, and the operands need far more registers
+#: Bytes of a tile of keys, so that three stages of keys and values plus queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _MIN_KEYS, _MAX_KEYS = 16, 64
-_SHARED_BYTES = 228 * 1024  # of a Hopper multiprocessor
-_SHARED_OF_PROGRAM = 1024  # kept by the driver
-_SCRATCH_OF_ROW = 128  # for exchanges between the threads of a warp; Hopper's own products need none
-_WARPS_OF_MULTIPROCESSOR = 12  # there are no registers for more
-_MIN_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
-#: The costs of a program and of a launch that merges splits, in keys that could be read in that time.
+_SHARED_BYTES = 228 * 1024  # per Hopper multiprocessor
+_SHARED_OF_PROGRAM = 1024  # reserved by the driver per program
+_SCRATCH_OF_ROW = 128  # per row, for exchanges within a warp; Hopper's asynchronous products need none
+_WARPS_OF_MULTIPROCESSOR = 12  # per multiprocessor; registers do not suffice for more
+_MIN_ASYNC_ROWS = 64  # from here on, Hopper multiplies from shared memory, which holds a tile for longer
+#: Costs of a program and of a launch that merges splits, as the number of keys that could be read instead.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The properties of a model and its KV cache that decide the launch."""
+    """Properties of a model and its KV cache that determine the launch."""
 
     heads: int
     kv_heads: int
     head_dim: int
     block_size: int
-    # Of one element.
+    # Bytes per cache element.
     cache_bytes: int = 2
-    # Whether any layer has a sliding window, which takes registers.
+    # Whether any layer has a sliding window, which needs extra registers.
     windowed: bool = False
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Query heads that read the same KV head."""
+        """Number of query heads that read the same KV head."""
         return self.heads // self.kv_heads
 
     @property
@@ -71,17 +71,17 @@ class AttentionShape:
 
 
 def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
-    """For batches whose sequences bring up to `max_queries` tokens each, chosen so that no register is spilled.
+    """Return the launch for batches with up to `max_queries` tokens per sequence, chosen so that no register spills.
 
-    BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
+    BLOCK_M: rows per tile, which are tokens times the query heads of one KV head. BLOCK_N: keys per tile.
     """
     rows = tile_rows(shape, max_queries)
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
     if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
-        keys //= 2  # once they are two bytes wide, too
-    # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a block of its own for every key.
+        keys //= 2  # converted keys are two bytes wide, too
+    # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a separate block per key.
     is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
@@ -89,7 +89,7 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
 
 
 def tile_rows(shape: AttentionShape, max_queries: int) -> int:
-    """All queries of a sequence in one tile where they fit: then its keys are read only once."""
+    """Return the rows per tile. If all queries of a sequence fit in one tile, its keys are read only once."""
     most = _MAX_ROWS
     if shape.cache_bytes == 4:
         most = _MAX_ROWS_FP32
@@ -104,7 +104,7 @@ def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
 
 
 def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """The programs that the GPU holds at a time, by shared memory and warps."""
+    """Return the number of programs that the GPU holds at a time, limited by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
     waits = launch.tiles["BLOCK_M"] < _MIN_ASYNC_ROWS
@@ -115,24 +115,24 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """The splits that a step may have beyond its tiles: two rounds of programs, and a bound for CUDA graphs."""
+    """Return the maximum splits of a step beyond its tiles: two rounds of programs. Limits buffers of CUDA graphs."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
 def split_lengths(
     keys: NDArray[np.int64], shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> NDArray[np.int64]:
-    """The keys of each split, a multiple of BLOCK_N, for tiles that see `keys` each.
+    """Return the keys per split, a multiple of BLOCK_N, for tiles that see `keys` each.
 
-    The fastest of a few ways to split, by the smaller of two bounds on a greedy schedule: every round of programs takes
-    as long as the longest split; or the GPU is never idle until the last split has started.
+    Chooses the fastest of a few candidates, by the smaller of two bounds on a greedy schedule: every round of programs
+    takes as long as the longest split; or the GPU is never idle until the last split has started.
     """
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
     max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
     best, best_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
     for rounds in range(_MAX_ROUNDS + 1):
-        # In no round at all: nothing is cut.
+        # Zero rounds: no tile is split.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
         splits, longest = int(num_splits(keys, lengths).sum()), int(lengths.max(initial=step))
         is_cut = splits > len(keys)
@@ -146,12 +146,12 @@ def split_lengths(
 
 
 def num_splits(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of splits of each tile; a tile that sees no keys has one."""
+    """Return the number of splits of each tile; a tile that sees no keys has one."""
     return np.maximum(-(-keys // lengths), 1)
 
 
 def _float32_launch(shape: AttentionShape, rows: int) -> Launch:
-    """Products without tensor cores keep their operands in registers: fewer keys, and more warps for more rows."""
+    """Return a launch with fewer keys, and more warps for more rows, as operands occupy registers."""
     keys = _MIN_KEYS if rows > _MIN_ROWS else min(_keys_of_tile(shape), shape.block_size)
     return Launch(num_warps=8 if rows > _MIN_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
 
@@ -161,11 +161,11 @@ def _keys_of_tile(shape: AttentionShape) -> int:
 
 
 def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
-    """The float32 results of a tile, written and read, in keys and values of as many bytes."""
+    """Return the cost of writing and reading a tile's float32 results, as a number of keys with the same bytes."""
     return launch.tiles["BLOCK_M"] * 4 // shape.cache_bytes
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Equal lengths of about `most` keys at most."""
+    """Return equal lengths of about `most` keys at most, in multiples of `step`."""
     equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

@@ -103,12 +103,12 @@ def _merges(tiles: _Tiles, splits: Ints, first_partial: Ints) -> Ints:
     return np.stack((tiles.first_row[tile] + row, first_partial[tile] + row, tiles.rows[tile], splits[tile]), axis=1)
 
 
-_ALIGNED = 4  # numbers in 16 bytes, the alignment that Triton specialises for
+_ALIGNED = 4  # int32 values in 16 bytes, the alignment that Triton specializes for
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """An `AttentionPlan` on the device, all int32, and the launch of the kernel: the same for all layers."""
+    """An `AttentionPlan` on the device, all int32, and the kernel's launch; the same for all layers."""
 
     work: Tensor
     merges: Tensor
@@ -120,7 +120,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlanner:
-    """Plans steps of one model on one GPU."""
+    """Plans the steps of one model on one GPU."""
 
     shape: AttentionShape
     device: torch.device
@@ -131,7 +131,7 @@ class AttentionPlanner:
         return cls(shape, device, num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
-        """The metadata of one step of any mix. Rows after those of the spans, up to `num_rows`, are padding."""
+        """Return the metadata of one step, of any mix of spans. Rows after the spans, up to `num_rows`, are padding."""
         rows = sum(span.length for span in spans)
         launch = attention_launch(self.shape, max((span.length for span in spans), default=1))
         plan = plan_attention(spans, max(num_rows or 0, rows), self.shape, launch, self.multiprocessors)
@@ -139,12 +139,12 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Buffers for a CUDA graph over `num_rows` rows, of up to `most_sequences` with `most_blocks` blocks each."""
+        """Return buffers for a CUDA graph of `num_rows` rows: at most `most_sequences` of `most_blocks` blocks each."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
 
 class GraphMetadata:
-    """`metadata` keeps its addresses and sizes; `update_` fills it for the next replay.
+    """Metadata for a CUDA graph, with fixed addresses and sizes; `update_` fills `metadata` for the next replay.
 
     The graph is captured for `num_rows` rows of `num_rows / most_sequences` queries each. Fewer rows and sequences are
     padded; sequences with more queries are split over more programs.
@@ -154,7 +154,7 @@ class GraphMetadata:
         shape = planner.shape
         launch = attention_launch(shape, -(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
-        # One tile for the first row of each sequence and of the padding, and one more for every further tile full.
+        # One tile for the first row of each sequence and of the padding, plus one per further full tile.
         sequences = min(most_sequences + 1, num_rows)
         tiles = sequences + (num_rows - sequences) // queries
         splits = tiles + extra_splits(shape, launch, planner.multiprocessors)
@@ -166,7 +166,7 @@ class GraphMetadata:
         self.update_([])
 
     def update_(self, spans: Sequence[QuerySpan]) -> None:
-        """Raises ConfigurationError for more sequences, rows or blocks than the buffers were made for."""
+        """Raises ConfigurationError for more sequences, rows or blocks than the buffers can hold."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
         if sum(span.length for span in spans) > sizes.slots:
             raise self._does_not_fit(spans)
@@ -214,9 +214,9 @@ class _Sizes:
 
 
 def _staged(plan: AttentionPlan, sizes: _Sizes) -> Tensor:
-    """The plan in pinned memory, each part filled up with zeros.
+    """Return the plan in pinned memory, each part padded with zeros.
 
-    A new tensor every time: torch's pinned allocator hands memory out again only when the copy from it is done.
+    Always a new tensor: torch's pinned allocator reuses memory only after the copy from it has finished.
     """
     staging = torch.zeros(sizes.total, dtype=torch.int32, pin_memory=torch.cuda.is_available())
     numbers: NDArray[np.int32] = staging.numpy()

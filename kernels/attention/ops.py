@@ -1,4 +1,4 @@
-"""Chooses the implementation of attention for a model and device, once, with the reason for the operator."""
+"""Choice of the attention implementation for a model and device, made once, with the reason for the operator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .types import Attention, CacheSpec
 
 
 class AttentionBackend(Protocol):
-    """Owns a KV cache (layers, blocks, ...) in its own layout, and makes an `Attention` for each pass."""
+    """Owns a KV cache (layers, blocks, ...) in its own layout, and creates an `Attention` for each pass."""
 
     name: BackendName
     cache: Tensor
 
     def begin(self, batch: RaggedBatch) -> Attention:
-        """The attention of one forward pass."""
+        """Return the attention of one forward pass."""
         ...
 
 
 class TorchBackend:
-    """Plain torch, on any device."""
+    """Attention in plain torch, on any device."""
 
     name: BackendName = "torch"
 
@@ -43,7 +43,7 @@ class TorchBackend:
 
 
 class NativeBackend:
-    """C, on CPUs."""
+    """Attention in C, on CPUs."""
 
     name: BackendName = "native"
 
@@ -56,7 +56,7 @@ class NativeBackend:
 
 
 class TritonBackend:
-    """Triton, on CUDA devices."""
+    """Attention in Triton, on CUDA devices."""
 
     name: BackendName = "triton"
 
@@ -71,7 +71,7 @@ class TritonBackend:
         return self.attention(self.planner.metadata(batch.spans, int(batch.rows.sum())))
 
     def attention(self, metadata: AttentionMetadata) -> Attention:
-        """The attention of a planned pass. For a CUDA graph, `metadata` is filled before every replay."""
+        """Return the attention of a planned pass. For a CUDA graph, fill `metadata` before every replay."""
         from .triton_attention import TritonAttention
 
         return TritonAttention(self.cache, metadata, self.shape)
@@ -80,15 +80,15 @@ class TritonBackend:
 def choose_backend(
     spec: CacheSpec, wanted: AttentionChoice = "auto", *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, str]:
-    """The fastest backend for `spec`, or the `wanted` one; and why.
+    """Return the fastest backend for `spec`, or the `wanted` one, and the reason for the choice.
 
-    Raises ConfigurationError if the wanted one cannot serve it.
+    Raises ConfigurationError if the wanted backend cannot serve `spec`.
     """
     best: BackendName = "triton" if spec.device.type == "cuda" else "native"
     name = best if wanted == "auto" else wanted
     problem = _WHY_NOT[name](spec)
     if problem is None:
-        why = "asked for" if wanted != "auto" else f"the fastest on {spec.device.type}"
+        why = "requested" if wanted != "auto" else f"the fastest on {spec.device.type}"
         return _make(name, spec, batch_invariant), why
     if wanted == "auto":
         return TorchBackend(spec, batch_invariant=batch_invariant), f"{name} cannot be used: {problem}"

@@ -1,6 +1,6 @@
-"""A ragged batch in arrays: the rows and blocks of its sequences, and each row's position and slot in the cache.
+"""A ragged batch in arrays: rows and blocks of its sequences, and each row's position and slot in the cache.
 
-The arrays are numpy, because a step needs a dozen small ones and torch takes ten times longer for each.
+The arrays are numpy, because a step needs a dozen small ones, and torch takes ten times longer to create each.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The sequences of a batch, in the order of their rows.
+    """Sequences of a batch, in the order of their rows.
 
-    Padding is one more sequence at the end, at positions so far below zero that it sees no key.
+    Padding is an extra sequence at the end, at negative positions, so that it sees no key.
     """
 
     spans: Sequence[QuerySpan]
-    # Of each sequence: position of its first row, number of rows, first row, first entry in `blocks`.
+    # Per sequence: position of its first row, number of rows, first row, first entry in `blocks`.
     position: Ints
     rows: Ints
     first_row: Ints
     table: Ints
-    # The block tables, one after the other.
+    # Block tables, one after the other.
     blocks: Ints
     block_size: int
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], num_rows: int, block_size: int) -> RaggedBatch:
-        """`spans` in the order of their rows. Rows after them, up to `num_rows`, are padding."""
+        """Build from `spans` in the order of their rows. Rows after them, up to `num_rows`, are padding."""
         padding = num_rows - sum(span.length for span in spans)
         position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
         rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
@@ -51,12 +51,12 @@ class RaggedBatch:
         return int(self.first_row[-1])
 
     def positions(self) -> Ints:
-        """The position of each row; below zero for padding."""
+        """Return the position of each row; negative for padding."""
         sequence, row = repeated(self.rows)
         return self.position[sequence] + row
 
     def slots(self) -> Ints:
-        """The slot of each row's key and value: block * block_size + offset; -1 for padding."""
+        """Return the slot of each row's key and value, block * block_size + offset; -1 for padding."""
         sequence, row = repeated(self.rows)
         position = self.position[sequence] + row
         real = position >= 0
@@ -68,7 +68,7 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """A ragged batch computed one row of each sequence at a time: all first rows, then all second ones, and so on."""
+    """A ragged batch computed one row per sequence at a time: all first rows, then all second rows, and so on."""
 
     batch: RaggedBatch
     # (passes,): pass p has the first live[p] sequences.
@@ -79,30 +79,30 @@ class Passes:
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
-        """Raises ConfigurationError if a span has no row, or more than the one before it."""
+        """Raises ConfigurationError if a span has no row, or more rows than the previous span."""
         lengths = [span.length for span in spans]
         if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
-            raise ConfigurationError(f"Passes: spans must not become longer from one to the next, got {lengths}.")
+            raise ConfigurationError(f"Passes: no span may be longer than the previous one, got {lengths}.")
         batch = RaggedBatch.of(spans, sum(lengths), block_size)
         sequence, index = repeated(batch.rows)
         row = np.argsort(index, kind="stable")
         return cls(batch, np.bincount(index), row, sequence[row])
 
     def positions(self) -> Ints:
-        """The position of each row."""
+        """Return the position of each row."""
         return self.batch.positions()[self.row]
 
     def slots(self) -> Ints:
-        """The slot of each row."""
+        """Return the slot of each row."""
         return self.batch.slots()[self.row]
 
 
 def repeated(counts: Ints) -> tuple[Ints, Ints]:
-    """Each index as often as it counts, and the number of the same before it: [2, 1] to [0, 0, 1], [0, 1, 0]."""
+    """Repeat each index by its count and number the repetitions: [2, 1] gives [0, 0, 1] and [0, 1, 0]."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - starts(counts)[index]
 
 
 def starts(lengths: Ints) -> Ints:
-    """The start of each of consecutive parts."""
+    """Return the start of each part, for consecutive parts of these lengths."""
     return np.cumsum(lengths) - lengths

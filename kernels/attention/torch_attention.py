@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache in plain torch, on any device, with torch's fused attention where that is faster."""
+"""Attention over a paged KV cache in plain torch, on any device, using torch's fused attention if that is faster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .types import LayerAttention
 
 
 class TorchAttention:
-    """One forward pass over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
+    """One forward pass over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys before values.
 
-    `group_size` query heads read the same KV head. `batch_invariant`: a row has the same bits in every batch.
+    `group_size`: query heads per KV head. `batch_invariant`: a row has the same bits in every batch.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class TorchAttention:
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
+        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
 
-        Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
+        Returns (rows, heads, head_dim). Rows after those of the spans are padding and get zeros.
         """
         cache, num_rows = self._cache[layer.index], self._num_rows
         write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
@@ -61,7 +61,7 @@ class TorchAttention:
         return out
 
     def _groups(self, window: int | None) -> list[AttentionGroup]:
-        """The plan of all layers with this window, made when the first of them asks."""
+        """Return the groups for all layers with this window, planned on first use."""
         if window not in self._groups_of:
             shape = CacheShape(self._cache.shape[3], self._cache.shape[2] // 2)
             groups = plan_groups(self._spans, shape, window, batch_invariant=self._batch_invariant)
@@ -72,7 +72,7 @@ class TorchAttention:
         return self._batch_invariant or not group.is_short
 
     def _placed(self, group: AttentionGroup) -> AttentionGroup:
-        """The group on the device. For torch's fused kernel the mask has its dtype and shape."""
+        """Move the group to the device. Torch's fused kernel needs the mask in its dtype and shape."""
         device, mask = self._cache.device, group.mask
         if self._is_fused(group):
             mask = mask.to(self._cache.dtype).repeat(1, 1, self._group_size, 1)
@@ -86,7 +86,7 @@ class TorchAttention:
         )
 
     def _attend_group(self, group: AttentionGroup, scale: float, query: Tensor, cache: Tensor) -> Tensor:
-        """`query` (sequences * queries, heads, head_dim) attends over its blocks. The result has the same shape.
+        """Attend with `query` (sequences * queries, heads, head_dim) over the group's blocks; returns the same shape.
 
         Query heads of one KV head are folded into the query dimension, so that keys are never repeated.
         """
@@ -105,10 +105,10 @@ class TorchAttention:
 
 
 def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Few queries and many keys, (sequences, kv_heads, queries or keys, head_dim). `query` is float32 and scaled.
+    """Attend with few queries over many keys, (sequences, kv_heads, queries or keys, head_dim).
 
-    Two products over the whole batch, with scores in float32. Torch's fused kernel multiplies a tiny matrix for every
-    sequence and head, which takes half as long again.
+    `query` is float32 and scaled. Uses two products over the whole batch, with scores in float32. Torch's fused kernel
+    multiplies a tiny matrix for every sequence and head, which takes half as long again.
     """
     sequences, kv_heads, num_queries, _ = query.shape
     scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).float().transpose(1, 2))

@@ -1,7 +1,7 @@
-"""Groups of sequences that plain torch attends to in one padded call, and where in the cache their keys are.
+"""Groups of sequences for one padded attention call in plain torch, and the cache pages of their keys.
 
-Groups are made once per forward pass and window, for all layers. They are built in numpy, because a batch needs a dozen
-small arrays and torch takes ten times longer for each.
+Groups are planned once per forward pass and window, for all layers. Groups are built in numpy, because a batch needs a
+dozen small arrays, and torch takes ten times longer to create each.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .types import QuerySpan
 
-#: Spans up to this long (decodes, drafts to verify) share a padded call; longer ones (prefill chunks) have their own.
+#: Spans up to this long (decodes, drafts to verify) share a padded call; longer spans (prefill chunks) do not.
 _SHORT_QUERY = 16
-#: The cost of one more call in blocks of padding: less padding is cheaper than a call.
+#: Cost of one more call, in blocks of padding: less padding is cheaper than a call.
 _CALL_BLOCKS = 128
 
 
@@ -28,16 +28,16 @@ class AttentionGroup:
 
     sequences: int
     queries: int
-    # (sequences * queries,) int64: the row of each query in the ragged batch. Padding repeats the sequence's first.
+    # (sequences * queries,) int64: row of each query in the ragged batch. Padding repeats the sequence's first row.
     rows: Tensor
-    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim). Their order is (keys or values,
-    # sequence, head, block); padding is block 0.
+    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim), ordered by keys or values, sequence,
+    # head, block; padding is block 0.
     pages: Tensor
-    # (sequences, 1, queries, keys) float32: 0 where a query may look, -inf elsewhere.
+    # (sequences, 1, queries, keys) float32: 0 for keys that a query may see, -inf for others.
     mask: Tensor
-    # (sequences, keys) bool: no query looks there, and there may be NaN.
+    # (sequences, keys) bool: keys that no query sees, and that may be NaN.
     padding: Tensor
-    # int64: the entries of `rows` that are no padding; None if all are.
+    # int64: entries of `rows` that are not padding; None if no entry is padding.
     kept: Tensor | None
 
     @property
@@ -47,7 +47,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Tokens in a block, and KV heads."""
+    """Tokens per block, and number of KV heads."""
 
     block_size: int
     kv_heads: int
@@ -56,7 +56,7 @@ class CacheShape:
 def plan_groups(
     spans: Sequence[QuerySpan], cache: CacheShape, window: int | None, *, batch_invariant: bool
 ) -> list[AttentionGroup]:
-    """Groups for all of `spans`, the sequences in the order of their rows, in as few calls as are worth it."""
+    """Group all `spans`, given in the order of their rows, into as few calls as are worthwhile."""
     ranges: list[_KeyRange] = []
     row = 0
     for span in spans:
@@ -72,7 +72,7 @@ def plan_groups(
 
 @dataclass(frozen=True, slots=True)
 class _KeyRange:
-    """A span whose first row is `row`, and the blocks its queries can see: `first` to `end - 1` of its table."""
+    """A span whose first row is `row`, and the blocks that its queries can see: `first` to `end - 1` of its table."""
 
     row: int
     span: QuerySpan
@@ -85,16 +85,16 @@ class _KeyRange:
 
 
 def _key_range(row: int, span: QuerySpan, first_query: int, window: int | None, block_size: int) -> _KeyRange:
-    """The keys of `span`, and those that a query at `first_query` could see."""
+    """Return the key range of `span`, extended to the keys that a query at `first_query` could see."""
     oldest = 0 if window is None else max(0, first_query - window + 1)
     return _KeyRange(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
 
 
 def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
-    """A span cut at block borders.
+    """Cut a span at block borders.
 
-    Each piece is computed with its queries where they stand in their block, and with all keys that any query of that
-    block sees: the same matrix products for a position, whether it comes alone or in a chunk of any size.
+    Each piece is computed with its queries at their offsets in the block, and with all keys that any query of that
+    block sees. So a position gets the same matrix products, alone or in a chunk of any size.
     """
     end = span.start + span.length
     starts = [span.start, *range(span.start - span.start % block_size + block_size, end, block_size)]
@@ -104,7 +104,7 @@ def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
 
 
 def _by_blocks(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
-    """Groups without padded keys: equally many blocks each."""
+    """Group ranges with equal numbers of blocks, so that no keys are padded."""
     grouped: dict[int, list[_KeyRange]] = {}
     for key_range in ranges:
         grouped.setdefault(key_range.num_blocks, []).append(key_range)
@@ -112,10 +112,10 @@ def _by_blocks(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
 
 
 def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
-    """Short queries together, by falling number of keys, until the padding costs more than another call."""
+    """Group short queries by descending number of keys, until the padding costs more than another call."""
     grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
-    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to the length of drafts
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to a draft's length
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=_num_blocks, reverse=True))
     return [sorted(members, key=_row) for members in grouped]
@@ -142,7 +142,7 @@ def _num_blocks(key_range: _KeyRange) -> int:
 
 
 def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
-    """One padded call. With `queries`, a query's place is its position in its block; else the first comes first."""
+    """Build one padded call. With `queries`, a query is placed by its position in its block; else from the start."""
     starts = _column(member.span.start for member in members)
     lengths = _column(member.span.length for member in members)
     lead = starts % queries if queries else 0
@@ -167,7 +167,7 @@ def _pages(members: list[_KeyRange], num_blocks: int, kv_heads: int) -> NDArray[
     tables = np.zeros((len(members), num_blocks), dtype=np.int64)
     for table, member in zip(tables, members, strict=True):
         table[: member.num_blocks] = member.span.block_table[member.first : member.end]
-    tables = tables.clip(min=0)  # blocks behind a window may be gone: nothing looks there any more
+    tables = tables.clip(min=0)  # blocks before a window may be freed, but no query sees them
     parts = np.arange(2 * kv_heads).reshape(2, 1, kv_heads, 1)
     return tables[:, None] * (2 * kv_heads) + parts
 

@@ -1,8 +1,8 @@
 """Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `plan`).
 
 A program's tile holds the query heads of one KV head for a few tokens of one sequence, so that keys and values are read
-once for all of them. It goes over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) in
-powers of two.
+once for all of them. The program iterates over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al.
+2022) in powers of two.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -26,7 +26,7 @@ _LOG2_E = math.log2(math.e)
 _BLOCK_SPLITS = 16
 _MIN_ROWS_TO_PEEL = 64
 
-# The maximum of a row that has seen no key yet: finite, so that it needs no special case.
+# Maximum score of a row that has seen no key yet: finite, so that it needs no special case.
 _LOWEST_SCORE = tl.constexpr(-1.0e30)
 
 
@@ -39,10 +39,10 @@ def attend_kernel(
 ):  # fmt: skip
     """Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
 
-    `query` (rows, heads, HEAD_DIM) has `query_stride` from row to row; `out` is the same, contiguous. `cache` is one
-    layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of splits
-    go to `partial` (rows, heads, HEAD_DIM) and `partial_lse` (rows, heads), float32. PEELED: a loop of its own visits
-    the tiles of keys that all rows see, without masks.
+    `query` (rows, heads, HEAD_DIM) has row stride `query_stride`; `out` has the same shape and is contiguous. `cache`
+    is one layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of
+    splits go to `partial` (rows, heads, HEAD_DIM) and `partial_lse` (rows, heads), float32. PEELED: a separate loop
+    without masks handles the tiles of keys that all rows see.
     """
     kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
     item = work + tl.program_id(1) * 8
@@ -64,7 +64,7 @@ def attend_kernel(
     keys_of_head = cache + kv_head * HEAD_DIM
     last_position = position + num_rows - 1
     end_key = tl.minimum(end_key, last_position + 1)
-    oldest = position - window + 1  # the first key that any row sees; blocks before it may have been given away
+    oldest = position - window + 1  # the first key that any row sees; earlier blocks may be freed
     if WINDOWED:
         first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
 
@@ -73,7 +73,7 @@ def attend_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     masked_from = first_key
     if PEELED:
-        # Keys up to the first query's position are before all queries; those in the last one's window in all windows.
+        # All queries see keys up to the first query's position, as far as these lie in the last query's window.
         masked_from = tl.maximum(tl.minimum(end_key, position + 1) // BLOCK_N * BLOCK_N, first_key)
         plain_from = first_key
         if WINDOWED:
@@ -114,10 +114,10 @@ def _attend_inner(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the keys `first` to `end - 1`: `acc` and `row_sum` are in units of 2**`row_max`.
+    """Run the online softmax over the keys `first` to `end - 1`; `acc` and `row_sum` are in units of 2**`row_max`.
 
-    `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED every row sees all of the
-    keys, and `end` is a multiple too.
+    `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED, every row sees all keys, and
+    `end` is a multiple of BLOCK_N too.
     """
     dims = tl.arange(0, PADDED_DIM)
     in_tile = tl.arange(0, BLOCK_N)
@@ -125,7 +125,7 @@ def _attend_inner(
     for start in range(first, end, BLOCK_N):
         keys = start + in_tile
         offset = (block * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64) * token_stride
-        # Loaded a tile ahead: otherwise the loads of keys would wait for it.
+        # Loaded one tile ahead, so that the loads of keys do not wait for the block number.
         block = _block(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         readable = tl.full([BLOCK_N, PADDED_DIM], True, tl.int1)
         if PADDED_DIM != HEAD_DIM:
@@ -144,9 +144,9 @@ def _attend_inner(
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             age = positions[:, None] - keys[None, :]
-            visible = age >= 0  # never behind the end: only a sequence's last split is cut there
+            visible = age >= 0  # never past `end`, because only a sequence's last split is cut there
             if WINDOWED:
-                # As unsigned numbers negative ages exceed every window: one comparison, and fewer registers.
+                # As unsigned numbers, negative ages exceed every window: this saves a comparison and registers.
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1) * score_scale)
@@ -161,7 +161,7 @@ def _attend_inner(
 
 @triton.jit
 def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The block of each key of a tile, or one number if the tile lies in one block. 0 from `end` on."""
+    """Return the block of each key of a tile, or one number if the tile lies in one block. 0 from `end` on."""
     if BLOCK_N <= BLOCK_SIZE:
         block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
     else:
@@ -180,7 +180,7 @@ def merge_kernel(
     PADDED_DIM: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """Grid (heads, merged rows): the splits of one row and head, weighted by their log-sum-exp."""
+    """Merge the splits of one row and head, weighted by their log-sum-exp. Grid (heads, merged rows)."""
     head, heads = tl.program_id(0), tl.num_programs(0)
     item = merges + tl.program_id(1) * 4
     splits = tl.load(item + 3)
@@ -210,10 +210,10 @@ def merge_kernel(
 def attend(
     query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
 ) -> Tensor:
-    """Causal attention of each span over its sequence. Rows of padding get zeros.
+    """Attend causally with each span over its sequence. Rows of padding get zeros.
 
-    `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
-    in the query's dtype or float8_e4m3fn.
+    `query` (rows, heads, head_dim), with any row stride; `cache` (blocks, block_size, 2 * kv_heads, head_dim), in the
+    query's dtype or float8_e4m3fn.
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     launch = metadata.launch

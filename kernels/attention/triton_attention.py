@@ -1,4 +1,4 @@
-"""Attention of one forward pass in Triton, behind the interface that models use (`types.Attention`)."""
+"""Attention of one forward pass in Triton; implements `types.Attention`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .types import CacheScales, LayerAttention, ScoreOptions
 
 
 class TritonAttention:
-    """One forward pass over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys then values.
+    """One forward pass over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys before values.
 
-    It reads nothing from the device and depends on no values in `metadata`, so that a CUDA graph can capture a pass.
+    Reads nothing back from the device and does not depend on `metadata` values, so a CUDA graph can capture a pass.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class TritonAttention:
         expected = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
         if cache.shape[2:] != expected or cache.element_size() != shape.cache_bytes or not cache.is_contiguous():
             raise ConfigurationError(
-                f"The KV cache {tuple(cache.shape)} of {cache.dtype} must be contiguous, its blocks {expected}, its "
-                f"elements {shape.cache_bytes} bytes."
+                f"The KV cache {tuple(cache.shape)} of {cache.dtype} must be contiguous, with blocks of {expected} and "
+                f"elements of {shape.cache_bytes} bytes."
             )
         if cache.dtype != torch.float8_e4m3fn and scales is not None:
-            raise ConfigurationError(f"Scales are for caches in float8_e4m3fn, this one is in {cache.dtype}.")
+            raise ConfigurationError(f"Scales need a cache in float8_e4m3fn, not {cache.dtype}.")
         self._cache = cache
         self._metadata = metadata
         self._shape = shape
@@ -45,9 +45,9 @@ class TritonAttention:
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
+        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
 
-        Returns (rows, heads, head_dim). Rows of padding are stored nowhere and get zeros.
+        Returns (rows, heads, head_dim). Rows of padding are not stored and get zeros.
         """
         from ..kv_cache.triton import launch_write_kv_
 
@@ -63,7 +63,7 @@ class TritonAttention:
         return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
 
     def _check(self, query: Tensor) -> None:
-        """A kernel would read past the end of tensors that do not fit."""
+        """Check shapes and dtypes, because a kernel would read past the end of tensors that do not fit."""
         shape, dtype = self._shape, self._cache.dtype
         expected = (len(self._metadata.slots), shape.heads, shape.head_dim)
         if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):

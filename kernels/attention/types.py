@@ -1,4 +1,4 @@
-"""The interface of attention over a paged KV cache, and what every implementation is told of model and batch."""
+"""Interface of attention over a paged KV cache, and the model and batch data that every implementation gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kv_cache.types import HeadNorms, Rotation
 
 @dataclass(frozen=True, slots=True)
 class QuerySpan:
-    """The rows of one sequence in a ragged batch: positions `start` to `start + length - 1`."""
+    """Rows of one sequence in a ragged batch: positions `start` to `start + length - 1`."""
 
     start: int
     length: int
@@ -23,31 +23,31 @@ class QuerySpan:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """The attention of one layer."""
+    """Attention parameters of one layer."""
 
-    # Its place in the cache.
+    # Index of the layer in the cache.
     index: int
-    # The factor of its scores.
+    # Factor of the scores.
     scale: float
-    # Tokens that a query sees, its own included; None is all of them.
+    # Number of tokens that a query sees, its own included; None for all.
     window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """One layer's way from products of queries and keys to scores."""
+    """One layer's parameters from query-key products to scores."""
 
     scale: float
-    # Tokens that a query sees, its own included; None is all of them.
+    # Number of tokens that a query sees, its own included; None for all.
     window: int | None = None
-    # The cache holds the keys and values divided by these.
+    # Divisors of the keys and values in the cache.
     key_scale: float = 1.0
     value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheScales:
-    """The factors of the numbers in an FP8 cache."""
+    """Scale factors of the values in an FP8 cache."""
 
     key: float = 1.0
     value: float = 1.0
@@ -55,7 +55,7 @@ class CacheScales:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """A paged KV cache to be made."""
+    """Size, dtype and device of a paged KV cache."""
 
     layers: int
     blocks: int
@@ -69,12 +69,12 @@ class CacheSpec:
     windowed: bool = False
 
     def empty(self, *block: int) -> Tensor:
-        """Zeros in the shape (layers, blocks, *block)."""
+        """Return zeros in the shape (layers, blocks, *block)."""
         return torch.zeros((self.layers, self.blocks, *block), dtype=self.dtype, device=self.device)
 
 
 class Attention(Protocol):
-    """A layer's access to its KV cache. One object serves one forward pass and knows which rows belong together.
+    """A layer's access to its KV cache. One object serves one forward pass and knows the sequence of every row.
 
     Models never see blocks or batches.
     """
@@ -84,7 +84,7 @@ class Attention(Protocol):
     ) -> Tensor:
         """Store this pass's keys and values, then attend causally over each row's whole sequence.
 
-        `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values. They are normed and rotated here
+        `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values, which are normed and rotated here
         and may be overwritten. Returns (rows, heads, head_dim); rows of padding get zeros.
         """
         ...

@@ -1,1 +1,1 @@
-"""All layers of a decoder, and several tokens, in one call of C."""
+"""Decoders in C: all layers, and several tokens, in one call."""

@@ -28,7 +28,7 @@ from .cpu import DecoderCall, NativeDecoder
 
 
 class _ContinuationCall(ctypes.Structure):
-    """`ContinuationCall` of native/continuation.c, field for field."""
+    """Mirror of `ContinuationCall` in native/continuation.c."""
 
     _fields_ = (
         ("decoder", ctypes.POINTER(DecoderCall)),
@@ -40,15 +40,15 @@ class _ContinuationCall(ctypes.Structure):
 class NativeContinuation:
     """Continues sequences with a decoder, its head and its embeddings, which are multiplied by `scale`.
 
-    `embeddings` (vocabulary, size), or None if they are the head's weights. C keeps pointers: nothing may move them.
+    `embeddings` (vocabulary, size), or None if they are the head's weights. C keeps pointers: tensors must not move.
     """
 
     def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
-        """Raises ConfigurationError for weights that do not fit together."""
+        """Raises ConfigurationError if the weights do not fit together."""
         if embeddings is not None:
             is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
             if not is_same or not embeddings.is_contiguous():
-                raise ConfigurationError("Continuation: head and embeddings must be of one shape and dtype, and dense.")
+                raise ConfigurationError("Continuation: head and embeddings need the same shape and dtype, contiguous.")
         self._library = loaded()
         self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
 
@@ -60,21 +60,21 @@ class NativeContinuation:
         attention: NativeAttention,
         sampling: Sampling,
     ) -> list[list[int]]:
-        """The next tokens of each sequence after its token in `first`, as many as its span in `passes` is long.
+        """Return the next tokens of each sequence after its token in `first`; the span in `passes` gives their number.
 
-        `attention`: of `passes.batch`. `rotations`: of the rows of `passes`. `sampling`: of the first pass, without
-        mask and typical-p; where rounding decides, the likeliest token is taken. Raises ConfigurationError for
-        arguments that do not fit.
+        `attention`: for `passes.batch`. `rotations`: for the rows of `passes`. `sampling`: for the first pass, without
+        mask and typical-p; if rounding decides, the likeliest token is taken. Raises ConfigurationError for arguments
+        that do not fit.
         """
         rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
-            raise ConfigurationError(f"Continuation: {passes.live[0]} tokens below {vocabulary} are needed.")
+            raise ConfigurationError(f"Continuation: {passes.live[0]} tokens below {vocabulary} needed.")
         hidden = torch.empty(rows, size, dtype=self._head.dtype)
         logits = torch.empty(rows, vocabulary, dtype=self._head.dtype)
         self._decoder.check(hidden, len(passes.row), rotations, attention)
         check_sampling(logits, sampling)
         if sampling.mask is not None or sampling.typical_p is not None:
-            raise ConfigurationError("Continuation: C knows neither a grammar's mask nor typical-p.")
+            raise ConfigurationError("Continuation: grammar masks and typical-p are not supported in C.")
         out, slots = torch.empty_like(hidden), passes.slots()
         sequences = _one_row_each(passes)
         attention.heads_call.slots = slots.ctypes.data
@@ -95,7 +95,7 @@ class NativeContinuation:
             embedding_scale=self._scale,
         )
         if self._library.continuation(ctypes.byref(call)):
-            raise RuntimeError("the C kernel of attention does not take this cache")
+            raise RuntimeError("the C attention kernel does not support this cache")
         continued: list[list[int]] = [[] for _ in first]
         for sequence, token in zip(passes.sequence.tolist(), chosen.tolist(), strict=True):
             continued[sequence].append(token)
@@ -103,6 +103,6 @@ class NativeContinuation:
 
 
 def _one_row_each(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The `sequences` of `AttentionCall` for all passes, in each of which every sequence has one row."""
+    """Return `sequences` of `AttentionCall` for all passes; in each pass, every sequence has one row."""
     sequence = passes.sequence
     return np.stack((sequence, passes.positions(), np.ones_like(sequence), passes.batch.table[sequence]), axis=1)

@@ -1,7 +1,7 @@
-"""All layers of a decoder in one call of C, for CPUs, with the same bits as the kernels of each layer.
+"""All layers of a decoder in one call of C, for CPUs, with the same bits as the separate kernels of each layer.
 
-Between two kernels, Python takes as long as a kernel of a small model does. The weights of a large model stream through
-the caches and evict Python from them every time.
+For a small model, Python needs as long between two kernels as a kernel takes. For a large model, the weights stream
+through the caches and evict Python's data every time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .types import DecoderWeights, LayerWeights
 
 
 class _Layer(ctypes.Structure):
-    """`Layer` of native/calls.h, field for field."""
+    """Mirror of `Layer` in native/calls.h."""
 
     _fields_ = call_fields(
         "qkv output gate_up down input_norm query_norm key_norm attention_out_norm mlp_norm mlp_out_norm",
@@ -29,13 +29,13 @@ class _Layer(ctypes.Structure):
 
 
 class _Angles(ctypes.Structure):
-    """`Angles` of native/calls.h, field for field."""
+    """Mirror of `Angles` in native/calls.h."""
 
     _fields_ = call_fields("cosine sine", "pairs")
 
 
 class DecoderCall(ctypes.Structure):
-    """`DecoderCall` of native/calls.h, field for field."""
+    """Mirror of `DecoderCall` in native/calls.h."""
 
     _fields_ = (
         *call_fields("layers final_norm head residual out logits scratch"),
@@ -49,20 +49,20 @@ class DecoderCall(ctypes.Structure):
 
 
 class NativeDecoder:
-    """Runs the layers of `weights`, which must be supported. C keeps pointers to them: nothing may move them."""
+    """Runs the layers of `weights`, which must be supported. C keeps pointers to the weights, so they must not move."""
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._library = loaded()
         self._library.decoder_scratch.restype = ctypes.c_int64
-        self._weights = weights  # and keeps alive what the structures point to
+        self._weights = weights  # also keeps alive the tensors that the structures point to
         self._size, self._dtype = len(weights.final_norm), weights.final_norm.dtype
         self._widths = {(layer.qkv.shape[0], layer.output.shape[1]) for layer in weights.layers}
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
 
     def run(self, hidden: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention) -> Tensor:
-        """The hidden states after the final norm, (rows, size), of the embeddings `hidden` (rows, size).
+        """Return the hidden states after the final norm, (rows, size), for the embeddings `hidden` (rows, size).
 
-        `hidden` is overwritten. Raises ConfigurationError for tensors that do not fit.
+        Overwrites `hidden`. Raises ConfigurationError for tensors that do not fit.
         """
         self.check(hidden, len(hidden), rotations, attention)
         out = torch.empty_like(hidden)
@@ -70,13 +70,13 @@ class NativeDecoder:
         scratch = self.scratch(call)
         call.scratch, call.padding = scratch.data_ptr(), len(hidden) - attention.num_rows
         if self._library.decoder(ctypes.byref(call)):
-            raise RuntimeError("the C kernel of attention does not take this cache")
+            raise RuntimeError("the C attention kernel does not support this cache")
         return out
 
     def call(
         self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> DecoderCall:
-        """The call of a pass without padding and without scratch memory. All of these must outlive it."""
+        """Return the call of a pass, without padding and scratch memory. All arguments must outlive it."""
         return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),
@@ -97,16 +97,16 @@ class NativeDecoder:
         )
 
     def scratch(self, call: DecoderCall) -> Tensor:
-        """The scratch memory that `call` needs."""
+        """Return the scratch memory that `call` needs."""
         return torch.empty(self._library.decoder_scratch(ctypes.byref(call)), dtype=torch.uint8)
 
     def check(
         self, hidden: Tensor, rows: int, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> None:
-        """Raises ConfigurationError for tensors that C would read or write past the end of. `rows`: of the batch."""
+        """Raises ConfigurationError for tensors that C would access past the end. `rows`: rows in the batch."""
         if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
             raise ConfigurationError(
-                f"Decoder: dense rows of {self._size} {self._dtype} are needed, got {tuple(hidden.shape)} "
+                f"Decoder: contiguous rows of {self._size} {self._dtype} needed, got {tuple(hidden.shape)} "
                 f"{hidden.dtype}."
             )
         if len(self._layers) != attention.num_layers or any(widths != attention.widths for widths in self._widths):

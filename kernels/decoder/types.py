@@ -1,4 +1,4 @@
-"""The weights of a decoder, for the C that computes all its layers."""
+"""Weights of a decoder, for the C code that computes all its layers."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from ..runtime.native_library import LANES
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer."""
+    """Weights of one layer."""
 
     # Packed linear layers.
     qkv: NativeLinear
     output: NativeLinear
     gate_up: NativeLinear
     down: NativeLinear
-    # Weights of the norms, None for those that the family does not have.
+    # Weights of the norms; None for norms that the model family does not have.
     input_norm: Tensor
     mlp_norm: Tensor
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     attention_out_norm: Tensor | None = None
     mlp_out_norm: Tensor | None = None
-    # As in `LayerAttention`.
+    # Sliding window, as in `LayerAttention`.
     window: int | None = None
-    # The rotation of a pass that this layer uses, 0 or 1.
+    # Index of the rotation that this layer uses, 0 or 1.
     rotation: int = 0
-    # As in `LayerAttention`.
+    # Factor of the scores, as in `LayerAttention`.
     scale: float = 1.0
 
     @property
     def linears(self) -> tuple[NativeLinear, ...]:
-        """In the order of C."""
+        """The linear layers, in the order of the C structure."""
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
     def norms(self) -> tuple[Tensor | None, ...]:
-        """In the order of C."""
+        """The norms, in the order of the C structure."""
         return (
             *(self.input_norm, self.query_norm, self.key_norm, self.attention_out_norm),
             *(self.mlp_norm, self.mlp_out_norm),
@@ -55,14 +55,14 @@ class DecoderWeights:
 
     layers: Sequence[LayerWeights]
     final_norm: Tensor
-    # Of all norms, as in `Norm`.
+    # Parameters of all norms, as in `Norm`.
     eps: float
     unit_offset: bool
     activation: Activation
 
     @property
     def is_supported(self) -> bool:
-        """Whether C takes them: one dtype, matching shapes, rows that fill whole vectors."""
+        """Whether C supports the weights: one dtype, matching shapes, rows that fill whole vectors."""
         size, dtype = len(self.final_norm), self.final_norm.dtype
         norms = [norm for layer in self.layers for norm in layer.norms if norm is not None]
         return (

@@ -1,1 +1,1 @@
-"""Heads on their way into the paged KV cache: norm, rotation, FP8, storing."""
+"""Writes to the paged KV cache: norm, rotation and FP8 conversion of heads."""

@@ -1,4 +1,4 @@
-"""Norm, rotation and storing of heads in plain torch: the definition that the kernels are checked against."""
+"""Norm, rotation and storing of heads in plain torch: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import HeadNorms, HeadTransform, Rotation, check_kv_write
 def write_kv_reference_(
     projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
-    """In float32 throughout, rounded once at the end."""
+    """Compute everything in float32 and round once at the end."""
     check_kv_write(projected, cache, slots, rotation)
     kv_heads = cache.shape[2] // 2
     query, key, value = projected.split((projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)

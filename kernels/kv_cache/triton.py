@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import FP8_MAX, next_power_of_2
 from .types import HeadTransform, Rotation, check_kv_write
 
-_ELEMENTS = 1024  # of a program: 8 in each of 128 threads, which is one 16-byte access for each half
+_ELEMENTS = 1024  # per program: 8 in each of 128 threads, one 16-byte access per half
 
 
 @triton.jit
@@ -43,11 +43,11 @@ def write_kv_kernel(
     UNIT_OFFSET: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Grid (rows, groups of heads). A head is read as two halves of its pairs and the rest, so that a thread has both
-    elements of a pair.
+    """Transform and store the heads; grid (rows, groups of heads). A head is read as the two halves of its pairs and
+    the rest, so that a thread has both elements of a pair.
 
-    `heads`: of queries; then come kv_heads of keys and as many of values. LARGEST: the largest number of the cache's
-    dtype, 0 for no bound.
+    `heads`: number of query heads, followed by kv_heads key heads and kv_heads value heads. LARGEST: largest value of
+    the cache's dtype, 0 for no limit.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -89,7 +89,7 @@ def write_kv_kernel(
             tl.store(source + dim[None, :], rest.to(projected.dtype.element_ty), mask=inside_rest & queries)
 
     values = is_value[:, None]
-    first_stored = tl.where(slot < 0, heads + 2 * kv_heads, heads)  # of a row without a slot no head is
+    first_stored = tl.where(slot < 0, heads + 2 * kv_heads, heads)  # a row without a slot stores no head
     stored = (exists & (head >= first_stored))[:, None]
     target = cache + (slot * 2 * kv_heads + head - heads)[:, None] * HEAD_DIM
     factor = tl.where(values, value_factor, key_factor)
@@ -122,11 +122,11 @@ def _cached(values, cache, LARGEST: tl.constexpr):
 def launch_write_kv_(
     projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
-    """Norm and rotate the queries in place, norm, rotate and store the keys, store the values.
+    """Norm and rotate the queries in place; norm, rotate and store the keys; store the values.
 
-    `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys, values of each row, rows any distance apart. Its
-    keys and values are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim) in the same dtype
-    or float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are stored nowhere.
+    `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values of each row; rows may have any stride.
+    The keys and values in it are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim): same dtype
+    or float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are not stored.
     """
     check_kv_write(projected, cache, slots, rotation)
     if not cache.is_contiguous():

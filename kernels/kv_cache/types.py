@@ -1,4 +1,4 @@
-"""Rotation, norms and scales of heads on their way to the cache, and the check that tensors fit together."""
+"""Rotation, norms and scales of heads before they enter the cache, and a check of the tensors' shapes."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ class Rotation:
 class HeadNorms:
     """RMSNorm over each head of queries and keys (QK-norm)."""
 
-    # The weights, (head_dim,).
+    # Weights, (head_dim,).
     query: Tensor
     key: Tensor
     eps: float
-    # The weights are stored less one (Gemma).
+    # Whether weights are stored minus one (Gemma).
     unit_offset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """The transform of a layer's heads before they are stored."""
+    """Transform of a layer's heads before they are stored."""
 
     norms: HeadNorms | None = None
-    # Keys and values are divided by these on their way into an FP8 cache.
+    # Divisors of keys and values in an FP8 cache.
     key_scale: float = 1.0
     value_scale: float = 1.0
 
 
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
-    """Raises ConfigurationError for tensors that do not fit together. Reads no values."""
+    """Raises ConfigurationError if the tensors do not fit together. Reads no values."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:
         problem = f"a cache for heads {tuple(cache.shape[2:])} does not fit {heads} projected heads of {head_dim}"
     elif cache.dtype not in (projected.dtype, torch.float8_e4m3fn):
-        problem = f"{projected.dtype} is not written to a cache of {cache.dtype}"
+        problem = f"{projected.dtype} heads cannot be written to a cache of {cache.dtype}"
     elif slots.shape != (rows,):
-        problem = f"{rows} rows need a slot each, got {tuple(slots.shape)}"
+        problem = f"{rows} rows need one slot each, got {tuple(slots.shape)}"
     elif projected.stride()[1:] != (head_dim, 1):
         problem = "the heads of each projected row must be contiguous"
     elif rotation is not None and (rotation.cosine.shape != rotation.sine.shape or len(rotation.cosine) != rows):
-        problem = f"{rows} rows need angles each, got {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
+        problem = f"{rows} rows need angles each, not {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
     elif rotation is not None and 2 * rotation.pairs > head_dim:
         problem = f"{rotation.pairs} pairs do not fit in heads of {head_dim}"
     if problem is not None:

@@ -1,1 +1,1 @@
-"""Linear layers with packed weights on CPUs and with quantised weights on GPUs."""
+"""Linear layers: packed weights on CPUs, quantized weights on GPUs."""

@@ -1,7 +1,7 @@
 """Linear layers in C for CPUs, with weights that are packed once.
 
 A single row is bound by memory, many rows by the vector units. A row's result has the same bits in every batch. The
-order of loops is that of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
+loop order follows Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..runtime.native_library import call_fields, load, loaded
 
 _LINE = 64
 _PANELS_AT_ONCE = 64
-#: Bytes between rows whose columns compete for the same few lines of the first-level cache.
+#: Row strides that are multiples of this many bytes make columns compete for few lines of the first-level cache.
 _CROWDED = 2048
 
 
 class _Weights(ctypes.Structure):
-    """`Weights` of native/calls.h, field for field."""
+    """Mirror of `Weights` in native/calls.h."""
 
     _fields_ = call_fields("packed bias", "outputs inputs is_bf16")
 
 
 class _LinearCall(ctypes.Structure):
-    """`LinearCall` of native/calls.h, field for field."""
+    """Mirror of `LinearCall` in native/calls.h."""
 
     _fields_ = call_fields("weights inputs outputs", "rows stride num_threads")
 
@@ -35,8 +35,8 @@ class _LinearCall(ctypes.Structure):
 class NativeLinear(nn.Module):
     """Computes `linear` for inference; its weights must pass `can_pack`. `shape` is (out_features, in_features).
 
-    `take_over`: the packed weights overwrite the plain ones if they fit, some panels at a time. Nothing is held twice,
-    and nobody can use the plain weights any more.
+    `take_over`: packed weights overwrite the plain weights if they fit, a few panels at a time. This avoids a second
+    copy, but makes the plain weights unusable.
     """
 
     def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:
@@ -57,7 +57,7 @@ class NativeLinear(nn.Module):
             inputs=self.shape[1],
             is_bf16=self.dtype == torch.bfloat16,
         )
-        self.address = ctypes.addressof(self._weights)  # for C, as long as the layer lives
+        self.address = ctypes.addressof(self._weights)  # used by C; valid as long as the layer lives
         self._multiply = library.linear
         plain = weight if weight.stride(1) == 1 else weight.contiguous()
         if not in_place:
@@ -67,7 +67,7 @@ class NativeLinear(nn.Module):
             _pack(rows.clone(), panels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(rows, in_features) to (rows, out_features), in the dtype of the weights.
+        """Map (rows, in_features) to (rows, out_features), in the dtype of the weights.
 
         Raises ConfigurationError for another shape or dtype.
         """
@@ -89,20 +89,20 @@ class NativeLinear(nn.Module):
 
 
 class NativeEmbedding(nn.Module):
-    """The embeddings of a model with a tied head, looked up in the packed head: they are held once."""
+    """Embeddings of a model with a tied head, looked up in the packed head so that only one copy exists."""
 
     def __init__(self, head: NativeLinear) -> None:
         super().__init__()
-        self.weight = head.weight  # packed, for whoever asks for dtype or device
+        self.weight = head.weight  # packed; only for callers that ask for dtype or device
         self._head, self._rows = head, loaded().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """(tokens,) int64 to (tokens, in_features).
+        """Map (tokens,) int64 to (tokens, in_features).
 
-        Raises IndexError for an id that is not below out_features, and ConfigurationError for other tensors.
+        Raises IndexError for an id of out_features or more, and ConfigurationError for other tensors.
         """
         if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
-            raise ConfigurationError(f"Token ids are (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
+            raise ConfigurationError(f"Token ids need (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
         out = self.weight.new_empty(len(token_ids), self._head.shape[1])
         token_ids = token_ids.contiguous()
         if self._rows(
@@ -111,24 +111,24 @@ class NativeEmbedding(nn.Module):
             ctypes.c_int64(len(token_ids)),
             ctypes.c_void_p(out.data_ptr()),
         ):
-            raise IndexError(f"There are embeddings of {self._head.shape[0]} tokens.")
+            raise IndexError(f"Token ids must be below {self._head.shape[0]}.")
         return out
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `NativeLinear` takes a layer with `weight` (out_features, in_features)."""
+    """Whether `NativeLinear` supports a layer with `weight` (out_features, in_features)."""
     if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0)
 
 
 def is_vectorised_for(dtype: torch.dtype) -> bool:
-    """Whether this processor has the instructions that the kernel was written for. The weights must pass `can_pack`."""
+    """Whether this processor has the vector instructions of the kernel. The weights must pass `can_pack`."""
     return bool(loaded().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
 
 
 def _pack(plain: Tensor, packed: Tensor) -> None:
-    """(outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
+    """Rearrange (outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
     weights = _Weights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
     loaded().linear_pack(
         ctypes.c_void_p(plain.data_ptr()),

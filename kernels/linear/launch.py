@@ -1,4 +1,4 @@
-"""Tiles and split-K of the products with quantised weights: plain functions, without Triton or a device."""
+"""Tiles and split-K of products with quantized weights: plain functions, without Triton or a device."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from ..runtime.launch import Launch
 from ..runtime.numeric import cdiv
 
-#: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
+#: Programs that keep one multiprocessor's memory pipeline full while each waits for its next tile.
 _RESIDENT = 8
-#: Fewer steps than this over the inputs do not pay for filling a program's pipeline and adding one more partial sum.
+#: Minimum steps over the inputs that repay filling a program's pipeline and adding one more partial sum.
 _MIN_STEPS = 4
 _BUCKETS = (16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """The size of one product."""
+    """Size of one product."""
 
     # Rows of activations.
     tokens: int
-    # Outputs.
+    # Output features.
     features: int
     # Steps of the loop over the inputs.
     steps: int
@@ -28,14 +28,14 @@ class MatmulShape:
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """The loop over the inputs in `count` parts of at most `steps` steps, whose results are summed afterwards."""
+    """Split of the loop over the inputs into `count` parts of at most `steps` steps; the results are summed later."""
 
     count: int
     steps: int
 
 
 def matmul_launch(tokens: int) -> Launch:
-    """Tiles for as many tokens.
+    """Return tiles for a number of tokens.
 
     Few tokens get narrow tiles and deep pipelines, because only the bytes of the weights count. Many tokens get tiles
     that use every converted weight for 128 tokens.
@@ -49,7 +49,7 @@ def matmul_launch(tokens: int) -> Launch:
 
 
 def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> SplitK:
-    """As many parts as fill the GPU. Large products have enough tiles and are not split."""
+    """Split the loop so that the product fills the GPU. Large products have enough tiles and are not split."""
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps
@@ -59,6 +59,6 @@ def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> Split
 
 
 def inputs_per_step(num_inputs: int, num_tokens: int) -> int:
-    """The longest step that divides the inputs (a multiple of 16): up to 128, up to 64 where tiles are large."""
+    """Return the longest step that divides the inputs (a multiple of 16): at most 128, or 64 for large tiles."""
     longest = 128 if num_tokens <= _BUCKETS[0] else 64
     return next(step for step in (128, 64, 32, 16) if step <= longest and num_inputs % step == 0)

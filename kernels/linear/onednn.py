@@ -1,6 +1,6 @@
 """Linear layers for CPUs by oneDNN, with weights that are reordered once instead of in every call.
 
-On few rows this is two to five times faster than `nn.Linear`, which reorders in every call.
+On few rows, this is two to five times faster than `nn.Linear`, which reorders in every call.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: oneDNN splits longer sums differently for different numbers of rows (seen from 1152 on, never up to 1024).
+#: oneDNN splits longer sums depending on the number of rows (observed from 1152 on, never up to 1024).
 _INVARIANT_LENGTH = 1024
-#: Fewer rows than this take longer than this many: oneDNN then reads the weights at three quarters of the speed.
+#: Minimum efficient rows: with fewer, oneDNN reads the weights at three quarters of the speed.
 MIN_ROWS = 4
 
 
 class OneDnnLinear(nn.Module):
     """Computes `linear`, for inference only. `shape` is (out_features, in_features).
 
-    `batch_invariant`: a row's result does not depend, to the last bit, on how many rows there are. Long sums are cut
-    into pieces of a fixed length for that, which are added in float32.
+    `batch_invariant`: a row's result is identical to the last bit, however many rows there are. To that end, long sums
+    are split into pieces of a fixed length, which are added in float32.
     """
 
     def __init__(self, linear: nn.Linear, *, batch_invariant: bool = False) -> None:
@@ -33,7 +33,7 @@ class OneDnnLinear(nn.Module):
         self._bias = linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(rows, in_features) to (rows, out_features), in the dtype of the weights."""
+        """Map (rows, in_features) to (rows, out_features), in the dtype of the weights."""
         rows = hidden.shape[0]
         if rows < MIN_ROWS:
             return self._product(functional.pad(hidden, (0, 0, 0, MIN_ROWS - rows)))[:rows]
@@ -50,7 +50,7 @@ class OneDnnLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN packs `weight`."""
+    """Whether oneDNN can pack `weight`."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype == torch.float32 or (

@@ -1,10 +1,9 @@
-"""Linear layers: packed for this CPU once after loading, and products with quantised weights.
+"""Linear layers: packed for this CPU once after loading, and products with quantized weights.
 
-On CPUs our own kernel (decision 025) is faster up to some hundred rows where the processor has the vector instructions
-it was written for. oneDNN serves processors with matrix units (AMX), other architectures, and machines without a
-compiler.
+On CPUs with the right vector instructions, Updraft's kernel (decision 025) is faster up to some hundred rows. oneDNN
+serves processors with matrix units (AMX), other architectures, and machines without a compiler.
 
-INT8 and INT4 weights are multiplied with activations as they are (W8A16, W4A16). FP8 weights are multiplied with
+INT8 and INT4 weights are multiplied with unquantized activations (W8A16, W4A16). FP8 weights are multiplied with
 activations that are rounded to FP8 token by token, because tensor cores multiply FP8 with FP8.
 """
 
@@ -30,11 +29,11 @@ _FP8_CAPABILITY = (8, 9)
 
 
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
-    """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
+    """Replace every `nn.Linear` of a CPU model in place, if its weights can be packed.
 
-    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that a head is tied to
-    are looked up in the head if our kernel packs it. A packed model stays as it is. Raises ConfigurationError if this
-    machine cannot give `batch_invariant`.
+    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head
+    are looked up in the head if Updraft's kernel packs it. A packed model stays unchanged. Raises ConfigurationError if
+    this machine does not support `batch_invariant`.
     """
     own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     owners = Counter(parameter.data_ptr() for parameter in own)
@@ -44,7 +43,7 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     }
     places = [(parent, name) for parent, name, child in children if isinstance(child, nn.Linear | OneDnnLinear)]
     del children
-    for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
+    for parent, name in places:  # one at a time: each plain matrix is freed before the next is packed
         child = getattr(parent, name)
         if isinstance(child, nn.Linear):
             tied = embeddings.get(child.weight.data_ptr())
@@ -53,12 +52,12 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
             setattr(parent, name, packed)
             if tied is not None and alone and isinstance(packed, NativeLinear):
                 setattr(*tied, NativeEmbedding(packed))
-            if isinstance(packed, OneDnnLinear):  # a copy: ours takes the plain weights' place
+            if isinstance(packed, OneDnnLinear):  # oneDNN made a copy; NativeLinear packs in place
                 del child
                 release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
-                "batch_invariant: this model has been packed without it for another engine. Load it once more.",
+                "batch_invariant: this model was packed without it for another engine. Load the model again.",
                 param="batch_invariant",
             )
     if batch_invariant:
@@ -66,9 +65,9 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
 
 
 def pack_linear(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
-    """The fastest layer that computes `linear` on this machine; `linear` itself if nothing packs it.
+    """Return the fastest layer that computes `linear` on this machine; `linear` itself if no layer can pack it.
 
-    `take_over`: its weights may be overwritten.
+    `take_over`: the weights of `linear` may be overwritten.
     """
     has_onednn = onednn.can_pack(linear.weight)
     if cpu.can_pack(linear.weight) and (not has_onednn or _beats_onednn(linear.weight, batch_invariant)):
@@ -77,24 +76,24 @@ def pack_linear(linear: nn.Linear, *, batch_invariant: bool = False, take_over: 
 
 
 def implementations(linear: nn.Linear) -> list[nn.Module]:
-    """Every layer that computes `linear` on this machine, for comparisons; `linear` itself if nothing packs it."""
-    found: list[nn.Module] = []
+    """Return every layer that computes `linear` on this machine, for comparisons; `linear` if none packs it."""
+    layers: list[nn.Module] = []
     if cpu.can_pack(linear.weight):
-        found.append(NativeLinear(linear))
+        layers.append(NativeLinear(linear))
     if onednn.can_pack(linear.weight):
-        found.append(OneDnnLinear(linear))
-    return found or [linear]
+        layers.append(OneDnnLinear(linear))
+    return layers or [linear]
 
 
 def least_rows(model: nn.Module) -> int:
-    """Fewer rows than this take longer in this model's layers, so that smaller batches are better padded."""
+    """Return the minimum efficient batch size of this model's layers; pad smaller batches to it."""
     return MIN_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
 def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
-    """`hidden` (tokens, inputs) times the weight's transpose: (tokens, features) in the dtype of `hidden`.
+    """Return `hidden` (tokens, inputs) times the weight's transpose: (tokens, features) in the dtype of `hidden`.
 
-    On CUDA: float16 or bfloat16, contiguous rows. Below compute capability 8.9 FP8 is dequantised in every call.
+    On CUDA: float16 or bfloat16, contiguous rows. Below compute capability 8.9, FP8 is dequantized in every call.
     """
     _check_hidden(hidden, weight)
     if not uses_triton(hidden) or (isinstance(weight, Fp8Weight) and not _multiplies_fp8(hidden)):
@@ -109,13 +108,13 @@ def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
-    """Matrix units are faster, but what they add up depends on the number of rows."""
+    """Return whether Updraft's kernel is preferable: sums of the faster matrix units depend on the row count."""
     has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
     return cpu.is_vectorised_for(weight.dtype) and (batch_invariant or not has_matrix_unit)
 
 
 def _check_invariance(model: nn.Module) -> None:
-    """Compare single rows with rows in batches, once for every shape of weights."""
+    """Compare single rows with rows in batches, once per weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -135,8 +134,8 @@ def _check_rows(module: PackedLinear) -> None:
     for count in (2, 7, 16, _CHECKED_ROWS):
         if not torch.equal(module(rows[:count]), alone[:count]):
             raise ConfigurationError(
-                f"batch_invariant cannot be had here: a row of {tuple(module.shape)} has other values when it "
-                f"comes with {count - 1} more.",
+                f"batch_invariant is not supported on this machine: a row of {tuple(module.shape)} changes when "
+                f"{count - 1} more are computed with it.",
                 param="batch_invariant",
             )
 

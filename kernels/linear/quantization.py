@@ -1,4 +1,4 @@
-"""Quantises weights: FP8 with one scale for each feature or tensor, INT8 by feature, INT4 by group."""
+"""Quantization of weights: FP8 with a scale per feature or tensor, INT8 per feature, INT4 per group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INT8_MAX = 127.0
 
 
 def quantize_fp8(weight: Tensor, *, per_tensor: bool = False) -> Fp8Weight:
-    """`weight` (features, inputs) with a scale for each feature, or one for all."""
+    """Quantize `weight` (features, inputs) to FP8, with a scale per feature or one for all."""
     wide = weight.float()
     largest = wide.abs().amax(dim=1)
     scale = (largest.amax().expand_as(largest) if per_tensor else largest).clamp(min=SMALLEST_SCALE) / FP8_MAX
@@ -26,7 +26,7 @@ def quantize_fp8(weight: Tensor, *, per_tensor: bool = False) -> Fp8Weight:
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
-    """`weight` (features, inputs); inputs a multiple of 16."""
+    """Quantize `weight` (features, inputs) to INT8; inputs must be a multiple of 16."""
     _check_inputs(weight, ALIGNMENT)
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / _INT8_MAX
@@ -34,7 +34,7 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
 
 
 def quantize_int4(weight: Tensor, group_size: int = 128) -> Int4Weight:
-    """`weight` (features, inputs); inputs a multiple of `group_size`, which is 64 or 128."""
+    """Quantize `weight` (features, inputs) to INT4; inputs must be a multiple of `group_size`, which is 64 or 128."""
     if group_size not in GROUP_SIZES:
         raise ConfigurationError(f"group_size must be one of {GROUP_SIZES}, not {group_size}.", param="group_size")
     _check_inputs(weight, group_size)
@@ -51,6 +51,6 @@ def quantize_int4(weight: Tensor, group_size: int = 128) -> Int4Weight:
 def _check_inputs(weight: Tensor, multiple: int) -> None:
     if weight.ndim != 2 or weight.shape[1] % multiple:
         raise ConfigurationError(
-            f"A weight of shape {tuple(weight.shape)} cannot be quantised: its inputs are no multiple of {multiple}.",
+            f"A weight of shape {tuple(weight.shape)} cannot be quantized: inputs must be a multiple of {multiple}.",
             param="quantization",
         )

@@ -1,4 +1,4 @@
-"""Products with quantised weights in plain torch: the definition that the kernels are checked against."""
+"""Products with quantized weights in plain torch: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .types import ALIGNMENT, FP8, SMALLEST_SCALE, QuantizedWeight
 
 
 def quantized_linear_reference(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
-    """The product with the dequantised weight. Activations stay as they are, with FP8 weights, too."""
+    """Return the product with the dequantized weight. Activations stay unquantized, even with FP8 weights."""
     return functional.linear(hidden, weight.dequantized().to(hidden.dtype))
 
 
 def quantize_tokens_reference(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """`hidden` (tokens, inputs) as FP8, its inputs padded to a multiple of 16, and a float32 scale for each token."""
+    """Return `hidden` (tokens, inputs) as FP8, its inputs padded to a multiple of 16, and a float32 scale per token."""
     wide = hidden.float()
     scale = wide.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / FP8_MAX
     data = functional.pad(wide / scale[:, None], (0, -hidden.shape[1] % ALIGNMENT))

@@ -1,7 +1,7 @@
-"""Products with weights of 8 and 4 bits in Triton: see `types` for the formats, `reference` for what is computed.
+"""Products with 8-bit and 4-bit weights in Triton, in the formats of `types`; `reference` defines the results.
 
-The weights are the left operand of the products, (features, inputs) times (inputs, tokens), because tensor cores take
-that operand from registers: there the integers become the activations' dtype, exactly, and scales are applied to sums.
+The weights are the left operand, (features, inputs) times (inputs, tokens), because tensor cores take that operand from
+registers: there, integers are converted exactly to the activations' dtype, and scales are applied to the sums.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -24,29 +24,29 @@ from .launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
-#: These vary from step to step: values of 1 and multiples of 16 get no kernel of their own.
+#: Arguments that vary between steps: values of 1 and multiples of 16 must not compile separate kernels.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
-#: Triton's interpreter counts as a small GPU, so that little work is split too.
+#: Size assumed for Triton's interpreter, so that even little work is split.
 _SMALL_GPU = 4  # multiprocessors
 
 
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
-    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
+    """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
     step = inputs_per_step(hidden.shape[1], hidden.shape[0])
     product = MatmulShape(hidden.shape[0], weight.shape[0], hidden.shape[1] // step)
     return _linear(int8_kernel, hidden, (weight.data, weight.scale), product, {"BLOCK_INPUTS": step})
 
 
 def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
-    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
+    """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
     product = MatmulShape(hidden.shape[0], weight.shape[0], weight.packed.shape[0])
     return _linear(int4_kernel, hidden, (weight.packed, weight.scale), product, {"GROUP": weight.group_size})
 
 
 def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
-    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`, multiplied by cuBLAS or CUTLASS.
+    """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`, multiplied by cuBLAS or CUTLASS.
 
-    Scales for each token and feature come with bfloat16 results only; float16 is made of these.
+    Scales per token and feature support only bfloat16 results; float16 is converted from these.
     """
     data, scale = quantize_tokens(hidden)
     if not len(hidden):
@@ -58,7 +58,7 @@ def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
 
 
 def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes `quantize_tokens_reference` in one pass over `hidden`."""
+    """Compute `quantize_tokens_reference` in one pass over `hidden`."""
     tokens, inputs = hidden.shape
     padded = cdiv(inputs, 16) * 16
     data = torch.empty(tokens, padded, dtype=FP8, device=hidden.device)
@@ -75,7 +75,7 @@ def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
 def _linear(
     kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: MatmulShape, constants: Mapping[str, int]
 ) -> Tensor:
-    """Launches `kernel`, and the sum over its splits if there are several."""
+    """Launch `kernel`, and sum its splits if there are several."""
     tokens, features = product.tokens, product.features
     out = hidden.new_empty(tokens, features)
     if not tokens:
@@ -104,7 +104,7 @@ def int8_kernel(
     hidden, weight, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of features and tokens, summed over the steps of this split, BLOCK_INPUTS inputs each."""
+    """Compute one tile of features and tokens over the steps of this split, BLOCK_INPUTS inputs each."""
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     # Rows beyond the border are read from the border and never stored.
@@ -128,7 +128,7 @@ def int4_kernel(
     hidden, packed, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     GROUP: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of features and tokens, summed over the groups of this split; a step is a group."""
+    """Compute one tile of features and tokens over the groups of this split; a step is a group."""
     WORDS: tl.constexpr = GROUP // 4
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -155,10 +155,10 @@ def int4_kernel(
 
 @triton.jit
 def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
-    """The `index`-th four bits of 16, 0 to 15, as -8 to 7 in `dtype`.
+    """Return bits 4 * index to 4 * index + 3 of each word, 0 to 15, as -8 to 7 in `dtype`.
 
-    Set as the lowest bits of the mantissa of 2**7 (bfloat16) or 2**10 (float16) they count from there, which saves the
-    conversion; every value on the way is exact.
+    Placed in the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the bits add their value exactly, which
+    saves a conversion.
     """
     nibbles = (words >> (4 * index)) & 0xF
     if dtype == tl.bfloat16:
@@ -172,7 +172,7 @@ def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _store_tile(out, total, features, tokens, num_features, num_tokens):
-    """Stores the transposed tile into `out` (splits, tokens, features)."""
+    """Store the transposed tile into `out` (splits, tokens, features)."""
     split = tl.program_id(2).to(tl.int64)
     places = out + (split * num_tokens + tokens[None, :]) * num_features + features[:, None]
     inside = (features < num_features)[:, None] & (tokens < num_tokens)[None, :]
@@ -181,7 +181,7 @@ def _store_tile(out, total, features, tokens, num_features, num_tokens):
 
 @triton.jit(do_not_specialize=("num_splits",))
 def reduce_kernel(parts, out, size, num_splits, BLOCK: tl.constexpr):
-    """`out` (size,): the sum of `parts` (splits, size), always in the same order."""
+    """Sum `parts` (splits, size) into `out` (size,), always in the same order."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for _ in range(num_splits):
@@ -195,7 +195,7 @@ def fp8_tokens_kernel(
     hidden, out, scale, num_inputs, token_stride, out_stride, SMALLEST: tl.constexpr, MAXIMUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token: its largest magnitude, then its values over that as FP8, zeros up to `out_stride`."""
+    """Quantize one token: find its largest magnitude, scale to FP8, and fill with zeros up to `out_stride`."""
     token = tl.program_id(0).to(tl.int64)
     inputs = tl.arange(0, BLOCK)
     values = tl.load(hidden + token * token_stride + inputs, mask=inputs < num_inputs, other=0.0).to(tl.float32)

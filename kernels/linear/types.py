@@ -1,4 +1,4 @@
-"""The formats of quantised weights. A decoding step reads every weight once, so fewer bits are more speed."""
+"""Formats of quantized weights. A decoding step reads every weight once, so fewer bits mean more speed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-#: Tensor cores need this of the inner dimension, and `torch._scaled_mm` of both dimensions of an FP8 weight.
+#: Alignment of the inner dimension for tensor cores, and of both dimensions of an FP8 weight for `torch._scaled_mm`.
 ALIGNMENT = 16
-#: A row of zeros gets this scale instead of zero.
+#: Scale of a row of zeros, instead of zero.
 SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """E4M3 with one scale for each feature: weight = data * scale."""
+    """E4M3 with one scale per feature: weight = data * scale."""
 
     # (features, inputs), both padded with zeros to multiples of 16.
     data: Tensor
-    # (padded features,) float32, all equal if the tensor has one scale only.
+    # (padded features,) float32; all equal if the tensor has a single scale.
     scale: Tensor
     # (features, inputs) without padding.
     shape: tuple[int, int]
 
     def dequantized(self) -> Tensor:
-        """(features, inputs) float32."""
+        """Return the weight as (features, inputs) float32."""
         features, inputs = self.shape
         return (self.data.float() * self.scale[:, None])[:features, :inputs]
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Symmetric integers from -127 to 127 with one scale for each feature."""
+    """Symmetric integers from -127 to 127 with one scale per feature."""
 
     # (features, inputs) int8.
     data: Tensor
@@ -45,19 +45,19 @@ class Int8Weight:
         return self.data.shape[0], self.data.shape[1]
 
     def dequantized(self) -> Tensor:
-        """(features, inputs) float32."""
+        """Return the weight as (features, inputs) float32."""
         return self.data.float() * self.scale[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """Symmetric integers from -8 to 7 with one scale for each `group_size` consecutive inputs of a feature.
+    """Symmetric integers from -8 to 7 with one scale per `group_size` consecutive inputs of a feature.
 
-    There are no zero points, which would gain little. The scale's sign gives a group's largest magnitude the value -8.
+    Zero points would gain little and are not used. The scale's sign gives a group's largest magnitude the value -8.
     """
 
-    # (groups, features, group_size / 4) int16. A word holds, from its lowest bits on, one value plus 8 of each quarter
-    # of the group. Groups come first, so that a tile of features reads contiguous memory in each step.
+    # (groups, features, group_size / 4) int16. A word holds, from its lowest bits up, one value plus 8 from each
+    # quarter of the group. Groups come first, so that a tile of features reads contiguous memory in each step.
     packed: Tensor
     # (groups, features) float32.
     scale: Tensor
@@ -71,7 +71,7 @@ class Int4Weight:
         return self.packed.shape[1], self.packed.shape[0] * self.group_size
 
     def dequantized(self) -> Tensor:
-        """(features, inputs) float32."""
+        """Return the weight as (features, inputs) float32."""
         words = self.packed.int()
         values = torch.cat([(words >> shift & 0xF) - 8 for shift in (0, 4, 8, 12)], dim=2)
         return (values * self.scale[:, :, None]).transpose(0, 1).reshape(self.shape)

@@ -1,1 +1,1 @@
-"""Low-rank adapters, one per token of a mixed batch."""
+"""Low-rank adapters, chosen per token of a mixed batch."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters over a batch in which every token may use another one (Hu et al. 2021)."""
+"""Low-rank adapters over a batch in which every token may use another adapter (Hu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .types import LoraPlan, LoraWeights
 
 
 def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
-    """out[row] += up[adapter] @ (down[adapter] @ hidden[row]) for each row of the plan that has an adapter, in place.
+    """Add up[adapter] @ (down[adapter] @ hidden[row]) to out[row] in place, for each row of the plan with an adapter.
 
-    `out` (rows, features) may be a part of a fused projection's output; `hidden` is (rows, inputs). The elements of a
-    row are contiguous. Both are in the dtype of the weights. The float32 sum over the inputs is rounded to it once.
+    `out` (rows, features) may be part of a fused projection's output; `hidden` is (rows, inputs). The elements of a row
+    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it once.
     """
     _check(out, hidden, weights, plan)
     if uses_triton(hidden):
@@ -29,13 +29,13 @@ def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) ->
     adapters, rank, inputs = weights.down.shape
     if weights.up.shape != (adapters, out.shape[-1], rank) or hidden.shape[-1] != inputs:
         raise ConfigurationError(
-            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit {tuple(hidden.shape)} to "
-            f"{tuple(out.shape)}.",
+            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit inputs {tuple(hidden.shape)} "
+            f"and outputs {tuple(out.shape)}.",
             param="weights",
         )
     if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
-        raise ConfigurationError("The plan is for other rows or more adapters than there are.", param="plan")
+        raise ConfigurationError("The plan does not match the rows, or names more adapters than given.", param="plan")
     if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
-        raise ConfigurationError(f"Adapters in {weights.down.dtype} on {hidden.dtype} to {out.dtype}.", param="weights")
+        raise ConfigurationError(f"Adapters: {weights.down.dtype}; data: {hidden.dtype}, {out.dtype}.", param="weights")
     if hidden.stride(-1) != 1 or out.stride(-1) != 1:
         raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

@@ -1,4 +1,4 @@
-"""Low-rank adapters in plain torch: the definition that the kernels are checked against."""
+"""Low-rank adapters in plain torch: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import NO_ADAPTER, LoraWeights
 
 
 def add_lora_reference(out: Tensor, hidden: Tensor, weights: LoraWeights, adapters: npt.NDArray[np.int32]) -> None:
-    """One adapter after the other."""
+    """Apply one adapter after the other."""
     for adapter in np.unique(adapters[adapters != NO_ADAPTER]).tolist():
         rows = torch.from_numpy(np.flatnonzero(adapters == adapter)).to(hidden.device)
         low = (hidden[rows].float() @ weights.down[adapter].float().T).to(hidden.dtype)

@@ -1,7 +1,7 @@
-"""Low-rank adapters in Triton: `shrink` to the rank, `expand` to the features; see `reference`.
+"""Low-rank adapters in Triton, equal to `reference`: `shrink` to the rank, then `expand` to the features.
 
-With few rows, the long sum over the inputs is the only work to split, so `shrink` splits it. `expand` adds the parts
-up in order as it reads them.
+With few rows, only the long sum over the inputs can be split, so `shrink` splits it. `expand` adds the parts up in
+order as it reads them.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -18,14 +18,14 @@ from torch import Tensor
 from .types import LoraPlan, LoraWeights
 
 _BLOCK_FEATURES = 64
-#: `expand` reads as many partial sums. Reading more would cost more than the shorter loops of `shrink` save.
+#: Maximum partial sums; reading more in `expand` would cost more than the shorter loops of `shrink` save.
 _MAX_SPLITS = 8
 _MIN_STEPS = 4
 _ENOUGH_PROGRAMS = 512
 
 
 def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
-    """Computes `add_lora_reference` for the rows last assigned to the plan."""
+    """Compute `add_lora_reference` for the rows last assigned to the plan."""
     _, rank, inputs = weights.down.shape
     features = weights.up.shape[1]
     tiles = len(plan.tiles)
@@ -45,7 +45,7 @@ def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: Lor
 
 
 def block_inputs(rank: int) -> int:
-    """Inputs of one step of `shrink`: about as many bytes in flight for all ranks."""
+    """Return the inputs per step of `shrink`; the bytes in flight are about the same for all ranks."""
     return 128 if rank <= 32 else 64
 
 
@@ -54,9 +54,9 @@ def shrink_kernel(
     hidden, down, low, rows, tiles, num_inputs, num_places, hidden_stride, split_steps,
     RANK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows times its adapter's `down`, over the inputs of this split.
+    """Multiply one tile of rows by its adapter's `down`, over the inputs of this split.
 
-    Goes into `low` (splits, places, rank). A place is where a row stands in the order of the plan.
+    Writes to `low` (splits, places, rank). A place is a row's position in the order of the plan.
     """
     start, end, adapter = _tile(tiles)
     if start < end:
@@ -82,7 +82,7 @@ def expand_kernel(
     low, up, out, rows, tiles, num_features, num_places, out_stride, num_splits,
     RANK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Adds to one tile of rows and features the summed parts of `low` times the adapter's `up`."""
+    """Add the summed parts of `low` times the adapter's `up` to one tile of rows and features."""
     start, end, adapter = _tile(tiles)
     if start < end:
         places = start + tl.arange(0, BLOCK_ROWS)
@@ -107,6 +107,6 @@ def expand_kernel(
 
 @triton.jit
 def _tile(tiles):
-    """Start, end and adapter of this program's tile."""
+    """Return start, end and adapter of this program's tile."""
     tile = tiles + 3 * tl.program_id(0)
     return tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)

@@ -1,6 +1,6 @@
-"""The weights of adapters, and the plan of a step: which rows use which adapter.
+"""Weights of adapters, and the plan of a step: which rows use which adapter.
 
-Rows with the same adapter are put together in tiles once per step, on the host. All layers of the step use that plan.
+Once per step, the host groups rows with the same adapter into tiles. All layers of the step use that plan.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import next_power_of_2
 
 NO_ADAPTER = -1
-#: Ranks are padded to a power of two of at least this, the least inner dimension of tensor cores.
+#: Ranks are padded to a power of two of at least this, the smallest inner dimension of tensor cores.
 _MIN_RANK = 16
 _MAX_RANK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """The adapters of one linear layer. Ranks below the largest are padded with zeros."""
+    """Adapters of one linear layer. Ranks below the largest are padded with zeros."""
 
     # A of each adapter, (adapters, rank, inputs).
     down: Tensor
-    # B of each adapter, (adapters, features, rank), with the factor alpha / rank in it.
+    # B of each adapter, (adapters, features, rank), including the factor alpha / rank.
     up: Tensor
 
     @classmethod
     def stacked(cls, adapters: Sequence[tuple[Tensor, Tensor]]) -> LoraWeights:
-        """From one (rank, inputs), (features, rank) of each adapter."""
+        """Stack adapters, given as (rank, inputs) and (features, rank) each."""
         if not adapters:
-            raise ConfigurationError("There are no adapters to stack.", param="adapters")
+            raise ConfigurationError("The list of adapters is empty.", param="adapters")
         most = max(down.shape[0] for down, _ in adapters)
         if most > _MAX_RANK:
-            raise ConfigurationError(f"An adapter of rank {most}: at most {_MAX_RANK} is supported.", param="adapters")
+            raise ConfigurationError(f"An adapter has rank {most}, the maximum is {_MAX_RANK}.", param="adapters")
         rank = max(_MIN_RANK, next_power_of_2(most))
         first_down, first_up = adapters[0]
         stack = cls(
@@ -53,15 +53,15 @@ class LoraWeights:
 
 
 class LoraPlan:
-    """The adapter of each row of a step, as tiles of rows with the same one, in buffers that keep their addresses.
+    """The adapter of each row in a step, as tiles of rows with the same adapter, in buffers with fixed addresses.
 
-    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: a tile's start
-    in `rows`, its end (exclusive) and its adapter. A tile without rows does nothing. A CUDA graph captured with this
-    plan uses what was assigned last. `tile_rows`: 16 for decoding, 64 for long chunks of prompts.
+    `rows` (max_rows,) int32: rows of the batch, ordered by adapter. `tiles` (tiles, 3) int32: a tile's start in `rows`,
+    its end (exclusive) and its adapter. A tile without rows does nothing. A CUDA graph captured with this plan uses the
+    latest assignment. `tile_rows`: 16 for decoding, 64 for long prompt chunks.
     """
 
     def __init__(self, max_rows: int, num_adapters: int, device: torch.device, *, tile_rows: int = 16) -> None:
-        # Each adapter leaves at most one tile that is not full.
+        # Each adapter leaves at most one partial tile.
         max_tiles = max_rows // tile_rows + min(num_adapters, max_rows)
         self.tile_rows = tile_rows
         self.num_adapters = num_adapters
@@ -70,12 +70,12 @@ class LoraPlan:
         self.tiles = torch.zeros(max(1, max_tiles), 3, dtype=torch.int32, device=device)
 
     def assign(self, adapters: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """`adapters`: one for each row, NO_ADAPTER for none. Does not wait for the device."""
+        """Assign an adapter to each row, NO_ADAPTER for none. Does not wait for the device."""
         chosen = np.asarray(adapters, np.int32)
         if len(chosen) > len(self.rows):
             raise ConfigurationError(f"{len(chosen)} rows do not fit a plan for {len(self.rows)}.", param="adapters")
         if len(chosen) and not NO_ADAPTER <= chosen.min() <= chosen.max() < self.num_adapters:
-            raise ConfigurationError(f"An adapter is not among the {self.num_adapters} there are.", param="adapters")
+            raise ConfigurationError(f"Adapter numbers must be below {self.num_adapters}.", param="adapters")
         order = np.argsort(chosen, kind="stable").astype(np.int32)
         tiles = np.zeros(tuple(self.tiles.shape), np.int32)
         for place, tile in enumerate(_tiles(chosen[order], self.tile_rows)):
@@ -86,18 +86,18 @@ class LoraPlan:
 
 
 def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, int, int]]:
-    """(start, end, adapter) of each tile of the sorted `adapters`."""
-    found: list[tuple[int, int, int]] = []
-    # Rows without an adapter come first, and the first border is behind them.
+    """Return (start, end, adapter) of each tile of the sorted `adapters`."""
+    tiles: list[tuple[int, int, int]] = []
+    # Rows without an adapter come first and end at the first border.
     borders = [*np.flatnonzero(np.diff(adapters, prepend=NO_ADAPTER)).tolist(), len(adapters)]
     for start, end in itertools.pairwise(borders):
         adapter = int(adapters[start])
-        found += [(first, min(first + tile_rows, end), adapter) for first in range(start, end, tile_rows)]
-    return found
+        tiles += [(first, min(first + tile_rows, end), adapter) for first in range(start, end, tile_rows)]
+    return tiles
 
 
 def _upload(buffer: Tensor, values: npt.NDArray[np.int32]) -> None:
-    """Copies to the front of `buffer`, in stream order. The pinned memory is freed after the copy."""
+    """Copy to the front of `buffer`, in stream order. The pinned memory is freed after the copy."""
     staged = torch.from_numpy(values)
     if buffer.is_cuda:
         staged = staged.pin_memory()

@@ -1,23 +1,23 @@
-/* Attention over a paged cache, straight from its blocks, for a batch of sequences with any number of queries each.
+/* Attention over a paged cache, read directly from its blocks, for sequences with any number of queries each.
 
-One pass over the keys with a running maximum (Milakov & Gimelshein 2018), all products and sums in float32. What a
-query gets depends on its own keys alone, to the last bit. */
+   One pass over the keys with a running maximum (Milakov & Gimelshein 2018), all products and sums in float32. A
+   query's result depends on its own keys alone, to the last bit. */
 
 #include "calls.h"
 #include "vectors.h"
 
-#define ROWS 16   /* queries, heads that share a KV head included, that read a key together */
-#define SHARE 64  /* of them, how many are one piece of work for a thread */
+#define ROWS 16   /* queries that read a key together, times the heads that share a KV head */
+#define SHARE 64  /* rows in one work item of a thread */
 #define KEYS 64   /* keys between two updates of the running maximum */
 #define GROUPS (KEYS / LANES)
 #define MAX_DIM 256
 #define NEVER (-1e30f)
 
-/* Some rows of one sequence that share a KV head, with what they have gathered so far. */
+/* Rows of one sequence that share a KV head, with their intermediate results. */
 typedef struct {
     int64_t count;
-    int64_t first_key[ROWS], end_key[ROWS]; /* in sight of each row */
-    int64_t begin, end, all_begin, all_end;  /* in sight of any row, and of all */
+    int64_t first_key[ROWS], end_key[ROWS]; /* keys visible to each row */
+    int64_t begin, end, all_begin, all_end;  /* keys visible to any row, and to all rows */
     float largest[ROWS], total[ROWS];
     float mixed[ROWS * MAX_DIM];
     float scores[ROWS * KEYS];
@@ -25,7 +25,7 @@ typedef struct {
     char weights[ROWS * KEYS * 4]; /* as words */
 } Tile;
 
-/* Sixteen scores for each of `rows` rows from `row` on; 2, 4 and 8 of them so that all sums stay in registers. */
+/* Compute sixteen scores for each of `rows` rows from `row` on; with 2, 4 or 8 rows, all sums stay in registers. */
 INLINE void score_rows(Tile *tile, int64_t row, const int rows, const char *keys, int64_t first, const int dim,
                        const int is_bf16) {
     const int words = dim / (int)per_word(is_bf16);
@@ -40,7 +40,7 @@ INLINE void score_rows(Tile *tile, int64_t row, const int rows, const char *keys
 }
 
 INLINE void score(Tile *tile, const char *keys, int64_t first, const int dim, const int is_bf16) {
-    for (int64_t row = 0; row < tile->count; row += 8) { /* rows beyond the last are zero and not looked at */
+    for (int64_t row = 0; row < tile->count; row += 8) { /* rows beyond the last are zero and ignored */
         const int64_t left = tile->count - row;
         if (left == 1) score_rows(tile, row, 1, keys, first, dim, is_bf16);
         else if (left == 2) score_rows(tile, row, 2, keys, first, dim, is_bf16);
@@ -49,7 +49,7 @@ INLINE void score(Tile *tile, const char *keys, int64_t first, const int dim, co
     }
 }
 
-/* Scores to weights, relative to the largest score so far; what was gathered before is brought to the same measure. */
+/* Convert scores to weights relative to the largest score so far, and rescale earlier results to the same maximum. */
 INLINE void weigh(Tile *tile, int64_t base, float scale, const int dim, const int is_bf16) {
     const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t row = 0; row < tile->count; row++) {
@@ -65,7 +65,7 @@ INLINE void weigh(Tile *tile, int64_t base, float scale, const int dim, const in
         now = now > before ? now : before;
         vec total = {0};
         for (int group = 0; group < GROUPS; group++) {
-            const ivec hidden = scores[group] <= all(NEVER); /* what is not a number is seen, and makes the result none */
+            const ivec hidden = scores[group] <= all(NEVER); /* NaN is visible, and makes the result NaN */
             const vec powers = (vec)((ivec)exp2_of(scores[group] - all(now)) & ~hidden);
             store(tile->weights, row * KEYS + group * LANES, powers, is_bf16);
             total += load(tile->weights, row * KEYS + group * LANES, is_bf16);
@@ -79,8 +79,8 @@ INLINE void weigh(Tile *tile, int64_t base, float scale, const int dim, const in
     }
 }
 
-/* Adds sixteen values, weighed from the `first`-th weight on, to `rows` rows from `row` on: `vectors` of their elements
-   from `from` on. */
+/* Add sixteen values, weighted from the `first`-th weight on, to `rows` rows from `row` on: `vectors` vectors of their
+   elements, from element `from` on. */
 INLINE void mix_part(Tile *tile, int64_t row, const int rows, const char *values, int64_t first, int from,
                      const int vectors, const int dim, const int is_bf16) {
     const int64_t row_words = KEYS / per_word(is_bf16);
@@ -108,7 +108,7 @@ INLINE void mix_rows(Tile *tile, int64_t row, const int rows, const char *values
     for (; from < dim; from += 16) mix_part(tile, row, rows, values, first, from, 1, dim, is_bf16);
 }
 
-/* Sixteen values that all rows see. */
+/* Add sixteen values that all rows see. */
 INLINE void mix(Tile *tile, const char *values, int64_t first, const int dim, const int is_bf16) {
     for (int64_t row = 0; row < tile->count; row += 4) {
         const int64_t left = tile->count - row;
@@ -118,12 +118,12 @@ INLINE void mix(Tile *tile, const char *values, int64_t first, const int dim, co
     }
 }
 
-/* Sixteen values, the first at position `key`, of which some row does not see some: nothing of those may reach it, for
-   they may be no numbers. */
+/* Add sixteen values, the first at position `key`, of which some rows see only a part. Hidden values must not reach
+   these rows, because they may be NaN. */
 INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t first, const int dim, const int is_bf16) {
     const int64_t step = per_word(is_bf16);
     char visible[LANES * MAX_DIM * 4];
-    int64_t from = 0, end = 0; /* of what `visible` holds */
+    int64_t from = 0, end = 0; /* key range of `visible` */
     for (int64_t row = 0; row < tile->count; row++) {
         if (row == 0 || tile->first_key[row] - key != from || tile->end_key[row] - key != end) {
             from = tile->first_key[row] - key;
@@ -143,7 +143,7 @@ INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t firs
     }
 }
 
-/* Where sixteen keys (part 0) or values (part 1) from `position` on lie in the cache. */
+/* Address of sixteen keys (part 0) or values (part 1) from `position` on in the cache. */
 INLINE const char *place(const AttentionCall *call, const int64_t *table, int64_t kv_head, int64_t position, int part,
                          const int is_bf16) {
     int64_t page = (table[position / call->block_size] * 2 + part) * call->kv_heads + kv_head;
@@ -151,7 +151,7 @@ INLINE const char *place(const AttentionCall *call, const int64_t *table, int64_
     return (const char *)call->cache + index * size_of(is_bf16);
 }
 
-/* Blocks lie scattered: the processor does not guess the next one. */
+/* Prefetch a block, because blocks are scattered and the processor cannot predict the next one. */
 INLINE void fetch(const char *from, const int dim, const int is_bf16) {
     for (int line = 0; line < LANES * dim * (int)size_of(is_bf16); line += 64) __builtin_prefetch(from + line);
 }
@@ -161,7 +161,7 @@ INLINE void attend_tile(const AttentionCall *call, Tile *tile, const int64_t *ta
     const float to_power_of_two = (float)(call->scale * 1.4426950408889634);
     for (int64_t base = tile->begin / KEYS * KEYS; base < tile->end; base += KEYS) {
         const int64_t stop = base + KEYS < tile->end ? base + KEYS : tile->end;
-        /* what lies before the first group is out of sight: its block may be gone */
+        /* keys before the first group are not visible, and their block may be freed */
         const int64_t start = base > tile->begin ? base : tile->begin / LANES * LANES;
         for (int64_t key = start; key < stop; key += LANES) {
             fetch(place(call, table, kv_head, key, 1, is_bf16), dim, is_bf16);
@@ -177,7 +177,7 @@ INLINE void attend_tile(const AttentionCall *call, Tile *tile, const int64_t *ta
     }
 }
 
-/* The next `count` rows of a sequence, with nothing gathered yet. */
+/* Start a tile with the next `count` rows of a sequence. */
 INLINE void begin_tile(const AttentionCall *call, Tile *tile, const int64_t *sequence, int64_t kv_head, int64_t done,
                        const int dim, const int is_bf16) {
     const int64_t shared = call->heads / call->kv_heads, size = dim * size_of(is_bf16);
@@ -197,7 +197,7 @@ INLINE void begin_tile(const AttentionCall *call, Tile *tile, const int64_t *seq
     tile->all_end = tile->end_key[0], tile->end = tile->end_key[tile->count - 1];
 }
 
-/* SHARE rows of one sequence, from `done` on: its queries in all heads that share one KV head. */
+/* Attend with SHARE rows of one sequence, from `done` on: its queries in all heads that share one KV head. */
 INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t kv_head, int64_t done, const int dim,
                    const int is_bf16) {
     const int64_t shared = call->heads / call->kv_heads, rows = sequence[2] * shared;
@@ -216,7 +216,7 @@ INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t k
     }
 }
 
-/* A function for each head_dim that models have: the loops over it are unrolled and sums stay in registers. */
+/* One function per common head_dim, so that loops over it are unrolled and sums stay in registers. */
 #define ATTEND_ALL(NAME, DIM, IS_BF16)                                                      \
     static void NAME(const AttentionCall *call) {                                           \
         int64_t rows = call->max_queries * (call->heads / call->kv_heads);                 \

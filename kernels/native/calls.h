@@ -1,16 +1,16 @@
-/* What the kernels of this folder are asked: one structure for each, which Python fills field for field. */
+/* Parameters of the kernels in this folder: one structure per kernel. Python fills mirrors with the same fields. */
 
 #pragma once
 
 #include <stdint.h>
 
-/* `packed`: panels of outputs (linear.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one for each output. */
+/* `packed`: panels of outputs (linear.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one per output. */
 typedef struct {
     const void *packed, *bias;
     int64_t outputs, inputs, is_bf16;
 } Weights;
 
-/* `inputs`: rows `stride` elements apart. `outputs`: dense rows. */
+/* `inputs`: rows with a distance of `stride` elements. `outputs`: contiguous rows. */
 typedef struct {
     const Weights *weights;
     const void *inputs;
@@ -21,8 +21,8 @@ typedef struct {
 void linear(const LinearCall *call);
 int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain);
 
-/* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.
-   `residual`, where there is one, becomes the sum with `hidden`, which is then normed. */
+/* Rows of `hidden` and `residual` are `stride` and `residual_stride` elements apart; rows of `out` are contiguous. If
+   `residual` is not null, it becomes the sum with `hidden`, and the sum is normed. */
 typedef struct {
     const void *hidden;
     void *residual;
@@ -34,7 +34,7 @@ typedef struct {
 
 void rms_norm(const NormCall *call);
 
-/* `gate_up`: rows `stride` elements apart, `size` of the gate and `size` of what it gates. `out`: dense rows of `size`. */
+/* `gate_up`: rows `stride` elements apart, `size` of the gate, then `size` of the up part. `out`: contiguous rows. */
 typedef struct {
     const void *gate_up;
     void *out;
@@ -43,9 +43,9 @@ typedef struct {
 
 void gated(const GateCall *call);
 
-/* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
-   where they are; keys, too, on their way to the cache (attention.c says how it lies), values as they are.
-   `slots`: block * block_size + offset, negative for rows of padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
+/* `projected`: rows `stride` elements apart, each with the heads of queries, keys and values. Queries are normed and
+   rotated in place; keys are, too, on their way to the cache (AttentionCall gives its layout). `slots`: block *
+   block_size + offset, negative for padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
 typedef struct {
     void *projected;
     void *cache;
@@ -60,12 +60,12 @@ typedef struct {
 
 void write_heads(const HeadsCall *call);
 
-/* `query` and `out`: (rows, heads, head_dim), rows `query_stride` elements apart. `cache`: (blocks, 2 * kv_heads,
-   block_size, head_dim), the keys' heads first; sixteen positions lie together, keys as (words of a head, positions),
-   values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of sixteen
-   elements of a value. `sequences`: (n, 4): first row, position of the first query, number of
-   queries, where its block table begins in `tables`. `max_queries`
-   of a sequence. `window`: tokens in sight, the query's own included; 0 for all. */
+/* `query` and `out`: (rows, heads, head_dim); rows of `query` are `query_stride` elements apart. `cache`: (blocks, 2 *
+   kv_heads, block_size, head_dim), keys before values. Sixteen positions are stored together, keys as (words of a head,
+   positions), values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of
+   sixteen elements of a value. `sequences`: (n, 4): first row, position of the first query, number of queries, start of
+   the block table in `tables`. `max_queries`: maximum per sequence. `window`: visible tokens, the query's own included;
+   0 for all. */
 typedef struct {
     const void *query;
     void *out;
@@ -85,12 +85,12 @@ typedef struct {
     double scale;
 } AttentionCall;
 
-/* 0, or -1 for a head_dim that is too large or no multiple of sixteen, and a block_size that is none. */
+/* 0, or -1 if head_dim is too large or head_dim or block_size is not a multiple of sixteen. */
 int paged_attention(const AttentionCall *call);
 
-/* `chosen`: a token for each row, or -1 where rounding decides. `temperatures`, `top_p` and `min_p` of doubles, `keys` of
-   the noise and `top_k` of int32: columns of one element for each row, a truncation's null where it is off for all.
-   `mask`: a bit for each token, rows `mask_stride` words apart; null for none. Rows of logits lie `stride` elements apart. */
+/* `chosen`: a token per row, or -1 if rounding decides. `temperatures`, `top_p` and `min_p` (double), noise `keys` and
+   `top_k` (int32): columns with one element per row; truncation columns are null if off for all rows. `mask`: a bit per
+   token, rows `mask_stride` words apart; null for no mask. Rows of logits are `stride` elements apart. */
 typedef struct {
     const void *logits;
     const uint32_t *mask;
@@ -105,7 +105,7 @@ typedef struct {
 
 void sample_rows(const SampleCall *call);
 
-/* Null where the family has no such norm. `rotation`: which of the pass's two. `window`: as in AttentionCall. */
+/* Norms are null if the model has none. `rotation`: index into the pass's two. `window`: as in AttentionCall. */
 typedef struct {
     const Weights *qkv, *output, *gate_up, *down;
     const void *input_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_norm, *mlp_out_norm;
@@ -118,10 +118,10 @@ typedef struct {
     int64_t pairs;
 } Angles;
 
-/* `residual`: (rows, size) dense, the embeddings; overwritten. `out`: the same, after the final norm. `logits`:
-   (rows, outputs of `head`), where `head` is not null. `heads` and `attention`: what all layers' calls have in common,
-   with the cache of the first layer; those of the others lie `layer_bytes` apart. The last `padding` rows belong to no
-   sequence. `scratch`: of `decoder_scratch` bytes. */
+/* `residual`: (rows, size) contiguous, the embeddings; overwritten. `out`: the same shape, after the final norm.
+   `logits`: (rows, outputs of `head`), unless `head` is null. `heads` and `attention`: parameters common to all layers,
+   with the cache of the first layer; the caches of other layers are `layer_bytes` apart. The last `padding` rows belong
+   to no sequence. `scratch`: `decoder_scratch` bytes. */
 typedef struct {
     const Layer *layers;
     const void *final_norm;
@@ -134,8 +134,8 @@ typedef struct {
     double eps;
 } DecoderCall;
 
-/* Bytes, for as many rows as `call` has, or fewer. */
+/* Bytes of scratch memory for up to as many rows as `call` has. */
 int64_t decoder_scratch(const DecoderCall *call);
 
-/* 0, or -1 for a shape that attention does not take. */
+/* 0, or -1 for a shape that attention does not support. */
 int decoder(const DecoderCall *call);

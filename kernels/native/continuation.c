@@ -1,14 +1,14 @@
-/* A few more tokens of each sequence in one call: what one pass chooses is what the next one is given.
+/* Several more tokens of each sequence in one call: each pass gets the tokens that the previous pass chose.
 
-   A pass of a small model takes less time than an interpreter needs to prepare it. */
+   A pass of a small model takes less time than Python needs to prepare it. */
 
 #include "calls.h"
 #include "vectors.h"
 
-/* `decoder` and `sampling`: of a pass with as many rows as the first one has, one of each sequence. What a pass needs of
-   its own lies behind what the one before needs: slots, `sequences`, angles, keys of the noise, and the chosen tokens.
-   `live`: sequences in each pass, the first of those that the pass before had. `first`: the tokens of the first pass.
-   `embeddings`: (vocabulary, size), null where they are the head's weights; multiplied by `embedding_scale`. */
+/* `decoder` and `sampling`: of a pass with as many rows as the first pass, one row per sequence. Data that differ per
+   pass follow those of the previous pass: slots, `sequences`, angles, noise keys and chosen tokens. `live`: number of
+   sequences in each pass, a prefix of the previous pass's sequences. `first`: tokens of the first pass. `embeddings`:
+   (vocabulary, size), null if they are the head's weights; multiplied by `embedding_scale`. */
 typedef struct {
     const DecoderCall *decoder;
     const SampleCall *sampling;
@@ -50,7 +50,7 @@ static int compute(const ContinuationCall *call, int64_t start, int64_t rows) {
     return decoder(&decoder_call);
 }
 
-/* Where rounding decides, the likeliest token: whoever asks for guesses is as well served by that one. */
+/* Choose tokens. Where rounding decides, take the likeliest token, which is good enough for a draft. */
 static void choose(const SampleCall *common, int64_t start, int64_t rows) {
     SampleCall call = *common;
     call.keys += start;
@@ -70,7 +70,7 @@ static void choose(const SampleCall *common, int64_t start, int64_t rows) {
     }
 }
 
-/* 0, or -1 for a shape that attention does not take. */
+/* 0, or -1 for a shape that attention does not support. */
 int continuation(const ContinuationCall *call) {
     const int64_t *tokens = call->first;
     int64_t start = 0;

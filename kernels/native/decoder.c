@@ -1,17 +1,16 @@
-/* All layers of a decoder in one call: what the layers' kernels are asked one after the other, without anybody in between.
+/* All layers of a decoder in one call: the same kernels as layer by layer, without Python in between.
 
-   A step of one row streams the weights through the caches; an interpreter that has to come back between every two
-   kernels finds its own memory gone each time. */
+   A step of one row streams the weights through the caches, which evicts Python's memory between every two kernels. */
 
 #include <string.h>
 
 #include "calls.h"
 
 #define LINE 64
-#define CROWDED 2048 /* bytes between rows whose columns compete for the same few lines of the first-level cache */
+#define CROWDED 2048 /* multiples as row strides make columns compete for few lines of the first-level cache */
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
-/* Where the results of one kernel wait for the next. */
+/* Buffers for the results that one kernel passes to the next. */
 typedef struct {
     char *normed, *update, *apart, *wide, *narrow;
     int64_t bytes;
@@ -19,7 +18,7 @@ typedef struct {
 
 static int64_t whole_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-/* `wide` takes projected heads, then gate and up; `narrow` what attention, then the gate, make of them. */
+/* `wide` holds projected heads, then gate and up; `narrow` holds the results of attention, then of the gate. */
 static Places places_of(const DecoderCall *call) {
     const int64_t element = call->is_bf16 ? 2 : 4;
     int64_t wide = 0, narrow = 0;
@@ -43,7 +42,7 @@ static Places places_of(const DecoderCall *call) {
 
 int64_t decoder_scratch(const DecoderCall *call) { return places_of(call).bytes; }
 
-/* The norm of `update` added to the residual, or of the residual itself where there is no update yet. */
+/* Norm the sum of `update` and the residual, or the residual itself if there is no update yet. */
 static void norm(const DecoderCall *call, const void *weight, const void *update, void *out) {
     rms_norm(&(NormCall){.hidden = update ? update : call->residual, .residual = update ? call->residual : NULL,
                          .weight = weight, .out = out, .rows = call->rows, .size = call->size, .stride = call->size,
@@ -51,7 +50,7 @@ static void norm(const DecoderCall *call, const void *weight, const void *update
                          .num_threads = call->num_threads, .is_bf16 = call->is_bf16, .eps = call->eps});
 }
 
-/* The norm of what a layer adds, where it is; `weight` may be null. */
+/* Norm a layer's update in place; `weight` may be null. */
 static void norm_update(const DecoderCall *call, const void *weight, void *update) {
     if (weight)
         rms_norm(&(NormCall){.hidden = update, .weight = weight, .out = update, .rows = call->rows, .size = call->size,
@@ -59,7 +58,7 @@ static void norm_update(const DecoderCall *call, const void *weight, void *updat
                              .is_bf16 = call->is_bf16, .eps = call->eps});
 }
 
-/* `inputs`: dense rows, which are moved apart where they lie badly. */
+/* `inputs`: contiguous rows, copied to padded rows in `apart` if their stride is CROWDED. */
 static void product(const DecoderCall *call, const Weights *weights, const char *inputs, char *outputs, char *apart) {
     const int64_t element = call->is_bf16 ? 2 : 4, bytes = weights->inputs * element;
     int64_t stride = weights->inputs;

@@ -1,4 +1,4 @@
-/* What lies between the matrix products of a layer, in one pass each: norms, gated activations, and what happens to
+/* Operations between the matrix products of a layer, in one pass each: norms, gated activations, and the transform of
    heads before attention. */
 
 #include <math.h>
@@ -6,7 +6,7 @@
 #include "calls.h"
 #include "vectors.h"
 
-#define PARALLEL_FROM 8192  /* elements: fewer are done before a second thread has begun */
+#define PARALLEL_FROM 8192  /* elements: less work is done before a second thread has started */
 #define MAX_DIM 256
 
 INLINE void norm_row(const NormCall *call, int64_t row, const int is_bf16) {
@@ -40,7 +40,7 @@ INLINE vec exp_of(vec x) { return exp2_of(x * all(1.44269504f)); }
 
 INLINE vec silu(vec x) { return x / (all(1) + exp_of(-x)); }
 
-/* The approximation by a hyperbolic tangent: x * sigmoid(2u) equals x / 2 * (1 + tanh(u)). */
+/* GELU with the tanh approximation: x * sigmoid(2u) equals x / 2 * (1 + tanh(u)). */
 INLINE vec gelu_tanh(vec x) {
     vec u = all(0.7978845608f) * (x + all(0.044715f) * x * x * x);
     return x / (all(1) + exp_of(all(-2) * u));
@@ -91,7 +91,7 @@ INLINE void rotate_head(float *head, const HeadsCall *call, int64_t row) {
     }
 }
 
-/* One position of a head's keys, or of its values, from the start of the head's block on. */
+/* Write one position of a head's keys or values; `block` is the start of the head's block. */
 INLINE void write_position(char *block, const float *head, int64_t offset, int is_key, const int dim, const int is_bf16) {
     const int64_t size = size_of(is_bf16), step = per_word(is_bf16), position = offset % LANES;
     char *group = block + offset / LANES * LANES * dim * size;

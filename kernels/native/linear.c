@@ -1,27 +1,27 @@
 /* Matrix products with weights packed into panels of columns, for any number of rows.
 
-   A panel holds the weights of PANEL outputs: for each input in turn one weight of each output, in bfloat16 two inputs at
-   a time, as the processor's dot product wants them. So one row reads memory in one stream, and many rows find the panel
-   in the cache. Every output is summed over the inputs in one order: its bits do not depend on the other rows. */
+   A panel holds the weights of PANEL outputs: for each input in turn, one weight per output; in bfloat16, two inputs at
+   a time, as the processor's dot product requires. So a single row reads memory in one stream, and many rows find the
+   panel in the cache. Every output is summed over the inputs in a fixed order: its bits do not depend on other rows. */
 
 #include "calls.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
-#define VECTORS 2  /* of one panel */
-#define TILE_ROWS 12  /* with VECTORS of sums each, and what they are made of, they fill 32 registers */
+#define VECTORS 2  /* per panel */
+#define TILE_ROWS 12  /* with VECTORS sums each plus operands, they fill 32 registers */
 #else
 #define VECTORS 1
 #define TILE_ROWS 4
 #endif
 #define PANEL (VECTORS * LANES)
-#define BLOCK_ROWS 288     /* for which a thread reads a panel from memory once */
-#define BLOCK_INPUTS 1024  /* summed apart: shorter sums round less */
+#define BLOCK_ROWS 288     /* rows for which a thread reads a panel from memory once */
+#define BLOCK_INPUTS 1024  /* summed separately: shorter sums have smaller rounding errors */
 #define PARALLEL_FROM 32768  /* multiplications */
 
 int64_t linear_panel(void) { return PANEL; }
 
-/* Whether there are 512 bits to a vector, and dot products of bfloat16 where those are asked for. */
+/* Whether vectors have 512 bits and, if `is_bf16`, dot products of bfloat16 are available. */
 int64_t linear_is_vectorised(int64_t is_bf16) {
     int64_t has_vectors = 0, has_dot_products = 0;
 #if defined(__AVX512F__)
@@ -33,8 +33,8 @@ int64_t linear_is_vectorised(int64_t is_bf16) {
     return is_bf16 ? has_dot_products : has_vectors;
 }
 
-/* `plain`: (outputs, inputs), rows `stride` elements apart. What is beyond the last output stays as it is in `packed`.
-   Panels are written front to back: scattered writes would take several times as long. */
+/* `plain`: (outputs, inputs), rows `stride` elements apart. Elements beyond the last output stay unchanged in `packed`.
+   Panels are written front to back, because scattered writes take several times as long. */
 void linear_pack(const void *plain, int64_t stride, void *packed, const Weights *weights, int64_t num_threads) {
     const int64_t size = size_of(weights->is_bf16), words = weights->inputs * size / 4;
     const int64_t panels = (weights->outputs + PANEL - 1) / PANEL;
@@ -49,7 +49,7 @@ void linear_pack(const void *plain, int64_t stride, void *packed, const Weights 
     }
 }
 
-/* The weights of each of `outputs`, (rows, inputs), as they were before they were packed. -1 for one there is not. */
+/* Unpack the weights of `outputs` into `plain`, (rows, inputs). Returns -1 for an output that does not exist. */
 int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain) {
     const int64_t words = weights->inputs * size_of(weights->is_bf16) / 4;
     for (int64_t row = 0; row < rows; row++) {
@@ -62,7 +62,7 @@ int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, vo
     return 0;
 }
 
-/* Set or increase the sums of `rows` rows of inputs, `stride` bytes apart, by those over `words` words of them. */
+/* Set or increase the sums of `rows` rows of inputs, `stride` bytes apart, by the sums over `words` words. */
 INLINE void tile(const int rows, const char *inputs, int64_t stride, const char *panel, int64_t words, vec *sums,
                  const int is_first, const int is_bf16) {
     vec kept[TILE_ROWS][VECTORS] = {0};
@@ -72,7 +72,7 @@ INLINE void tile(const int rows, const char *inputs, int64_t stride, const char 
         UNROLL for (int row = 0; row < rows; row++) {
             const uvec x = all_of(inputs + row * stride + word * 4);
             for (int v = 0; v < VECTORS; v++) kept[row][v] = add_product(kept[row][v], weights[v], x, is_bf16);
-            __asm__ volatile("" ::: "memory"); /* or GCC fetches all rows' inputs first, and has no registers left */
+            __asm__ volatile("" ::: "memory"); /* or GCC loads all rows' inputs first and runs out of registers */
         }
     }
     for (int row = 0; row < rows; row++)
@@ -84,7 +84,7 @@ INLINE void tile(const int rows, const char *inputs, int64_t stride, const char 
 
 INLINE void tile_of(int rows, const char *inputs, int64_t stride, const char *panel, int64_t words, vec *sums,
                     const int is_first, const int is_bf16) {
-    switch (rows) { /* a constant number of rows keeps their sums in registers */
+    switch (rows) { /* a constant number of rows keeps the sums in registers */
 #define ROWS(n) case n: tile(n, inputs, stride, panel, words, sums, is_first, is_bf16); break;
     ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if TILE_ROWS == 12
@@ -94,7 +94,7 @@ INLINE void tile_of(int rows, const char *inputs, int64_t stride, const char *pa
     }
 }
 
-/* The sums of up to BLOCK_ROWS rows with one panel. */
+/* Compute the sums of up to BLOCK_ROWS rows with one panel. */
 INLINE void sum_block(const LinearCall *call, int64_t first, int64_t rows, int64_t panel, vec *sums,
                       const int is_bf16) {
     const int64_t inputs = call->weights->inputs, size = size_of(is_bf16), stride = call->stride * size;
@@ -104,7 +104,7 @@ INLINE void sum_block(const LinearCall *call, int64_t first, int64_t rows, int64
         const char *columns = (const char *)call->inputs + from * size;
         int64_t row = 0;
         for (int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; tiles > 0; tiles--) {
-            const int64_t tall = (rows - row + tiles - 1) / tiles; /* tiles of about the same height */
+            const int64_t tall = (rows - row + tiles - 1) / tiles; /* tiles of about equal height */
             tile_of((int)tall, columns + (first + row) * stride, stride, weights + from * PANEL * size,
                     count * size / 4, sums + row * VECTORS, from == 0, is_bf16);
             row += tall;

@@ -1,14 +1,14 @@
-/* A token for each row of logits, by Gumbel-max under top-k, top-p and min-p: nothing is sorted, hardly any noise made.
+/* A token for each row of logits, by Gumbel-max under top-k, top-p and min-p, without sorting and with little noise.
 
-   The draw is a race. argmax(x / T - log(-log u)) is argmin(-log(u) / weight) with weight = exp((x - highest) / T), and
-   as -log(u) >= 1 - u no token arrives before (1 - u) / weight: a bound that takes one hash and one exponential in
-   single precision. Only where it is not behind the best arrival so far is the noise itself made, in double precision.
+   The draw is a race: argmax(x / T - log(-log u)) is argmin(-log(u) / weight) with weight = exp((x - highest) / T). As
+   -log(u) >= 1 - u, no token arrives before (1 - u) / weight, a bound that takes one hash and one exponential in single
+   precision. Exact noise, in double precision, is computed only if the bound is not later than the best arrival so far.
 
-   What truncation takes away is the end of a row's order (larger logits first, of equal ones the lower id). So a token
-   that wins among more than those that are kept, and is kept, has won. One that is not is out, with all behind it,
-   and the race is run again among those ahead of it.
+   Truncation removes the end of a row's order (larger logits first, among equals the lower id). So a token that wins
+   the race and is kept has won. A token that is not kept is out, with all tokens after it, and the race is repeated
+   among the tokens before it.
 
-   All this decides where rounding has no say. Where it has, the row is UNDECIDED and left to the plain definition. */
+   This decides rows where rounding does not matter. Other rows are UNDECIDED and left to the reference. */
 
 #include <math.h>
 
@@ -16,16 +16,16 @@
 #include "vectors.h"
 
 #define UNDECIDED (-1)
-#define GOLDEN 0x9E3779B97F4A7C15ull  /* protocol/noise.py */
+#define GOLDEN 0x9E3779B97F4A7C15ull  /* as in protocol/noise.py */
 #define FIRST 0xBF58476D1CE4E5B9ull
 #define SECOND 0x94D049BB133111EBull
 #define HALF (LANES / 2)
 #define LOG2_E 1.4426950408889634
-#define FAR 86.0f      /* as a power of two: so far behind, exact noise is made only where 1 - u is 0 in 31 bits */
-#define SLACK 1e-3     /* of a bound: rounding in single precision, seen on exp of up to FAR, is a hundredth of it */
-#define CLOSE 1e-12    /* scores that are nearer than this, relative to their size, may swap places by rounding */
-#define CLOSEST 1e-4   /* and the slack still covers it if it comes to less than this */
-#define AT_BORDER 1e-9 /* shares of probability that are nearer to a border may be on either side of it */
+#define FAR 86.0f      /* as a power of two: this far behind, exact noise is computed only if 1 - u is 0 in 31 bits */
+#define SLACK 1e-3     /* of a bound: rounding in single precision, for exp of up to FAR, is a hundredth of it */
+#define CLOSE 1e-12    /* scores nearer than this, relative to their size, may change order by rounding */
+#define CLOSEST 1e-4   /* the slack covers differences up to this */
+#define AT_BORDER 1e-9 /* probabilities this near to a border may be on either side of it */
 #define NOTHING (-40.0) /* exp of less than this adds nothing to a share */
 
 typedef double dvec __attribute__((vector_size(64)));
@@ -34,7 +34,7 @@ typedef uint64_t wvec __attribute__((vector_size(64)));
 typedef float fhalf __attribute__((vector_size(32)));
 typedef int32_t ihalf __attribute__((vector_size(32)));
 
-/* `likeliest`: the first token of the order, and its logit. */
+/* `likeliest`, `highest`: the first token of the order and its logit. */
 typedef struct {
     const void *logits;
     const uint32_t *mask;
@@ -44,7 +44,7 @@ typedef struct {
     float highest;
 } Row;
 
-/* The order up to the token `last` of those with the logit `value`. */
+/* The order up to token `last` of the tokens with logit `value`. */
 typedef struct {
     float value;
     int32_t last;
@@ -61,13 +61,13 @@ INLINE ivec all_int(int32_t value) { return value - (ivec){0}; }
 INLINE vec smaller(vec a, vec b) { return either(b < a, b, a); }
 
 INLINE int any(ivec wanted) {
-    uint64_t words[8], found = 0;
+    uint64_t words[8], bits = 0;
     memcpy(words, &wanted, sizeof wanted);
-    for (int word = 0; word < 8; word++) found |= words[word];
-    return found != 0;
+    for (int word = 0; word < 8; word++) bits |= words[word];
+    return bits != 0;
 }
 
-/* Sixteen logits from token `i` on, a multiple of sixteen: -inf for those that are masked, and behind the end. */
+/* Load sixteen logits from token `i` on, a multiple of sixteen; -inf for masked tokens and beyond the end. */
 INLINE vec logits_at(const Row *row, int64_t i, const int is_bf16) {
     const int64_t left = row->size - i;
     ivec wanted = all_int(-1);
@@ -82,7 +82,7 @@ INLINE vec logits_at(const Row *row, int64_t i, const int is_bf16) {
     return left >= LANES && !row->mask ? x : either(wanted, x, all(-INFINITY));
 }
 
-/* Which of them are inside the cut. */
+/* Which of these logits are inside the cut. */
 INLINE ivec inside(vec x, int64_t i, Cut cut) {
     const vec value = all(cut.value);
     return (x > value) | ((x == value) & (LANE_NUMBERS + all_int(i) <= all_int(cut.last)));
@@ -98,7 +98,7 @@ INLINE int64_t first_of(const Row *row, float value, const int is_bf16) {
     return 0;
 }
 
-/* Finds the likeliest token; whether all logits are numbers, and none of them +inf. */
+/* Find the likeliest token; return whether all logits are numbers and none is +inf. */
 INLINE int survey(Row *row, const int is_bf16) {
     vec highest = all(-INFINITY);
     ivec wrong = {0};
@@ -120,7 +120,7 @@ INLINE int64_t count_from(const Row *row, float value, const int is_bf16) {
     return sum;
 }
 
-/* Floats in the order of these integers, the negative ones turned round; both zeros compare equal as floats do. */
+/* Map floats to integers of the same order: the bits, inverted for negative floats. -0 and +0 differ. */
 INLINE int32_t place_of(float value) {
     int32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -134,30 +134,30 @@ INLINE float value_of(int32_t place) {
     return value;
 }
 
-/* The first `count` of the order. The last one's logit is found by halving the interval in which it lies. */
+/* Cut after the first `count` tokens of the order. The last token's logit is found by bisection. */
 static Cut top_k_cut(const Row *row, int64_t count, const int is_bf16) {
     int64_t lowest = place_of(-INFINITY), above = (int64_t)place_of(row->highest) + 1;
     if (count >= row->size) return NO_CUT;
-    while (above - lowest > 1) { /* at least `count` from `lowest` on, fewer from `above` on */
+    while (above - lowest > 1) { /* invariant: at least `count` tokens from `lowest` on, fewer from `above` on */
         const int64_t middle = lowest + (above - lowest) / 2;
         if (count_from(row, value_of(middle), is_bf16) >= count) lowest = middle;
         else above = middle;
     }
     const float value = value_of(lowest);
-    if (value == -INFINITY) return NO_CUT; /* these are never drawn */
-    int64_t equals = count - count_from(row, nextafterf(value, INFINITY), is_bf16); /* so many of them are in */
+    if (value == -INFINITY) return NO_CUT; /* such tokens are never drawn */
+    int64_t equals = count - count_from(row, nextafterf(value, INFINITY), is_bf16); /* equal logits inside the cut */
     for (int64_t i = 0; i < row->size; i += LANES) {
         const vec x = logits_at(row, i, is_bf16);
         if (any(x == all(value)))
             for (int lane = 0; lane < LANES; lane++)
                 if (x[lane] == value && --equals == 0) return (Cut){value, i + lane};
     }
-    return NO_CUT; /* does not happen: as many of `value` are there */
+    return NO_CUT; /* unreachable: enough logits equal `value` */
 }
 
 INLINE double scaled(const Row *row, float value) { return (double)value / row->temperature; }
 
-/* e to the power of x, from -700 to 0, within 1e-12 of it, by Taylor's series around the nearest power of two. */
+/* e to the power of x, for x from -700 to 0, within 1e-12, by a Taylor series around the nearest power of two. */
 INLINE dvec exp_of_doubles(dvec x) {
     const dvec magic = (dvec){0} + 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
     const dvec shifted = x * LOG2_E + magic, n = shifted - magic;
@@ -185,7 +185,7 @@ INLINE dvec weights(vec x, int half, dvec temperature, double highest) {
     return exp_of_doubles((dvec)(((lvec)behind & near) | ((lvec)least & ~near)));
 }
 
-/* Sum of the weights of those inside the cut. */
+/* Sum of the weights inside the cut. */
 static double mass(const Row *row, Cut cut, const int is_bf16) {
     const dvec temperature = (dvec){0} + row->temperature;
     const double highest = scaled(row, row->highest);
@@ -204,7 +204,7 @@ static double mass(const Row *row, Cut cut, const int is_bf16) {
     return sum;
 }
 
-/* The best token so far and its score, the second best score, and what a bound must not be above to matter. */
+/* The best token so far and its score, the second best score, and the largest bound that can still win. */
 typedef struct {
     int64_t token;
     double score, second;
@@ -216,7 +216,7 @@ INLINE void run(Race *race, const Row *row, float value, int64_t token) {
     MIX_MOST(word);
     word ^= word >> 31;
     const double u = ((double)(word >> 11) + 0.5) * 0x1p-53;
-    /* u can be 1, once in 2^53: the score is infinite then, and nothing can be told from it */
+    /* once in 2^53, u is 1: the score is then infinite and leaves the row undecided */
     const double score = u < 1 ? scaled(row, value) - log(-log(u)) : INFINITY;
     if (score > race->score) {
         race->second = race->score;
@@ -230,7 +230,7 @@ INLINE void run(Race *race, const Row *row, float value, int64_t token) {
 
 INLINE ihalf first_bits(wvec word) { return __builtin_convertvector(~MIX_MOST(word) >> 33, ihalf); }
 
-/* 1 - u of sixteen tokens, rounded down to 31 bits; `base`: the key, moved on to the first of them. */
+/* 1 - u of sixteen tokens, rounded down to 31 bits; `base`: the key, advanced to the first token. */
 INLINE vec least_delays(uint64_t base) {
     const wvec steps = (wvec){1, 2, 3, 4, 5, 6, 7, 8} * GOLDEN;
     const ihalf halves[2] = {first_bits(steps + base), first_bits(steps + (base + HALF * GOLDEN))};
@@ -239,11 +239,11 @@ INLINE vec least_delays(uint64_t base) {
     return __builtin_convertvector(bits, vec) * all(0x1p-31f);
 }
 
-/* The winner among those inside the cut. */
+/* The winner among the tokens inside the cut. */
 static int64_t winner(const Row *row, Cut cut, const int is_bf16) {
     const vec highest = all(row->highest), rate = all((float)(LOG2_E / row->temperature));
     Race race = {-1, -INFINITY, -INFINITY, INFINITY};
-    run(&race, row, row->highest, row->likeliest); /* arrives early enough to leave few to look at */
+    run(&race, row, row->highest, row->likeliest); /* arrives early, so that few others must be examined */
     for (int64_t i = 0; i < row->size; i += LANES) {
         const vec x = logits_at(row, i, is_bf16);
         const vec earliest = least_delays(row->key + i * GOLDEN) * exp2_of(smaller((highest - x) * rate, all(FAR)));
@@ -256,8 +256,8 @@ static int64_t winner(const Row *row, Cut cut, const int is_bf16) {
     return close < CLOSEST && race.score - race.second > close ? race.token : UNDECIDED;
 }
 
-/* Whether a token stays that does not lead the order; UNDECIDED where that is a matter of rounding. `whole`: the mass
-   of all that top-k keeps. */
+/* Whether a token other than the likeliest is kept; UNDECIDED if that depends on rounding. `whole`: the mass of all
+   tokens that top-k keeps. */
 INLINE int stays(const Row *row, int64_t token, float value, double top_p, double min_p, double whole,
                  const int is_bf16) {
     if (min_p > 0) {
@@ -275,7 +275,7 @@ INLINE int64_t drawn(const Row *row, int64_t top_k, double top_p, double min_p, 
     const double whole = top_p < 1 ? mass(row, cut, is_bf16) : 0;
     for (;;) {
         const int64_t token = winner(row, cut, is_bf16);
-        if (token == UNDECIDED || token == row->likeliest) return token; /* that one always stays */
+        if (token == UNDECIDED || token == row->likeliest) return token; /* the likeliest token always stays */
         const float value = element(row->logits, token, is_bf16);
         const int staying = stays(row, token, value, top_p, min_p, whole, is_bf16);
         if (staying) return staying == UNDECIDED ? UNDECIDED : token;

@@ -1,4 +1,4 @@
-/* Sixteen floats at a time, for whatever vector unit the compiler finds (the vector extension of GCC and Clang). */
+/* Vectors of sixteen floats, for any vector unit that the compiler supports (vector extension of GCC and Clang). */
 
 #include <stdint.h>
 #include <string.h>
@@ -16,7 +16,7 @@ typedef int32_t ivec __attribute__((vector_size(64)));
 typedef uint32_t uvec __attribute__((vector_size(64)));
 typedef uint16_t hvec __attribute__((vector_size(32)));
 
-/* Sixteen elements from the `index`-th on of an array of bfloat16 or float. */
+/* Load sixteen elements from the `index`-th on of an array of bfloat16 or float. */
 INLINE vec load(const void *array, int64_t index, const int is_bf16) {
     if (is_bf16) {
         hvec half;
@@ -28,7 +28,7 @@ INLINE vec load(const void *array, int64_t index, const int is_bf16) {
     return values;
 }
 
-/* Rounds to the nearest bfloat16, ties to even, where the array is one. */
+/* Store sixteen values; for a bfloat16 array, round to nearest, ties to even. */
 INLINE void store(void *array, int64_t index, vec values, const int is_bf16) {
     if (is_bf16) {
 #if defined(__AVX512BF16__)
@@ -52,7 +52,7 @@ INLINE float element(const void *array, int64_t index, const int is_bf16) {
     return value;
 }
 
-/* The first `count` of the values, rounded as `store` does. */
+/* Store the first `count` of the values, rounded as in `store`. */
 INLINE void store_some(void *array, int64_t index, vec values, int64_t count, const int is_bf16) {
     char whole[sizeof values];
     store(whole, 0, values, is_bf16);
@@ -60,7 +60,7 @@ INLINE void store_some(void *array, int64_t index, vec values, int64_t count, co
     memcpy((char *)array + index * size, whole, count * size);
 }
 
-/* The first `count` elements from the `index`-th on, and zeros. */
+/* Load the first `count` elements from the `index`-th on, followed by zeros. */
 INLINE vec load_some(const void *array, int64_t index, int64_t count, const int is_bf16) {
     const int64_t size = is_bf16 ? 2 : 4;
     char whole[sizeof(vec)] = {0};
@@ -75,7 +75,7 @@ INLINE vec rounded(vec values, const int is_bf16) {
     return (vec)(bits & 0xffff0000u);
 }
 
-/* Every second lane of two vectors, one behind the other. GCC 12 and Clang have one name for this, older GCC another. */
+/* Every second lane of two vectors, concatenated. GCC 12 and Clang share one builtin; older GCC has another. */
 #if defined(__clang__) || __GNUC__ >= 12
 #define EVEN_LANES(a, b) \
     __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
@@ -92,7 +92,7 @@ INLINE vec all(float value) { return value - (vec){0}; }
 
 INLINE vec either(ivec wanted, vec a, vec b) { return (vec)(((ivec)a & wanted) | ((ivec)b & ~wanted)); }
 
-/* `a` where it is not a number. */
+/* The larger value; `a` if either is NaN. */
 INLINE vec larger(vec a, vec b) { return either(b > a, b, a); }
 
 INLINE float sum_of(vec values) {
@@ -107,8 +107,8 @@ INLINE float largest_of(vec values) {
     return largest;
 }
 
-/* 2 to the power of x, within 2e-7 of it, by Taylor's series around the nearest integer. 2^-126 for whatever is less,
-   infinite from 128 on; what is not a number stays so. */
+/* 2 to the power of x, within 2e-7, by a Taylor series around the nearest integer. 2^-126 for smaller x, infinite from
+   128 on; NaN stays NaN. */
 INLINE vec exp2_of(vec x) {
     const ivec is_number = x == x;
     const vec given = x;
@@ -126,7 +126,7 @@ INLINE vec exp2_of(vec x) {
     return either(is_number, (vec)((ivec)power + (((ivec)shifted - (ivec)magic) << 23)), given);
 }
 
-/* Products go word by word: four bytes, one float or two elements of bfloat16. */
+/* Products work on words of four bytes: one float or two bfloat16 elements. */
 
 INLINE int64_t size_of(const int is_bf16) { return is_bf16 ? 2 : 4; }
 
@@ -144,7 +144,7 @@ INLINE uvec all_of(const char *from) {
     return word - (uvec){0};
 }
 
-/* sum + a * b, lane by lane. In bfloat16 lanes hold two elements, whose products are both added: the lower ones last. */
+/* sum + a * b, lane by lane. A bfloat16 lane holds two elements, and both products are added, the lower one last. */
 INLINE vec add_product(vec sum, uvec a, uvec b, const int is_bf16) {
     if (!is_bf16) return sum + (vec)a * (vec)b;
 #if defined(__AVX512BF16__)

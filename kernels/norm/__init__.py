@@ -1,1 +1,1 @@
-"""RMSNorm, alone, behind a residual addition and over heads."""
+"""RMSNorm, alone or after a residual addition."""

@@ -1,4 +1,4 @@
-"""RMSNorm in C for CPUs: one call and one pass where torch takes several of each."""
+"""RMSNorm in C for CPUs, in one call and one pass; torch needs several of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import Norm
 
 
 class _NormCall(ctypes.Structure):
-    """`NormCall` of native/calls.h, field for field."""
+    """Mirror of `NormCall` in native/calls.h."""
 
     _fields_ = call_fields(
         "hidden residual weight out", "rows size stride residual_stride unit_offset num_threads is_bf16", "eps"
@@ -20,7 +20,7 @@ class _NormCall(ctypes.Structure):
 
 
 def native_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
-    """`rms_norm`, or `add_rms_norm` with a `residual`. The rows must pass `uses_native` with a multiple of LANES."""
+    """Compute `rms_norm`, or `add_rms_norm` with `residual`. Rows must pass `uses_native` with a multiple of LANES."""
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     call = _NormCall(
         hidden=hidden.data_ptr(),

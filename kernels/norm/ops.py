@@ -1,4 +1,4 @@
-"""RMSNorm alone and behind a residual addition. Writing to the KV cache norms the heads of attention."""
+"""RMSNorm alone and after a residual addition. (Attention heads are normed on their way to the KV cache.)"""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .cpu import native_rms_norm
 from .reference import rms_norm_reference
 from .types import Norm
 
-_MAX_SIZE = 2**15  # elements of a row that one program holds
+_MAX_SIZE = 2**15  # maximum elements of a row, which one program holds
 
 
 def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
-    """The norm of each row of `hidden` (rows, size): a new tensor. Rows may lie apart; their elements may not."""
+    """Return the norm of each row of `hidden` (rows, size), a new tensor. Only elements must be contiguous."""
     _check(hidden, norm)
     if uses_triton(hidden):
         from .triton import launch_rms_norm
@@ -30,7 +30,7 @@ def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
     """Add `update` (rows, size) to `residual` in place, rounded to its dtype, and return the norm of the sum."""
     _check(update, norm)
     if residual.shape != update.shape or residual.dtype != update.dtype or residual.stride(-1) != 1:
-        raise ConfigurationError(f"add_rms_norm: {_kind(update)} cannot be added to {_kind(residual)}.")
+        raise ConfigurationError(f"add_rms_norm: cannot add {_kind(update)} to {_kind(residual)}.")
     if uses_triton(update):
         from .triton import launch_rms_norm
 
@@ -45,8 +45,8 @@ def _check(hidden: Tensor, norm: Norm) -> None:
     size = hidden.shape[-1]
     if norm.weight.shape != (size,) or norm.weight.dtype != hidden.dtype or hidden.stride(-1) != 1 or size > _MAX_SIZE:
         raise ConfigurationError(
-            f"A norm with weights {_kind(norm.weight)} cannot take {_kind(hidden)}: it needs the same dtype, "
-            f"dense rows of the same size, and at most {_MAX_SIZE} elements in each."
+            f"A norm with weights {_kind(norm.weight)} cannot take {_kind(hidden)}: the input needs the same dtype and "
+            f"contiguous rows of the same size, at most {_MAX_SIZE}."
         )
 
 

@@ -1,8 +1,8 @@
-"""RMSNorm in plain torch: the definition that the kernels are checked against.
+"""RMSNorm in plain torch: the reference for the kernels.
 
 Zhang & Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, with the root mean square in float32. Two conventions exist
-for the weight. Llama rounds x to its dtype before the product. Gemma stores weights less one and rounds after the
-product, which is taken in float32.
+for the weight. Llama rounds x to its dtype before the product. Gemma stores weights minus one and rounds after the
+product, which is computed in float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .types import Norm
 
 
 def rms_norm_reference(hidden: Tensor, norm: Norm) -> Tensor:
-    """The norm over the last dimension of `hidden`."""
+    """Return the norm over the last dimension of `hidden`."""
     wide = hidden.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
     if norm.unit_offset:

@@ -1,4 +1,4 @@
-"""RMSNorm in Triton: see `reference` for what is computed. One pass, a row stays in registers."""
+"""RMSNorm in Triton, equal to `reference`: one pass that keeps a row in registers."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -48,7 +48,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def _normed(values, weights, size, eps, UNIT_OFFSET: tl.constexpr):
-    """The norm of each row of `values` (ROWS, BLOCK), zero beyond `size`, in their dtype."""
+    """Return the norm of each row of `values` (ROWS, BLOCK), zero beyond `size`, in their dtype."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / size + eps)
     if UNIT_OFFSET:

@@ -1,4 +1,4 @@
-"""The parameters of a norm, which every implementation takes."""
+"""Parameters of a norm, shared by all implementations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """One RMSNorm. The weight's convention is Llama's, or Gemma's with `unit_offset` (see `reference`)."""
+    """Parameters of one RMSNorm. The weight follows Llama's convention, or Gemma's with `unit_offset`."""
 
     # (size,) in the dtype of the rows.
     weight: Tensor
     eps: float
-    # The weight is stored less one.
+    # Whether the weight is stored minus one.
     unit_offset: bool = False

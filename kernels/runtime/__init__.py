@@ -1,1 +1,1 @@
-"""The runtime of the kernels: the choice of an implementation, native libraries, launches, threads and memory."""
+"""Kernel runtime: choice of the implementation, native libraries, launches, threads and memory."""

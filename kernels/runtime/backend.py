@@ -1,6 +1,6 @@
-"""The implementation that computes: Triton on a CUDA device, C on a CPU where it was built, else the torch reference.
+"""Choice of the implementation: Triton on a CUDA device, C on a CPU if it was built, else the torch reference.
 
-Nothing here imports torch or triton. Modules named `triton*.py` import triton, and are imported when they are used.
+Nothing here imports torch or triton at import time. Modules named `triton*.py` import triton; import them on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def has_triton() -> bool:
 
 
 def kernel_cache() -> Path:
-    """Triton's folder of compiled kernels, with one for each kernel and target; it may not be there yet."""
+    """Return Triton's folder of compiled kernels, one subfolder per kernel and target; it may not exist yet."""
     folder = os.environ.get("TRITON_CACHE_DIR")
     home = os.environ.get("TRITON_HOME")
     return Path(folder) if folder else (Path(home) if home else Path.home()) / ".triton" / "cache"
@@ -40,7 +40,7 @@ def uses_triton(tensor: Tensor) -> bool:
 
 
 def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
-    """Whether a kernel over `rows` (rows, size) runs in C. `multiple`: what the size must be a multiple of."""
+    """Whether a kernel over `rows` (rows, size) runs in C. `multiple`: the size must be a multiple of it."""
     import torch
 
     return (
@@ -55,7 +55,7 @@ def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """The least number of programs that run at once; that of an H200 where kernels are only interpreted."""
+    """Return the minimum number of programs that run at once; without CUDA (interpreted kernels), that of an H200."""
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

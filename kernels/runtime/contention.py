@@ -1,9 +1,9 @@
-"""The number of threads that compute while other processes use the processors too.
+"""Number of compute threads to use while other processes need the processors too.
 
-The threads of llama.cpp and of torch's OpenMP meet at a barrier after every operation, spinning. If one of them shares
-its processor, all wait for it. With two threads on two processors of which one is busy, llama.cpp is about half as fast
-as with one thread, and small models of the cloud engine a tenth. Fewer threads help; other ways of waiting do not
-(decision 022).
+The threads of llama.cpp and of torch's OpenMP spin at a barrier after every operation. If one thread shares its
+processor, all others wait for it. With two threads on two processors, one of them busy, llama.cpp is about half as fast
+as with one thread, and small models of the cloud engine a tenth as fast. Fewer threads help; other ways of waiting do
+not (decision 022).
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 0.2
-# Other processes that get less than this of a processor, while we use all, are not worth a thread.
+# Processor share of other processes that does not cost a thread.
 _TOLERATED = 0.4
-# The least share of a processor that this process uses while it computes.
+# Minimum processor share of this process while it computes.
 _COMPUTING = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUsage:
-    """Seconds since some fixed time."""
+    """Time totals in seconds, since an arbitrary start."""
 
-    # Of the clock.
+    # Wall-clock time.
     wall: float
-    # Of all processors that this process may use.
+    # Busy time of all processors that this process may use.
     busy: float
-    # Of this process on them.
+    # Processor time of this process.
     own: float
 
 
 def usage() -> ProcessorUsage:
-    """The usage now. Time that a hypervisor took away counts as busy."""
+    """Return the current totals. Time stolen by a hypervisor counts as busy."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     busy = 0.0
     for index, processor in enumerate(psutil.cpu_times(percpu=True)):
         if allowed is None or index in allowed:
-            found = processor._asdict()
+            times = processor._asdict()
             # Linux counts the time of guests twice.
             unused = ("idle", "iowait", "guest", "guest_nice")
-            busy += sum(seconds for name, seconds in found.items() if name not in unused)
+            busy += sum(seconds for name, seconds in times.items() if name not in unused)
     return ProcessorUsage(time.monotonic(), busy, time.process_time())
 
 
 class ThreadGovernor:
-    """Leaves busy processors to other processes. Not thread-safe."""
+    """Reduces compute threads while other processes keep processors busy. Not thread-safe."""
 
     def __init__(
         self, most: int, *, processors: int | None = None, measure: Callable[[], ProcessorUsage] = usage
     ) -> None:
-        """`most`: threads on an idle machine. `processors`: those this process may use, None to ask."""
+        """`most`: threads on an idle machine. `processors`: number this process may use; None detects it."""
         self._most = self._threads = most
         self._processors = processors or _processors()
         self._measure = measure
@@ -61,7 +61,7 @@ class ThreadGovernor:
         self._due = 0.0
 
     def threads(self) -> int:
-        """The threads of the next step. Measures the machine at most five times a second."""
+        """Return the threads for the next step. Measures the machine at most five times a second."""
         if self._most == 1:
             return 1
         now = time.monotonic()
@@ -76,7 +76,7 @@ class ThreadGovernor:
             return
         wall, own = self._last.wall - last.wall, self._last.own - last.own
         if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
-            return  # a pause, not a long step: the last measurement says nothing about now
+            return  # a pause, not a long step: the last measurement is too old
         others = (self._last.busy - last.busy - own) / wall
         self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
 

@@ -1,19 +1,19 @@
-"""Keeps freed memory of CPU tensors in the process, instead of mapping new pages for every layer."""
+"""Reuse of freed CPU tensor memory within the process, instead of mapping new pages for every layer."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library reuse large blocks. False if it is not glibc and nothing was done.
+    """Let the C library reuse large blocks. Returns False if it is not glibc, and then does nothing.
 
-    By default glibc maps every large block anew and returns it at once; the page faults take a fifth of a prefill's
-    time. Afterwards the process keeps the most memory it has ever needed. For processes that do nothing else.
+    By default, glibc maps every large block anew and unmaps it at once; the page faults take a fifth of a prefill's
+    time. With this setting, the process keeps its peak memory, so use it only in dedicated processes.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -24,9 +24,9 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> bool:
-    """Give the pages of freed blocks back to the system. False where the C library is not glibc and nothing was done.
+    """Return the pages of freed blocks to the system. Returns False without glibc, and then does nothing.
 
-    Blocks that are replaced one by one leave holes that the next one may just miss, and the peak grows with each.
+    Otherwise, replacing blocks one by one leaves holes slightly too small for the next block, and the peak grows.
     """
     if not sys.platform.startswith("linux"):
         return False

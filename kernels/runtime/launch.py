@@ -1,7 +1,7 @@
-"""The launch of a Triton kernel: tile sizes, warps and stages, from plain functions beside each kernel.
+"""Launch parameters of Triton kernels: tile sizes, warps and stages, from plain functions beside each kernel.
 
-Kernels over the rows of a matrix only stream memory. They are as fast as a copy if every thread has a few 16-byte
-accesses in flight and there are more than enough programs.
+Kernels over the rows of a matrix are bound by memory bandwidth. Such kernels are as fast as a copy if every thread has
+a few 16-byte accesses in flight and there are more than enough programs.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, field
 from .numeric import next_power_of_2
 
 _WARP = 32
-#: Four accesses of 16 bytes a thread for two-byte elements, eight for four-byte ones.
+#: Four 16-byte accesses per thread for two-byte elements, eight for four-byte elements.
 _ELEMENTS_PER_THREAD = 32
 _MAX_WARPS = 16
-#: A program with fewer elements spends its time on starting.
+#: With fewer elements, a program's start-up time dominates.
 _ELEMENTS_PER_PROGRAM = 4096
 _MAX_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The launch of one kernel."""
+    """Launch parameters of one kernel."""
 
     num_warps: int = 4
     num_stages: int = 2
-    # The kernel's constexpr arguments that change only its speed, by name.
+    # The kernel's constexpr arguments that affect only its speed, by name.
     tiles: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def row_launch(size: int) -> Launch:
-    """For rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
+    """Return the launch for rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
     block = next_power_of_2(size)
     rows = min(_MAX_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
     warps = rows * block // (_WARP * _ELEMENTS_PER_THREAD)

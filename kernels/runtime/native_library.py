@@ -1,6 +1,6 @@
-"""Builds and loads the C in `kernels/native/`, once, with the machine's own compiler and for its processor.
+"""Builds and loads the C sources in `kernels/native/`, once, with the machine's compiler and for its processor.
 
-Without a compiler, or where it fails, the plain torch implementations run, and `load` logs why.
+Without a working compiler, the plain torch implementations run, and `load` logs why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...protocol.settings import state_folder
 _SOURCES = Path(__file__).parents[1] / "native"
 _COMPILE_S = 120
 _STALE_S = 3600
-#: Of native/vectors.h: rows and heads have to be multiples of it.
+#: From native/vectors.h: row and head sizes must be multiples of it.
 LANES = 16
 _LOG = logging.getLogger(__name__)
 
@@ -41,31 +41,31 @@ class NativeBuildError(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, built if it is not there yet; None if that fails, which is logged once."""
+    """Return the library, building it first if necessary; None if that fails, which is logged once."""
     try:
         return load_from(_SOURCES)
     except NativeBuildError as error:
-        _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
+        _LOG.warning("No native CPU kernels; using plain torch instead: %s", error)
         return None
 
 
 def loaded() -> ctypes.CDLL:
-    """The library, for callers that know it is there."""
+    """Return the library. The caller must know that it is available."""
     library = load()
-    assert library is not None, "ask whether C serves before it is called"
+    assert library is not None, "check that the native library is available before calling it"
     return library
 
 
 def call_fields(pointers: str = "", integers: str = "", doubles: str = "") -> tuple[tuple[str, Any], ...]:
-    """The fields of a structure of C, by their names: pointers, then 64-bit integers, then doubles."""
+    """Return the fields of a C structure by name: pointers, then 64-bit integers, then doubles."""
     kinds = ((pointers, ctypes.c_void_p), (integers, ctypes.c_int64), (doubles, ctypes.c_double))
     return tuple((name, kind) for names, kind in kinds for name in names.split())
 
 
 def load_from(sources: Path) -> ctypes.CDLL:
-    """The library of all C in the folder `sources`, built if it is not there yet.
+    """Return the library of all C sources in the folder `sources`, building it first if necessary.
 
-    Raises NativeBuildError if it cannot be built or loaded.
+    Raises NativeBuildError if the library cannot be built or loaded.
     """
     problems: list[str] = []
     for compiler in _compilers():
@@ -73,16 +73,16 @@ def load_from(sources: Path) -> ctypes.CDLL:
             return _build_and_load(compiler, sources)
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
-    raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
+    raise NativeBuildError("; ".join(problems) or "no C compiler found (set CC, or install gcc)")
 
 
 def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
-    """Raises NativeBuildError, and OSError if nothing can be written anywhere."""
+    """Raises NativeBuildError, and OSError if no folder is writable."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
         return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources)
     except OSError as error:
-        _LOG.warning("Compiled for this process alone, as it cannot be kept: %s.", error)
+        _LOG.warning("Compiling for this process only, because the library cannot be cached: %s.", error)
     folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     build(compiler, folder / name, sources)
@@ -90,24 +90,24 @@ def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(folder / name))
     except OSError as error:
         raise NativeBuildError(
-            f"what was compiled does not load (is {folder.parent} mounted noexec?): {error}"
+            f"the compiled library does not load (is {folder.parent} mounted noexec?): {error}"
         ) from error
 
 
 def _load_cached(compiler: list[str], target: Path, sources: Path) -> ctypes.CDLL:
-    """The library in the cache. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
+    """Return the cached library. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
     _remove_stale_builds(target.parent)
     if _is_intact(target):
         try:
             return ctypes.CDLL(str(target))
-        except OSError:  # of a machine that only looked like this one
+        except OSError:  # built on another machine that only looked like this one
             target.unlink(missing_ok=True)
     build(compiler, target, sources)
     return ctypes.CDLL(str(target))
 
 
 def _private_folder(folder: Path) -> Path:
-    """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
+    """Return a folder that only this user can write to, as its libraries are executed. Raises OSError if impossible."""
     private_folder(folder.parent)
     folder.mkdir(exist_ok=True, mode=0o700)
     if not belongs_to_us(folder):
@@ -116,24 +116,24 @@ def _private_folder(folder: Path) -> Path:
         _discard(folder)
         folder.mkdir(mode=0o700)
     if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to")
+        raise PermissionError(f"{folder} is not writable")
     if forbids_execution(folder):
         raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
     return folder
 
 
 def _discard(folder: Path) -> None:
-    """Somebody may have planted libraries there. The folder is renamed first, so that none of them is found again."""
-    _LOG.warning("Others could write to %s: its contents are thrown away.", folder)
+    """Delete a folder in which others may have planted libraries. Renaming it first hides them at once."""
+    _LOG.warning("Other users could write to %s: deleting its contents.", folder)
     aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-discarded-", dir=folder.parent))
     folder.rename(aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_stale_builds(folder: Path) -> None:
-    """Remove the folders of builds that were killed: a build takes minutes at most."""
+    """Remove the folders of killed builds, recognized by their age: a build takes minutes at most."""
     for left in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a build that ends just now
+        with contextlib.suppress(FileNotFoundError):  # a build that has just ended
             if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -141,18 +141,18 @@ def _remove_stale_builds(folder: Path) -> None:
 def build(compiler: list[str], target: Path, origin: Path) -> None:
     """Compile all sources into the shared library `target`. Raises NativeBuildError.
 
-    OpenMP is not linked: torch has loaded its own, and two of them would fight over the processors.
+    OpenMP is not linked: torch has loaded its own, and two copies would compete for the processors.
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         sources = sorted(origin.glob("*.c"))
         if not sources:
-            raise NativeBuildError(f"there is no C in {origin}: install the package again")
+            raise NativeBuildError(f"there are no C sources in {origin}: install the package again")
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         commands = [
             [*compiler, *_flags(), "-c", str(source), "-o", compiled]
             for source, compiled in zip(sources, objects, strict=True)
         ]
-        _LOG.info("Compiling %d files of C for this processor, once.", len(sources))
+        _LOG.info("Compiling %d C files for this processor; this happens once.", len(sources))
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(_run, commands))
         library = Path(folder) / target.name
@@ -161,7 +161,7 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
         mark.write_text(_checksum(library))
         for built in (library, mark):
             built.chmod(0o600)
-        library.replace(target)  # whole or not at all, for others that start now
+        library.replace(target)  # atomic, for processes that start now
         mark.replace(_checksum_file(target))
 
 
@@ -174,7 +174,7 @@ def _checksum(library: Path) -> str:
 
 
 def _is_intact(library: Path) -> bool:
-    """Whether the file is as it was built. The loader would map a truncated one, and the process would die later."""
+    """Whether the file is as it was built. A truncated library would load, and crash the process later."""
     try:
         return _checksum_file(library).read_text() == _checksum(library)
     except OSError:
@@ -189,22 +189,22 @@ def _flags() -> list[str]:
 
 
 def _compilers() -> list[list[str]]:
-    """The compilers on this machine, with arguments: `CC`, the one that Python was built with, and the usual names."""
-    found: list[list[str]] = []
+    """Return the compilers on this machine, with arguments: `CC`, Python's own compiler, and the usual names."""
+    compilers: list[list[str]] = []
     for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "gcc", "cc", "clang"):
         try:
             words = shlex.split(candidate or "")
         except ValueError:
-            _LOG.warning("The compiler %r cannot be read: a quotation mark is missing.", candidate)
+            _LOG.warning("Ignoring the compiler %r: a quotation mark is missing.", candidate)
             continue
         path = shutil.which(words[0]) if words else None
-        if path is not None and [path, *words[1:]] not in found:
-            found.append([path, *words[1:]])
-    return found
+        if path is not None and [path, *words[1:]] not in compilers:
+            compilers.append([path, *words[1:]])
+    return compilers
 
 
 def _digest(compiler: list[str], origin: Path) -> str:
-    """A digest of sources, compiler, flags and processor: machines may share a home folder."""
+    """Return a digest of sources, compiler, flags and processor, because machines may share a home folder."""
     parts = [*compiler, *_flags(), _processor()]
     parts += [source.read_text() for source in sorted(origin.iterdir()) if source.suffix in (".c", ".h")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -228,6 +228,6 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401 - the library takes its OpenMP
+    import torch  # noqa: F401 - the library uses torch's OpenMP
 
     load()

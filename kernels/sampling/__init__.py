@@ -1,1 +1,1 @@
-"""From logits to tokens: logit edits, truncation, sampling and probabilities."""
+"""Sampling of tokens from logits: logit edits, truncation, sampling and probabilities."""

@@ -1,4 +1,4 @@
-"""Sampling in C, for CPUs: no row is sorted, and only tokens that can win get noise."""
+"""Sampling in C, for CPUs: rows are not sorted, and only tokens that can win get noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .types import Sampling
 
 
 class SampleCall(ctypes.Structure):
-    """`SampleCall` of native/calls.h, field for field."""
+    """Mirror of `SampleCall` in native/calls.h."""
 
     _fields_ = call_fields(
         "logits mask temperatures keys top_k top_p min_p chosen",
@@ -24,7 +24,7 @@ class SampleCall(ctypes.Structure):
 
 
 def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Computes `sample_reference` without typical-p, (rows,) int64; -1 where the choice depends on rounding.
+    """Compute `sample_reference` without typical-p, (rows,) int64; -1 if the choice depends on rounding.
 
     The logits must pass `uses_native`.
     """
@@ -35,7 +35,7 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
-    """The call points into all of these, which must outlive it."""
+    """Return the call, which points into all of its arguments. The arguments must outlive the call."""
     cut, mask = sampling.truncation, sampling.mask
     return SampleCall(
         logits=logits.data_ptr(),

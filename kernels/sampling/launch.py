@@ -1,7 +1,7 @@
-"""The launch of kernels over rows of a vocabulary: a row is split over as many programs as keep the GPU busy.
+"""Launch of kernels over rows of a vocabulary: each row is split over enough programs to keep the GPU busy.
 
-Results are the same to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
-and maxima have one winner.
+Results are identical to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
+and maxima have a unique winner.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from ..runtime.numeric import cdiv
 
-#: Tokens that a program handles at a time.
+#: Tokens that a program processes at a time.
 TILE = 1024
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RowSplit:
-    """One row split over programs."""
+    """Split of one row over programs."""
 
     programs: int
-    # Tiles of each program; the last one may have fewer.
+    # Tiles per program; the last program may have fewer.
     tiles: int
     # Tiles of the whole row.
     row_tiles: int

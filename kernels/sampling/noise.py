@@ -1,7 +1,7 @@
-"""The noise of sampling: counter-based random numbers in plain torch.
+"""Sampling noise: counter-based random numbers in plain torch.
 
-Noise is a pure function of a request's seed, a token's position and a counter. It depends neither on the batch nor on
-the device nor on the order of the work. The counter of a token is `token id + 1`. Arithmetic is modulo 2**64, on int64.
+Noise is a pure function of a request's seed, a token's position and a counter. Noise does not depend on the batch, the
+device or the order of the work. The counter of a token is `token id + 1`. Arithmetic is modulo 2**64, on int64.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """One key for each pair, int64."""
+    """Return one key per pair of seed and position, int64."""
     return _splitmix64(_splitmix64(seeds) ^ positions)
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
-    """Numbers in (0, 1), float64, for each pair of key and counter."""
+    """Return numbers in (0, 1), float64, for each pair of key and counter."""
     return (_shift_right(_splitmix64(keys + counters * _GOLDEN), 11).double() + 0.5) * 2.0**-53
 
 
 def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise (rows, vocabulary) float64: argmax(log p + noise) draws from p."""
+    """Return standard Gumbel noise (rows, vocabulary) float64: argmax(log p + noise) draws from p."""
     counters = torch.arange(1, vocabulary + 1, device=keys.device)
     return -torch.log(-torch.log(uniforms(keys[:, None], counters)))
 
 
 def _splitmix64(words: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     words = (words ^ _shift_right(words, 30)) * _FIRST
     words = (words ^ _shift_right(words, 27)) * _SECOND
     return words ^ _shift_right(words, 31)
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
-    """Logical shift; torch's own keeps the sign."""
+    """Shift logically; torch's own shift keeps the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,7 +1,7 @@
-"""From logits to tokens on every device: edits, temperature, truncation, a grammar's mask, sampling, log-probabilities.
+"""Sampling on every device: edits, temperature, truncation, grammar masks, choice of a token, log-probabilities.
 
-Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on a CPU and on a GPU,
-and in every batch.
+Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on CPU and GPU, and in
+every batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .reference import (
 )
 from .types import FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation, check_sampling, check_truncation
 
-#: The most tokens whose log-probabilities are reported.
+#: Maximum number of tokens with reported log-probabilities.
 MAX_TOP_LOGPROBS = 20
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    """A token for each row of `logits` (rows, vocab), float32, bfloat16 or float16: (rows,) int64.
+    """Return a token for each row of `logits` (rows, vocab), float32, bfloat16 or float16: (rows,) int64.
 
     Ties go to the lowest token id. Rows of -inf give token 0.
     """
@@ -41,14 +41,14 @@ def sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def row_thresholds(logits: Tensor, sampling: Sampling) -> Tensor | None:
-    """The least rank that each row keeps, (rows,) int64; None if no row is truncated."""
+    """Return the lowest rank that each row keeps, (rows,) int64; None if no row is truncated."""
     if sampling.truncation is None:
         return None
     return thresholds(LogitRows(logits, sampling.temperatures, sampling.mask), sampling.truncation)
 
 
 def thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
-    """The least rank each row keeps, (rows,) int64. Greedy rows keep everything."""
+    """Return the lowest rank that each row keeps, (rows,) int64. Greedy rows keep everything."""
     check_truncation(truncation, len(rows.logits))
     if uses_triton(rows.logits):
         from .triton_truncation import launch_thresholds
@@ -58,12 +58,12 @@ def thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
-    """Log-probabilities in the raw distribution, of the `chosen` tokens (rows,) int64 and the `num_top` likeliest.
+    """Return raw log-probabilities of the `chosen` tokens (rows,) int64 and of the `num_top` likeliest tokens.
 
-    Of equally likely tokens the lower id comes first.
+    Equally likely tokens are ordered by id, lower first.
     """
     if not 0 <= num_top <= min(MAX_TOP_LOGPROBS, logits.shape[1]):
-        raise ConfigurationError(f"At most {MAX_TOP_LOGPROBS} tokens are reported, and {num_top} were asked for.")
+        raise ConfigurationError(f"At most {MAX_TOP_LOGPROBS} log-probabilities can be reported, got {num_top}.")
     if uses_triton(logits):
         from .triton_probabilities import launch_log_probabilities
 
@@ -72,10 +72,10 @@ def log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogpro
 
 
 def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
-    """Values and ids (rows, num_top) of the largest of (rows, vocab), of equals the lower id first.
+    """Return values and ids (rows, num_top) of the largest entries of (rows, vocab); among equals, lower ids first.
 
-    Which of equal values `topk` takes depends on how many it is asked for, and so on other requests in the batch. A
-    device sorts the whole row, because looking for equals would wait for it. On the host looking is faster.
+    The choice of `topk` among equals depends on the number requested, and so on other requests in the batch. On a
+    device, the whole row is sorted, because a search for equals would wait for it. On the host, searching is faster.
     """
     if num_top == 0:
         return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)
@@ -85,7 +85,7 @@ def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
     if values.shape[1] > num_top:
         least = values[:, num_top - 1]
-        for row in (least == values[:, num_top]).nonzero().flatten():  # some of the least are left out
+        for row in (least == values[:, num_top]).nonzero().flatten():  # some tokens equal to the least are left out
             rising = (logprobs[row] >= least[row]).nonzero().flatten()
             ids[row, :num_top] = rising[logprobs[row, rising].argsort(descending=True, stable=True)[:num_top]]
     ids = ids[:, :num_top].sort(dim=-1).values
@@ -94,12 +94,12 @@ def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
 
 
 def apply_edits_(logits: Tensor, edits: FlatEdits) -> None:
-    """Divide positive logits by the divisor and multiply others, then add the offset: in place, (rows, vocab) float32.
+    """Divide positive logits by the divisor, multiply others, then add the offset: in place, (rows, vocab) float32.
 
-    Reported log-probabilities are of the logits before: take them first, or edit a copy.
+    Reported log-probabilities refer to the unedited logits: compute them first, or edit a copy.
     """
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        raise ConfigurationError("apply_edits_: logits must be dense rows of float32.")
+        raise ConfigurationError("apply_edits_: logits must be contiguous float32 rows.")
     if uses_triton(logits):
         from .triton_logit_edits import launch_edits
 
@@ -109,7 +109,7 @@ def apply_edits_(logits: Tensor, edits: FlatEdits) -> None:
 
 
 def _native_or_reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """In C, but for rows with typical-p and rows whose choice depends on the rounding of a sum or a logarithm."""
+    """Sample in C; use the reference for rows with typical-p and rows whose choice depends on rounding."""
     chosen = native_sample(logits, sampling)
     if sampling.typical_p is not None:
         chosen[(sampling.typical_p < 1) & (sampling.temperatures >= MIN_TEMPERATURE)] = -1

@@ -1,9 +1,9 @@
-"""Sampling in plain torch: the definition that the kernels are checked against.
+"""Sampling in plain torch: the reference for the kernels.
 
-A token's *rank* is a 64-bit integer that orders a row as a stable descending sort does: a larger logit has a larger
-rank, and of equal logits the lower token id has. Top-k, top-p and min-p each keep a prefix of that order, which is "all
-ranks from a threshold on". The strictest of the three thresholds counts. Typical-p keeps tokens anywhere in the order,
-so that no threshold expresses it.
+A token's *rank* is a 64-bit integer that orders a row like a stable descending sort: a larger logit has a larger rank,
+and among equal logits, the lower token id has the larger rank. Top-k, top-p and min-p each keep a prefix of that order,
+which is "all ranks from a threshold on". The strictest of the three thresholds counts. Typical-p keeps tokens anywhere
+in the order, so a threshold cannot express it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .types import LOWEST_RANK, MAX_TOKENS, TOKEN_BITS, FlatEdits, LogitRows, Sa
 
 
 def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Computes `sample`."""
+    """Compute `sample`."""
     logits = allowed_logits(logits, sampling)
     keys = noise_keys(sampling.seeds, sampling.positions)
     random = sampling.temperatures >= MIN_TEMPERATURE
@@ -27,7 +27,7 @@ def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
-    """Computes `log_probabilities`."""
+    """Compute `log_probabilities`."""
     logprobs = logits.float().log_softmax(dim=-1)
     values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
     picked = logprobs.gather(1, chosen[:, None]).flatten()
@@ -35,15 +35,15 @@ def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) ->
 
 
 def apply_edits_reference_(logits: Tensor, edits: FlatEdits) -> None:
-    """Computes `apply_edits_`."""
+    """Compute `apply_edits_`."""
     real = edits.rows >= 0
     places = edits.rows[real].long(), edits.token_ids[real].long()
-    found, divisors = logits[places], edits.divisors[real]
-    logits[places] = torch.where(found > 0, found / divisors, found * divisors) + edits.offsets[real]
+    values, divisors = logits[places], edits.divisors[real]
+    logits[places] = torch.where(values > 0, values / divisors, values * divisors) + edits.offsets[real]
 
 
 def allowed_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """A copy in float32 with -inf for every token that mask, truncation or typical-p excludes."""
+    """Return a float32 copy with -inf for every token that mask, truncation or typical-p excludes."""
     logits = apply_token_bitmask(logits, sampling.mask)
     if sampling.truncation is not None:
         threshold = thresholds_reference(LogitRows(logits, sampling.temperatures, None), sampling.truncation)
@@ -54,10 +54,10 @@ def allowed_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
-    """Computes `thresholds` by sorting.
+    """Compute `thresholds` by sorting.
 
-    A token is kept if its place in the order is below k, if the probability before it is below p, and if its own
-    probability is at least min-p of the largest.
+    A token is kept if its position in the order is below k, if the probability before it is below p, and if its own
+    probability is at least min-p times the largest.
     """
     logits = apply_token_bitmask(rows.logits, rows.mask)
     ordered, order = ranks(logits).sort(dim=-1, descending=True)
@@ -79,10 +79,10 @@ def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
 
 
 def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> Tensor:
-    """Typical-p (Meister et al. 2023): `logits` (rows, vocab) float32 with -inf for the tokens that are not typical.
+    """Apply typical-p (Meister et al. 2023): return `logits` (rows, vocab) float32 with -inf for untypical tokens.
 
-    Typical are the tokens whose surprise is nearest to the entropy, up to a mass of `typical_p`; of equally near ones
-    the likeliest come first. `temperatures` and `typical_p` (rows,) float64. Greedy rows and rows with 1 keep all.
+    The surprise of typical tokens is nearest to the entropy, up to a mass of `typical_p`; at equal distance, the
+    likeliest come first. `temperatures` and `typical_p` (rows,) float64. Greedy rows and rows with 1 keep all.
     """
     random = temperatures >= MIN_TEMPERATURE
     order = ranks(logits).argsort(dim=-1, descending=True)
@@ -98,10 +98,10 @@ def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> T
 
 
 def ranks(logits: Tensor) -> Tensor:
-    """The ranks of float32 logits (rows, vocab), int64.
+    """Return the ranks of float32 logits (rows, vocab), int64.
 
     The bits of positive floats, read as integers, have the order of the floats; those of negative floats have the
-    reverse order, which flipping them turns round. Both zeros are equal.
+    reverse order, which flipping the bits corrects. Both zeros are equal.
     """
     bits = (logits + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -110,7 +110,7 @@ def ranks(logits: Tensor) -> Tensor:
 
 
 def apply_token_bitmask(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """The logits in float32, -inf where the mask has no bit."""
+    """Return the logits in float32, -inf for tokens whose mask bit is 0."""
     logits = logits.float()
     if mask is None:
         return logits

@@ -1,7 +1,7 @@
-"""Sampling in Triton: see `reference` for what is computed, and `noise` for the noise.
+"""Sampling in Triton: `reference` defines the results, and `noise` the noise.
 
 A row is split over several programs, each of which finds its best token; a second kernel takes the best of these.
-Scores are float64, as on the CPU, but few are computed. Each tile first gets an upper bound in float32, and only tiles
+Scores are float64, as on the CPU, but few are computed: each tile first gets an upper bound in float32, and only tiles
 whose bound exceeds the best score so far are computed.
 """
 
@@ -22,9 +22,9 @@ from .launch import TILE, split_row
 from .triton_ranks import MIN_TEMPERATURE, load_logits, rank_of
 from .types import Sampling
 
-#: -log(-log(1 - 2**-53)) is 36.7; nothing that is drawn from 53 bits is larger.
+#: -log(-log(1 - 2**-53)) is 36.7, the maximum for numbers drawn from 53 bits.
 _GREATEST_NOISE: tl.constexpr = tl.constexpr(37.0)
-#: The error of float32 in a bound: relative to the logit, and absolute.
+#: Float32 error of a bound: relative to the logit, and absolute.
 _RELATIVE_SLACK: tl.constexpr = tl.constexpr(1e-6)
 _SLACK: tl.constexpr = tl.constexpr(1e-4)
 
@@ -51,7 +51,7 @@ def gumbel_max_kernel(
     logits, mask, temperatures, seeds, positions, thresholds, scores, chosen, vocabulary, row_stride, num_tiles,
     HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The best token of one program's tiles of one row."""
+    """Find the best token in one program's tiles of one row."""
     row, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     key = noise_key(tl.load(seeds + row), tl.load(positions + row))
@@ -74,19 +74,19 @@ def gumbel_max_kernel(
 
 @triton.jit(do_not_specialize=["num_programs"])
 def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
-    """The best token of all programs of a row."""
+    """Find the best token of all programs of a row."""
     row = tl.program_id(0).to(tl.int64)
     programs = tl.arange(0, BLOCK)
     inside = programs < num_programs
-    found = tl.load(scores + row * num_programs + programs, inside, float("-inf"))
+    best_scores = tl.load(scores + row * num_programs + programs, inside, float("-inf"))
     token = tl.load(tokens + row * num_programs + programs, inside, 0)
-    _, best_token = running_argmax(tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.int32), found, token)
+    _, best_token = running_argmax(tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.int32), best_scores, token)
     tl.store(out + row, best_token.to(tl.int64))
 
 
 @triton.jit
 def gumbel_max(best, best_token, values, tokens, temperature, key):
-    """The best so far, or the token of this tile with the largest value / temperature + noise."""
+    """Return the best so far, or the token of this tile with the largest value / temperature + noise."""
     scaled = values * (1.0 / temperature).to(tl.float32)
     upper = tl.maximum(scaled * (1 + _RELATIVE_SLACK), scaled * (1 - _RELATIVE_SLACK)) + _SLACK
     if tl.max(upper, axis=0).to(tl.float64) + _GREATEST_NOISE > best:
@@ -99,7 +99,7 @@ def gumbel_max(best, best_token, values, tokens, temperature, key):
 
 @triton.jit
 def running_argmax(best, best_token, scores, tokens):
-    """The best so far, or the lowest token with the largest score if that is larger."""
+    """Return the best so far, or the lowest token with the largest score if that is larger."""
     largest = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == largest, tokens, 0x7FFFFFFF), axis=0)
     return tl.where(largest > best, largest, best), tl.where(largest > best, token, best_token)
@@ -107,9 +107,9 @@ def running_argmax(best, best_token, scores, tokens):
 
 @triton.jit
 def _noise_bound(bits):
-    """An upper bound of -log(-log u). With v = 1 - u it is -log v, because -log(1 - v) is at least v.
+    """Return an upper bound of -log(-log u). With v = 1 - u, the bound is -log v, because -log(1 - v) is at least v.
 
-    v is taken from its first 32 bits, rounded down, and never below the least it can be, 2**-53.
+    v is taken from its first 32 bits, rounded down, and is never below its minimum, 2**-53.
     """
     rest = ((bits ^ 0xFFFFFFFFFFFFFFFF) >> 32).to(tl.int64).to(tl.float32)
     return 22.18070977791825 - tl.log(tl.maximum(rest, 2.0**-21))  # 32 log 2
@@ -122,13 +122,13 @@ def noise_key(seed, position):
 
 @triton.jit
 def uniform(bits):
-    """In (0, 1), float64."""
+    """Return a number in (0, 1), float64."""
     return ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * (2.0**-53)
 
 
 @triton.jit
 def splitmix64(word):
-    """The finaliser of SplitMix64 on uint64."""
+    """Apply the finalizer of SplitMix64 to uint64."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)

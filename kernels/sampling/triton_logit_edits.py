@@ -1,4 +1,4 @@
-"""Edits of single logits in Triton: see `reference` for what is computed. A thread for each edit."""
+"""Edits of single logits in Triton, equal to `reference`, with one thread per edit."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -29,6 +29,6 @@ def edit_kernel(logits, rows, token_ids, divisors, offsets, number, row_stride, 
     row = tl.load(rows + edits, edits < number, -1).to(tl.int64)
     real = row >= 0
     address = logits + row * row_stride + tl.load(token_ids + edits, real, 0)
-    found, divisor = tl.load(address, real, 0.0), tl.load(divisors + edits, real, 1.0)
-    changed = tl.where(found > 0, tl.div_rn(found, divisor), found * divisor)  # rounded as on the CPU
+    value, divisor = tl.load(address, real, 0.0), tl.load(divisors + edits, real, 1.0)
+    changed = tl.where(value > 0, tl.div_rn(value, divisor), value * divisor)  # rounded as on the CPU
     tl.store(address, changed + tl.load(offsets + edits, real, 0.0), real)

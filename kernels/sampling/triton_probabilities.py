@@ -1,4 +1,4 @@
-"""Log-probabilities in Triton: see `reference` for what is computed.
+"""Log-probabilities in Triton; `reference` defines the results.
 
 Tiles are summed first, each in units of its own largest term. The sums of a row are combined in a fixed order.
 """
@@ -31,7 +31,7 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
     if rows == 0:
         return TopLogprobs(picked, values, ids)
     tiles = triton.cdiv(vocabulary, TILE)
-    most = max(1, num_top)  # the largest of a tile is needed for its sum
+    most = max(1, num_top)  # the sum of a tile needs its largest logit
     tops = torch.empty((rows, tiles, most), dtype=torch.int64, device=device)
     masses = torch.empty((rows, tiles), dtype=torch.float32, device=device)
     tile_tops_kernel[(rows, tiles)](logits, tops, masses, vocabulary, logits.stride(0), most, TILE=TILE, num_warps=4)
@@ -44,17 +44,17 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
 
 @triton.jit(do_not_specialize=["most"])
 def tile_tops_kernel(logits, tops, masses, vocabulary, row_stride, most, TILE: tl.constexpr):
-    """The `most` highest ranks of a tile, and the sum of its exponentials in units of the largest."""
+    """Find the `most` highest ranks of a tile, and the sum of its exponentials in units of the largest."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + tile
     tokens = tile * TILE + tl.arange(0, TILE)
     values = tl.load(logits + row * row_stride + tokens, tokens < vocabulary, float("-inf")).to(tl.float32)
     tl.store(masses + place, tl.sum(tl.exp(values - finite(tl.max(values, axis=0))), axis=0))
-    found = rank_of(values, tokens)
+    ranks = rank_of(values, tokens)
     for index in range(most):
-        top = tl.max(found, axis=0)
+        top = tl.max(ranks, axis=0)
         tl.store(tops + place * most + index, top)
-        found = tl.where(found == top, _LOWEST, found)
+        ranks = tl.where(ranks == top, _LOWEST, ranks)
 
 
 @triton.jit(do_not_specialize=["most", "num_top"])
@@ -73,16 +73,16 @@ def row_tops_kernel(
     token = tl.load(chosen + row)
     tl.store(picked + row, tl.load(logits + row * row_stride + token).to(tl.float32) - norm)
     places = tl.arange(0, BLOCK)
-    found = tl.load(tops + row * num_tiles * most + places, places < num_tiles * most, _LOWEST)
+    ranks = tl.load(tops + row * num_tiles * most + places, places < num_tiles * most, _LOWEST)
     for index in range(num_top):
-        top = tl.max(found, axis=0)
+        top = tl.max(ranks, axis=0)
         tl.store(values + row * num_top + index, logit_of(top) - norm)
         tl.store(ids + row * num_top + index, token_of(top))
-        found = tl.where(found == top, _LOWEST, found)
+        ranks = tl.where(ranks == top, _LOWEST, ranks)
 
 
 @triton.jit
 def _sum_of_exponentials(tile_tops, tile_masses, inside, greatest):
-    """The sum of all exponentials in units of exp(greatest)."""
+    """Return the sum of all exponentials in units of exp(greatest)."""
     shares = tile_masses * tl.exp(logit_of(tile_tops) - greatest)
     return tl.sum(tl.where(inside, shares, 0.0), axis=0)

@@ -1,4 +1,4 @@
-"""Masked logits, ranks and weights in Triton, for the kernels over a vocabulary. See `reference` for ranks."""
+"""Masked logits, ranks and weights in Triton, for kernels over a vocabulary. `reference` defines ranks."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -14,7 +14,7 @@ from .types import MAX_TOKENS, TOKEN_BITS
 
 MIN_TEMPERATURE: tl.constexpr = tl.constexpr(sampling.MIN_TEMPERATURE)
 _LAST_TOKEN: tl.constexpr = tl.constexpr(MAX_TOKENS - 1)
-WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # the weight of the likeliest token; a whole vocabulary of them fits
+WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # weight of the likeliest token; a row's sum fits in 64 bits
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 
 
@@ -23,7 +23,7 @@ def tile_stats_kernel(
     logits, mask, temperatures, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The highest rank of each tile, and the weight of its tokens in units of the highest one's."""
+    """Find the highest rank of each tile, and the weight of its tokens in units of the highest token's weight."""
     row = tl.program_id(0).to(tl.int64)
     temperature = divisor(tl.load(temperatures + row))
     first = tl.program_id(1) * num_tiles
@@ -37,7 +37,7 @@ def tile_stats_kernel(
 
 @triton.jit
 def load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK: tl.constexpr):
-    """Logits in float32, -inf where the mask has no bit and beyond the vocabulary."""
+    """Return logits in float32, -inf for tokens whose mask bit is 0 and beyond the vocabulary."""
     values = tl.load(row_logits + tokens, tokens < vocabulary, float("-inf")).to(tl.float32)
     if HAS_MASK:
         word = tl.load(mask + row * tl.cdiv(vocabulary, 32) + tokens // 32, tokens < vocabulary, 0)
@@ -47,7 +47,7 @@ def load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK: tl.constexp
 
 @triton.jit
 def load_ranks(row_logits, mask, row, tile, vocabulary, HAS_MASK: tl.constexpr, TILE: tl.constexpr):
-    """Ranks of a tile. Beyond the vocabulary they are those of -inf, which no search finds unless the row is -inf."""
+    """Return the ranks of a tile; beyond the vocabulary, those of -inf, which win only in rows of -inf."""
     tokens = tile * TILE + tl.arange(0, TILE)
     return rank_of(load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK), tokens)
 
@@ -60,7 +60,7 @@ def rank_of(values, tokens):
 
 @triton.jit
 def least_rank(value):
-    """The least rank of tokens with this logit."""
+    """Return the lowest rank of tokens with this logit."""
     return _sortable_bits(value.to(tl.float32).to(tl.int32, bitcast=True)).to(tl.int64) << _TOKEN_BITS
 
 
@@ -76,14 +76,14 @@ def token_of(rank):
 
 @triton.jit
 def _sortable_bits(bits):
-    """The bits of floats as integers of the same order, and back."""
+    """Convert the bits of floats to integers of the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def weights_of(found, top, temperature):
-    """exp((logit - highest logit) / temperature) in units of 2**-40, from ranks."""
-    below = logit_of(found) - finite(logit_of(top))
+def weights_of(ranks, top, temperature):
+    """Return exp((logit - highest logit) / temperature) in units of 2**-40, from ranks."""
+    below = logit_of(ranks) - finite(logit_of(top))
     return (tl.exp(below * (1.0 / temperature).to(tl.float32)) * WEIGHT_UNIT).to(tl.int64)
 
 

@@ -1,8 +1,8 @@
-"""Top-k, top-p and min-p thresholds in Triton, without sorting: see `reference` for ranks and thresholds.
+"""Top-k, top-p and min-p thresholds in Triton, without sorting; `reference` defines ranks and thresholds.
 
-The threshold of top-k is the largest rank with at least k tokens from it on; that of top-p is the largest with at least
-the probability p from it on. Both are found by radix select, four bits at a time: the tokens of a range are counted (or
-their weights added) in 16 buckets, and the bucket that the threshold falls in is the next range.
+The top-k threshold is the largest rank such that at least k tokens have this rank or a higher one; for top-p, such that
+these tokens have at least the probability p. Radix select finds both, four bits at a time: it counts the tokens of a
+range (or adds their weights) in 16 buckets, and the bucket that contains the threshold becomes the next range.
 
 1. `tile_stats_kernel`, `row_stats_kernel`: the highest rank and the mass of each tile and row, lower bounds for both
    thresholds.
@@ -91,18 +91,18 @@ def _shift(done):
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 _RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
-#: Rounds done by all programs of a row: the upper half of the float.
+#: Rounds done by all programs of a row, over the upper half of the float.
 _SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
-#: Tokens collected of a row. If more are left, the row itself is read.
+#: Maximum tokens collected from a row. If more are left, the row itself is read.
 _CAPACITY: tl.constexpr = tl.constexpr(4096)
 
-# The state of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
-# top-k and top-p, and the thresholds found.
+# State of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
+# top-k and top-p, min-p's threshold, and the thresholds that top-k and top-p found.
 _STATE: tl.constexpr = tl.constexpr(7)
 _MASS: tl.constexpr = tl.constexpr(1)
-_FLOOR: tl.constexpr = tl.constexpr(2)  # of top-k; top-p's is next
+_FLOOR: tl.constexpr = tl.constexpr(2)  # top-k's lower bound; top-p's is next
 _BY_MIN_P: tl.constexpr = tl.constexpr(4)
-_FOUND: tl.constexpr = tl.constexpr(5)  # by top-k; by top-p is next
+_FOUND: tl.constexpr = tl.constexpr(5)  # top-k's threshold; top-p's is next
 
 
 def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
@@ -138,7 +138,7 @@ def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
 
 
 def _search(rows: LogitRows, amounts: Tensor, state: Tensor, tops: Tensor, split: RowSplit) -> None:
-    """Find the thresholds of top-k (`amounts` integers) or of top-p."""
+    """Find the thresholds of top-k (`amounts` are integers) or of top-p."""
     logits, temperatures, mask = rows
     num_rows, vocabulary = logits.shape
     sums = torch.zeros((num_rows, _SHARED_ROUNDS.value, 16), dtype=torch.int64, device=logits.device)
@@ -158,7 +158,7 @@ def row_stats_kernel(
     temperatures, tops, masses, top_k, top_p, min_p, state, vocabulary, row_tiles,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The state of a row from its tiles."""
+    """Compute the state of a row from its tiles."""
     row = tl.program_id(0).to(tl.int64)
     temperature = divisor(tl.load(temperatures + row))
     tiles = tl.arange(0, BLOCK)
@@ -177,7 +177,7 @@ def row_stats_kernel(
     tl.store(row_state + _FLOOR, floor)
     floor = tl.full((), LOWEST, tl.int64)
     if HAS_TOP_P:
-        # All that is less likely than this has together half of what top-p may leave out.
+        # Tokens below this probability have, together, at most half of the mass that top-p may leave out.
         least = tl.maximum(1 - tl.load(top_p + row), 1e-9) * 0.5 * mass / vocabulary
         floor = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
     tl.store(row_state + _FLOOR + 1, floor)
@@ -196,7 +196,7 @@ def kept_mass_kernel(
     logits, mask, temperatures, top_k, state, tops, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the row's mass by that of the tokens that top-k keeps (`radix_select_kernel` has set it to zero)."""
+    """Replace the row's mass with that of the tokens that top-k keeps (`radix_select_kernel` has set it to zero)."""
     row = tl.program_id(0).to(tl.int64)
     if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
         return
@@ -206,9 +206,9 @@ def kept_mass_kernel(
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= threshold:
-            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-            weights = weights_of(found, top, tl.load(temperatures + row))
-            mass += tl.sum(tl.where(found >= threshold, weights, 0), axis=0)
+            ranks = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            weights = weights_of(ranks, top, tl.load(temperatures + row))
+            mass += tl.sum(tl.where(ranks >= threshold, weights, 0), axis=0)
     if mass > 0:
         tl.atomic_add(row_state + _MASS, mass, sem="relaxed")
 
@@ -218,7 +218,7 @@ def radix_histogram_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One round: add up this program's tiles in the buckets of the current range."""
+    """Run one round: add up this program's tiles in the buckets of the current range."""
     row = tl.program_id(0).to(tl.int64)
     row_state = state + row * _STATE
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
@@ -228,13 +228,13 @@ def radix_histogram_kernel(
     low, _ = radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
-        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # what top-k has cut off
+        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # below this, top-k has cut tokens off
     total = tl.zeros((16,), tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= floor:
-            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-            total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+            ranks = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            total += bucket_sums(ranks, low, done, row_state, tl.load(temperatures + row), BY_MASS)
     tl.atomic_add(row_sums + done * 16 + tl.arange(0, 16), total, mask=total > 0, sem="relaxed")
 
 
@@ -252,12 +252,12 @@ def gather_candidates_kernel(
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= low:
-            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-            wanted = bucket_of(found, low, _SHARED_ROUNDS - 1) == 0
+            ranks = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            wanted = bucket_of(ranks, low, _SHARED_ROUNDS - 1) == 0
             number = tl.sum(wanted.to(tl.int32), axis=0)
             if number > 0:
                 place = tl.atomic_add(counts + row, number, sem="relaxed") + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
-                tl.store(left + row * _CAPACITY + place, found, wanted & (place < _CAPACITY))
+                tl.store(left + row * _CAPACITY + place, ranks, wanted & (place < _CAPACITY))
 
 
 @triton.jit
@@ -265,7 +265,7 @@ def radix_select_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The remaining rounds, over the collected ranks, or over the row if there were too many to collect."""
+    """Run the remaining rounds over the collected ranks, or over the row if there were too many to collect."""
     row = tl.program_id(0).to(tl.int64)
     row_state = state + row * _STATE
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
@@ -280,11 +280,11 @@ def radix_select_kernel(
         for tile in range(sources):
             if is_collected:
                 places = tile * TILE + tl.arange(0, TILE)
-                found = tl.load(left + row * _CAPACITY + places, places < count, _RANK_OF_MINUS_INFINITY)
-                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+                ranks = tl.load(left + row * _CAPACITY + places, places < count, _RANK_OF_MINUS_INFINITY)
+                total += bucket_sums(ranks, low, done, row_state, tl.load(temperatures + row), BY_MASS)
             elif tl.load(tops + row * row_tiles + tile) >= low:
-                found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+                ranks = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+                total += bucket_sums(ranks, low, done, row_state, tl.load(temperatures + row), BY_MASS)
         low, above = select_bucket(total, low, above, target, done)
     tl.store(row_state + _FOUND + BY_MASS, low)
     if not BY_MASS:
@@ -293,7 +293,7 @@ def radix_select_kernel(
 
 @triton.jit
 def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
-    """The tokens, or the weight, that must be from the threshold on; 0 if the row has no such threshold."""
+    """Return the tokens, or the weight, required at or above the threshold; 0 if the row has no such threshold."""
     amount = tl.load(amounts + row)
     if BY_MASS:
         mass = tl.maximum((amount * tl.load(row_state + _MASS).to(tl.float64)).to(tl.int64), 1)
@@ -305,7 +305,7 @@ def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
 
 @triton.jit
 def _top_k_floor(tile_tops, k):
-    """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens reach it."""
+    """Return the k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens reach it."""
     floor = tl.full((), LOWEST, tl.int64)
     for done in range(24):
         higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))

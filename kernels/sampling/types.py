@@ -1,4 +1,4 @@
-"""The sampling and editing of rows of logits, in columns on their device, and checks of what kernels can read."""
+"""Sampling parameters and logit edits of a batch, in columns on their device, and checks that kernels can read them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import cdiv
 
 TOKEN_BITS = 20
-#: A rank has room for as many token ids.
+#: Number of token ids that fit in a rank.
 MAX_TOKENS = 2**TOKEN_BITS
-#: No rank is below this: as a threshold it keeps everything.
+#: Minimum of all ranks; as a threshold, it keeps everything.
 LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
 
 
@@ -22,34 +22,34 @@ LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
 class Truncation:
     """Columns (rows,), None if off for all rows. Applied in this order, after the temperature; one token stays."""
 
-    # int32, 0 is off.
+    # int32; 0 is off.
     top_k: Tensor | None = None
-    # float64, 1 is off.
+    # float64; 1 is off.
     top_p: Tensor | None = None
-    # float64, 0 is off.
+    # float64; 0 is off.
     min_p: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling of each row of logits. All tensors are on the device of the logits."""
+    """Sampling parameters of each row of logits. All tensors are on the device of the logits."""
 
-    # (rows,) float64, 0 is greedy.
+    # (rows,) float64; 0 is greedy.
     temperatures: Tensor
     # (rows,) int64.
     seeds: Tensor
-    # (rows,) int64: the index in its sequence of the token to be sampled.
+    # (rows,) int64: index, in its sequence, of the token to sample.
     positions: Tensor
-    # None if no row has any.
+    # None if no row is truncated.
     truncation: Truncation | None = None
-    # (rows, ceil(vocab / 32)) int32: a bit for each allowed token id, lowest bit first; -1 in rows without a grammar.
-    # None if no row has a grammar.
+    # (rows, ceil(vocab / 32)) int32: one bit per allowed token id, lowest bit first; -1 in rows without a grammar. None
+    # if no row has a grammar.
     mask: Tensor | None = None
-    # (rows,) float64, 1 is off; None if off for all rows. Applied after the truncation.
+    # (rows,) float64; 1 is off. None if off for all rows. Applied after the truncation.
     typical_p: Tensor | None = None
 
     def of(self, rows: Tensor | slice) -> Sampling:
-        """The sampling of some of the rows, given by their indices."""
+        """Return the sampling of a subset of rows, given by their indices."""
         cut = self.truncation
         return Sampling(
             self.temperatures[rows],
@@ -61,7 +61,7 @@ class Sampling:
         )
 
     def ahead(self, tokens: int) -> Sampling:
-        """The sampling of the same rows, as many tokens later."""
+        """Return the sampling of the same rows for the token `tokens` positions later."""
         return replace(self, positions=self.positions + tokens)
 
 
@@ -75,31 +75,31 @@ class LogitRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlatEdits:
-    """Penalties, biases and bans of a batch as one flat list (`text/logit_edits.py`). No token comes twice in a row."""
+    """Penalties, biases and bans of a batch as a flat list (`text/logit_edits.py`), each token once per row."""
 
-    # (edits,) int32. Edits of row -1 do nothing, so that a captured graph has room for later ones.
+    # (edits,) int32. Edits of row -1 do nothing and reserve space in a captured graph.
     rows: Tensor
     # (edits,) int32.
     token_ids: Tensor
-    # (edits,) float32: positive logits are divided by it, others multiplied.
+    # (edits,) float32: divisor of positive logits, factor of others.
     divisors: Tensor
     # (edits,) float32, added afterwards.
     offsets: Tensor
 
 
 class TopLogprobs(NamedTuple):
-    """Log-probabilities of the chosen token and of the most likely ones."""
+    """Log-probabilities of the chosen token and of the most likely tokens."""
 
     # (rows,) float32.
     chosen: Tensor
-    # (rows, n) float32, the largest first.
+    # (rows, n) float32, largest first.
     values: Tensor
     # (rows, n) int64.
     ids: Tensor
 
 
 def check_sampling(logits: Tensor, sampling: Sampling) -> None:
-    """Raises ConfigurationError for what the kernels cannot read."""
+    """Raises ConfigurationError if the kernels cannot read the tensors."""
     rows, vocabulary = logits.shape
     if logits.stride(1) != 1 or not logits.is_floating_point() or not 1 <= vocabulary <= MAX_TOKENS:
         raise ConfigurationError(f"Logits must be dense rows of 1 to {MAX_TOKENS} floats, got {tuple(logits.shape)}.")
@@ -112,11 +112,11 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
         check_truncation(sampling.truncation, rows)
     mask, words = sampling.mask, cdiv(vocabulary, 32)
     if mask is not None and (mask.shape != (rows, words) or mask.dtype != torch.int32 or not mask.is_contiguous()):
-        raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")
+        raise ConfigurationError(f"mask must be ({rows}, {words}) int32, one bit for each of {vocabulary} tokens.")
 
 
 def check_truncation(truncation: Truncation, rows: int) -> None:
-    """Raises ConfigurationError unless each column has a dense value of its type for each row."""
+    """Raises ConfigurationError unless each column has contiguous values of its type, one per row."""
     wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
     for name, dtype in wanted.items():
         values: Tensor | None = getattr(truncation, name)
@@ -125,10 +125,10 @@ def check_truncation(truncation: Truncation, rows: int) -> None:
 
 
 def check_column(name: str, values: Tensor, rows: int, dtype: torch.dtype) -> None:
-    """Raises ConfigurationError unless these are dense values of this type, one for each row."""
+    """Raises ConfigurationError unless the values are contiguous, of this type, and one per row."""
     if values.shape != (rows,) or values.dtype != dtype or not values.is_contiguous():
         raise ConfigurationError(
-            f"{name} must be dense values ({rows},) {dtype}, got {tuple(values.shape)} {values.dtype}."
+            f"{name} must be contiguous ({rows},) {dtype}, got {tuple(values.shape)} {values.dtype}."
         )
 
 

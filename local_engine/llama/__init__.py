@@ -1,1 +1,1 @@
-"""llama.cpp: how it is built, its library, contexts, and what of ours computes under it."""
+"""llama.cpp: its build, library bindings, contexts, and Updraft's kernels in it."""

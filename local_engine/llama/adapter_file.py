@@ -1,4 +1,4 @@
-"""Checks of a LoRA adapter's file: llama.cpp multiplies with whatever is in it, and aborts or crashes on most."""
+"""Checks of LoRA adapter files, because llama.cpp does not validate them and aborts or crashes on most bad ones."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from ...model_files.gguf_header import GgufHeader, GgufTensor
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import ModelLoadError
 
-_UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integers and float64: no kernel takes them as a factor
+_UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integer and float64 types: no kernel multiplies with them
 _DOWN, _UP = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"  # looked up, not multiplied: its factors lie the other way round
+_EMBEDDING = "token_embd.weight"  # looked up, not multiplied, so its factors are transposed
 
 
 def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
-    """Read the header of an adapter and check it against that of the model it is for.
+    """Read the header of an adapter and check that the adapter fits the model.
 
-    Raises ModelLoadError for what `read_header` refuses, and for an adapter that is none or is for another model.
+    Raises ModelLoadError if `read_header` rejects the file, or if it is not an adapter or belongs to another model.
     """
     header = read_header(Path(path))
     wrong = next(_complaints(header, base), None)
     if wrong is not None:
-        raise ModelLoadError(f"The adapter {path} cannot be used: {wrong}. Convert it again, for this very model.")
+        raise ModelLoadError(f"The adapter {path} cannot be used: {wrong}. Convert the adapter again for this model.")
     return header
 
 
 def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
     if (header.metadata.get("general.type"), header.metadata.get("adapter.type")) != ("adapter", "lora"):
-        yield "it is no LoRA adapter"
+        yield "it is not a LoRA adapter"
     if header.architecture != base.architecture:
-        yield f"it is for {header.architecture}, the model is {base.architecture}"
+        yield f"it is for {header.architecture}, but the model is {base.architecture}"
     alpha = header.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float) or not math.isfinite(alpha):
         yield f"its adapter.lora.alpha is {alpha!r}"
@@ -41,22 +41,22 @@ def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
         target, suffix = name[: -len(_DOWN)], name[-len(_DOWN) :]
         weight = weights.get(target)
         if suffix not in (_DOWN, _UP) or weight is None:
-            yield f"the model has nothing for its {name!r}"
+            yield f"the model has no weights for its {name!r}"
         elif factor.kind in _UNMULTIPLIED or not factor.size:
-            yield f"its {name!r} is of type {factor.kind}, which cannot be multiplied with"
+            yield f"its {name!r} has type {factor.kind}, which cannot be multiplied"
         elif len(factor.shape) != len(weight.shape) or len(factor.shape) < 2:
-            yield f"its {name!r} has the shape {factor.shape}, for weights of {weight.shape}"
+            yield f"its {name!r} has shape {factor.shape}, but the weights have shape {weight.shape}"
         elif suffix == _DOWN:
             other = factors.get(target + _UP)
             if other is None or not _fit(weight, factor, other):
                 shapes = f"{factor.shape} and {None if other is None else other.shape}"
-                yield f"its factors for {target!r} are {shapes}, the weights {weight.shape}"
+                yield f"its factors for {target!r} have shapes {shapes}, but the weights have shape {weight.shape}"
         elif target + _DOWN not in factors:
             yield f"it has only one factor for {target!r}"
 
 
 def _fit(weight: GgufTensor, down: GgufTensor, up: GgufTensor) -> bool:
-    """Whether the factors have one rank, and the ends of the weights. Shapes are the fastest dimension first."""
+    """Return whether the factors have the same rank and match the weights. Shapes list the fastest dimension first."""
     if weight.name == _EMBEDDING:
         return weight.shape == (up.shape[1], down.shape[1]) and down.shape[0] == up.shape[0]
     ends = (down.shape[0], up.shape[1], *down.shape[2:]) == weight.shape

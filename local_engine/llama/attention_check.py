@@ -1,4 +1,4 @@
-"""Attention of our own under llama.cpp: whether its results are right."""
+"""Check of Updraft's attention kernel in llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy.typing as npt
 
 from .product_check import InitParams, scrambled
 
-_F32, _F16 = 0, 1  # of enum ggml_type
+_F32, _F16 = 0, 1  # values of enum ggml_type
 _TOLERANCE = 1e-5
-_OVERHEAD = 1 << 14  # bytes of tensors beside their data
+_OVERHEAD = 1 << 14  # bytes of tensor metadata
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """The inputs of attention."""
+    """Inputs of an attention operation."""
 
     # (streams, heads, rows, values).
     query: Floats
-    # (streams, key heads, cells, values), as `value`.
+    # (streams, key heads, cells, values); `value` has the same shape.
     key: Halves
     value: Halves
     # (1 or streams, rows, cells), added to the scores.
     mask: Halves | None
 
     def expected(self) -> Floats:
-        """By definition, in double precision: (streams, rows, heads, values)."""
+        """Compute attention by definition, in double precision: (streams, rows, heads, values)."""
         together = self.query.shape[1] // self.key.shape[1]
         key, value = (np.repeat(each.astype(np.float64), together, axis=1) for each in (self.key, self.value))
         scores = self.query.astype(np.float64) @ key.swapaxes(2, 3) * self.scale
@@ -47,7 +47,7 @@ class AttentionCase:
         return self.query.shape[3] ** -0.5
 
     def computed(self, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
-        """By our kernel, one thread after the other; None if it computes no such attention."""
+        """Compute attention with Updraft's kernel, one thread after the other; None if it does not support the case."""
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
@@ -58,21 +58,22 @@ class AttentionCase:
         result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
         function = ggml.updraft_attention
         function.restype = ctypes.c_bool
-        params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # which ggml_compute_params begins
-        found = all(function(each, result) for each in params) or None
-        if found:
+        params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # a prefix of ggml_compute_params
+        output = all(function(each, result) for each in params) or None
+        if output:
             streams, heads, rows, values = self.query.shape
-            found = np.zeros((streams, rows, heads, values), np.float32)
-            ctypes.memmove(found.ctypes.data, ggml.ggml_get_data(result), found.nbytes)
+            output = np.zeros((streams, rows, heads, values), np.float32)
+            ctypes.memmove(output.ctypes.data, ggml.ggml_get_data(result), output.nbytes)
         ggml.ggml_free(context)
-        return found
+        return output
 
 
 def agrees(ggml: ctypes.CDLL) -> bool:
-    """Whether ours is attention by its definition: of rows of one sequence, of others, and of one that sees nothing."""
+    """Return whether the kernel matches the definition, for rows of one or more sequences and for a row that sees
+    nothing."""
     case = _sample()
-    found = case.computed(ggml)
-    return found is not None and bool(np.abs(found - case.expected()).max() <= _TOLERANCE)
+    output = case.computed(ggml)
+    return output is not None and bool(np.abs(output - case.expected()).max() <= _TOLERANCE)
 
 
 def _sample() -> AttentionCase:
@@ -80,7 +81,7 @@ def _sample() -> AttentionCase:
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
     key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
-    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row one more than the one before
+    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row sees one cell more than the row before
     visible[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
     visible[6] = False
     return AttentionCase(query * 8, key, value, np.where(visible, 0, -np.inf).astype(np.float16)[None])

@@ -1,20 +1,20 @@
-"""The one place that knows how llama-cpp-python must be built; needs nothing but the standard library.
+"""Build of llama-cpp-python with the options that Updraft needs; uses only the standard library.
 
-A default build was seen to segfault on its first token on x86 machines with AMX, and to collapse to a few tokens per
-second under OpenMP when cores are shared. So, before anything else is installed:
+Default builds have segfaulted on the first token on x86 machines with AMX, and slowed down to a few tokens per second
+under OpenMP on shared cores. So, before anything else is installed:
 
     python local_engine/llama/build.py --install -c constraints.txt
 
 builds a wheel with the right options (about 8 minutes on 2 cores), installs it into this interpreter's environment,
-and keeps it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
-own wheel cache is left out of it: it may hold a wheel made with other options. By hand, the same options are
+and caches it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
+wheel cache is not used, because it may hold a wheel with other options. To build by hand with the same options:
 
     eval "$(python local_engine/llama/build.py --env)" && pip install --no-cache-dir '.[edge]'
 
-One of the options links our AVX-512 kernels into llama.cpp (`native/ggml/kernels.cmake`, decision 056).
+One of the options links Updraft's AVX-512 kernels into llama.cpp (`native/ggml/kernels.cmake`, decision 056).
 """
 
-# ruff: noqa: T201 - a script that talks to a person
+# ruff: noqa: T201 - the script prints for a person
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 
 
 class BuildError(Exception):
-    """Building or installing failed; the message says what to do."""
+    """Build or installation failed; the message says what to do."""
 
 
 def build_environment(environ: Mapping[str, str], machine: str | None = None) -> dict[str, str]:
-    """The variables to build with. Values that the user set are kept and, coming last, win."""
+    """Return the build's environment variables. The user's values are kept and come last, so that they win."""
     ours = {"CMAKE_ARGS": list(CMAKE_ARGS)}
     if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
         flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_supports(flag, environ)]
@@ -61,14 +61,14 @@ def build_environment(environ: Mapping[str, str], machine: str | None = None) ->
 
 
 def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
-    """The file of the wheel for these options, kernels, this version, Python and processor."""
+    """Return the cache folder of the wheel for these options, kernels, version, Python and processor."""
     options = {name: shlex.split(value) for name, value in build_environment(environ).items()}
     parts = [
         *(f"{name}={options[name]}".replace(str(KERNELS), _kernels_digest()) for name in sorted(options)),
         version or "newest",
         f"python{sys.version_info.major}.{sys.version_info.minor}",
         platform.system(),
-        processor(),  # the build is tuned to it
+        processor(),  # the build is tuned to the processor
     ]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -76,20 +76,20 @@ def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def pinned_version(constraints: Path) -> str | None:
-    """The version a constraints file pins, None if it does not pin one. Raises BuildError if it cannot be read."""
+    """Return the version that the file pins, None if it pins none. Raises BuildError if the file cannot be read."""
     try:
         lines = constraints.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BuildError(f"Cannot read {constraints}: {error.strerror}.") from error
     for line in lines:
-        name, found, version = line.partition("#")[0].partition("==")
-        if found and re.sub(r"[-_.]+", "-", name.strip()).lower() == PACKAGE:
+        name, separator, version = line.partition("#")[0].partition("==")
+        if separator and re.sub(r"[-_.]+", "-", name.strip()).lower() == PACKAGE:
             return version.strip()
     return None
 
 
 def install(version: str | None, constraints: Path | None, environ: Mapping[str, str]) -> None:
-    """Make this interpreter's environment hold the right build; does nothing if it does. Raises BuildError."""
+    """Install the right build into this interpreter's environment, unless it is there already. Raises BuildError."""
     folder = wheel_folder(version, environ)
     if _installed_from(folder):
         print(f"{PACKAGE} {importlib.metadata.version(PACKAGE)} is installed with the right options.")
@@ -97,15 +97,15 @@ def install(version: str | None, constraints: Path | None, environ: Mapping[str,
     wheel = next(folder.glob("*.whl"), None) or build(version, folder, environ)
     print(f"Installing {wheel.name}")
     limits = ["-c", str(constraints)] if constraints else []
-    _pip(["install", "-q", "--force-reinstall", "--no-deps", str(wheel)], environ)  # even over the same version
-    _pip(["install", "-q", *limits, str(wheel)], environ)  # brings missing dependencies
+    _pip(["install", "-q", "--force-reinstall", "--no-deps", str(wheel)], environ)  # replaces even the same version
+    _pip(["install", "-q", *limits, str(wheel)], environ)  # installs missing dependencies
 
 
 def build(version: str | None, folder: Path, environ: Mapping[str, str]) -> Path:
-    """Build the wheel into `folder` and return its path. Raises BuildError with the end of the log."""
+    """Build the wheel into `folder` and return its path. Raises BuildError with the end of the build log."""
     options = build_environment(environ)
     _require_compiler(environ)
-    print(f"Building {PACKAGE} {version or ''} for this processor, once; about 8 minutes on 2 cores.")
+    print(f"Building {PACKAGE} {version or ''} for this processor; this takes about 8 minutes on 2 cores.")
     for name, value in options.items():
         print(f"  {name}={value}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--env", action="store_true", help="print the options as shell `export` lines")
-    action.add_argument("--install", action="store_true", help="build if needed, and install into this environment")
-    action.add_argument("--wheel-dir", action="store_true", help="print where the wheel for this machine is kept")
+    action.add_argument("--install", action="store_true", help="build the wheel if needed, and install it here")
+    action.add_argument("--wheel-dir", action="store_true", help="print the cache folder of this machine's wheel")
     parser.add_argument("-c", "--constraints", type=Path, help="take the version from this constraints file")
     options = parser.parse_args(arguments)
     try:
@@ -148,11 +148,11 @@ _PIP = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check")
 
 def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:
     if subprocess.run([*_PIP, *arguments], env=dict(environ), check=False).returncode:
-        raise BuildError(f"pip failed on: pip {shlex.join(arguments)}")
+        raise BuildError(f"This command failed: pip {shlex.join(arguments)}")
 
 
 def _installed_from(folder: Path) -> bool:
-    """Whether the installed build is the wheel of `folder`: pip notes where a local wheel came from (PEP 610)."""
+    """Return whether the installed build is the wheel in `folder`; pip records a wheel's origin (PEP 610)."""
     try:
         origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json") or ""
     except importlib.metadata.PackageNotFoundError:
@@ -176,11 +176,11 @@ def _run_showing_progress(command: list[str], environ: Mapping[str, str]) -> Non
             raise
     progress.end()
     if process.returncode:
-        raise BuildError("\n".join(tail) + f"\n\nBuilding {PACKAGE} failed; the last lines of its log are above.")
+        raise BuildError("\n".join(tail) + f"\n\nBuilding {PACKAGE} failed; the end of the build log is above.")
 
 
 class _Progress:
-    """ninja's `[12/193]` as one line that updates on a terminal, as a line every tenth elsewhere."""
+    """Shows ninja's `[12/193]`: one updating line on a terminal, otherwise one line per tenth of the build."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -208,35 +208,35 @@ def _require_compiler(environ: Mapping[str, str]) -> None:
     wanted = [environ["CXX"]] if "CXX" in environ else ["c++", "g++", "clang++"]
     if not any(shutil.which(shlex.split(name)[0], path=environ.get("PATH")) for name in wanted):
         raise BuildError(
-            f"Building {PACKAGE} needs a C++ compiler, and none is here ({', '.join(wanted)}). "
+            f"Building {PACKAGE} needs a C++ compiler; not found: {', '.join(wanted)}. "
             "On Debian or Ubuntu: apt-get install build-essential. On macOS: xcode-select --install."
         )
 
 
 def _compiler_supports(flag: str, environ: Mapping[str, str]) -> bool:
-    """Whether the C compiler accepts `flag`. One too old to know it cannot emit AMX code either."""
+    """Return whether the C compiler accepts `flag`. A compiler too old to know the flag cannot emit AMX code either."""
     compiler = shlex.split(environ.get("CC", "cc"))
     if not shutil.which(compiler[0], path=environ.get("PATH")):
-        return True  # no compiler yet: the options of one that will be installed
+        return True  # no compiler yet: assume that a recent one will be installed
     command = [*compiler, flag, "-Werror", "-E", "-x", "c", os.devnull]
     return subprocess.run(command, capture_output=True, env=dict(environ), check=False).returncode == 0
 
 
 def _kernels_digest() -> str:
-    """Of all that is linked in, wherever it lies."""
+    """Return a digest of all kernel sources, wherever they are installed."""
     files = sorted(KERNELS.parent.iterdir())
     contents = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
     return hashlib.sha256(contents).hexdigest()
 
 
 def _joined(ours: Sequence[str], theirs: str) -> str:
-    """Both, without doubling options that an earlier `--env` already put there."""
+    """Join both, without repeating options that an earlier `--env` already added."""
     own = shlex.split(theirs)
     return " ".join([*(shlex.quote(value) for value in ours if value not in own), *([theirs] if theirs else [])])
 
 
 def processor() -> str:
-    """Identifies what `-march=native` depends on."""
+    """Return the processor traits that `-march=native` depends on."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         facts = [line for line in lines if line.partition(":")[0].strip() in ("model name", "flags", "Features")]
@@ -245,7 +245,7 @@ def processor() -> str:
 
 
 def build_key() -> str:
-    """Identifies the installed libraries and the processor; empty if llama-cpp-python is not installed."""
+    """Return a key of the installed libraries and the processor; empty if llama-cpp-python is not installed."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return ""

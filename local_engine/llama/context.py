@@ -1,4 +1,4 @@
-"""One llama.cpp context: tokens of many sequences in, logits and hidden states out, and the cells of its KV cache."""
+"""A llama.cpp context: tokens of many sequences in, logits and hidden states out, and a KV cache between steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_ROOM = 1
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A GGUF file of low-rank changes to the weights (Hu et al. 2021), and how strongly they apply."""
+    """A GGUF file of low-rank changes to the weights (Hu et al. 2021), and the strength at which they apply."""
 
     path: Path | str
     scale: float = 1.0
@@ -29,24 +29,24 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """The parameters of a context.
+    """Parameters of a context.
 
-    An f32 cache without flash attention, which on a CPU rounds to half precision whatever the cache holds, makes
-    log-probabilities of a float32 model agree with torch within 1e-4 instead of about 1e-2.
+    On a CPU, flash attention rounds to half precision whatever the cache type. With an f32 cache and no flash
+    attention, log-probabilities of a float32 model match torch within 1e-4 instead of about 1e-2.
     """
 
-    # Cells of KV cache. All sequences share them, or each has an equal part if `separate`.
+    # Cells of the KV cache. All sequences share them, or each has an equal part if `separate`.
     n_ctx: int
-    # Most tokens per call.
+    # Maximum tokens per call.
     n_batch: int
-    # Most outputs per call.
+    # Maximum outputs per call.
     n_outputs: int
-    # Sequence ids, from 0.
+    # Number of sequence ids; the ids start at 0.
     n_sequences: int
-    # Most threads; fewer while other processes need the processors.
+    # Maximum threads; fewer run while other processes need the processors.
     n_threads: int
     kv_cache_type: KvCacheType
-    # None: llama.cpp's choice.
+    # Flash attention. None: llama.cpp decides.
     flash_attention: bool | None
     separate: bool = False
     adapters: Sequence[LoraAdapter] = ()
@@ -54,7 +54,7 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of one sequence that follow its first `start` ones; the last `outputs` of them are outputs."""
+    """Tokens of one sequence at positions from `start` on; the last `outputs` of them are outputs."""
 
     sequence: int
     start: int
@@ -63,17 +63,17 @@ class Rows:
 
 
 class NoRoomError(Exception):
-    """llama.cpp found no free cells for a batch; nothing has changed."""
+    """llama.cpp found no free cells for a batch; the cache is unchanged."""
 
 
 class LlamaContext:
-    """Implements `KVMemory`. One thread at a time. `threads`: how many the last step had.
+    """A llama.cpp context that implements `KVMemory`. Not thread-safe. `threads`: threads used by the last step.
 
-    Hidden states are those after the final norm. llama.cpp gives them only from calls in which every row is an output.
+    Hidden states are taken after the final norm. llama.cpp returns them only if every row of a call is an output.
     """
 
     def __init__(self, model: LlamaModel, options: ContextOptions) -> None:
-        """Raises ModelLoadError if the KV cache does not fit into memory, or for an unusable adapter."""
+        """Raises ModelLoadError if the KV cache does not fit into memory or an adapter is unusable."""
         library, handle = llama(), model.handle()
         self._api = api = library.api
         self.threads = options.n_threads
@@ -82,8 +82,8 @@ class LlamaContext:
         self._context: Any = api.llama_init_from_model(handle, _parameters(api, options))
         if not self._context:
             raise ModelLoadError(
-                f"llama.cpp cannot make a context of {options.n_ctx} tokens: {library.last_errors()}. "
-                "Ask for a smaller context_length, or another kv_cache_type."
+                f"llama.cpp cannot create a context of {options.n_ctx} tokens: {library.last_errors()}. "
+                "Lower context_length, or set another kv_cache_type."
             )
         try:
             self._adapt(handle, options.adapters)
@@ -98,9 +98,9 @@ class LlamaContext:
         self._gives_hidden = True
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let `target`, which holds nothing, hold the first `length` tokens of `source` too, in the same cells.
+        """Make the empty sequence `target` share the first `length` tokens of `source`, in the same cells.
 
-        A recurrent state is copied whole: `length` must then be all there is.
+        A recurrent state is copied whole, so `length` must be the whole length of `source`.
         """
         self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
@@ -108,14 +108,14 @@ class LlamaContext:
         self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
-        """No sequence holds anything."""
+        """Empty all sequences."""
         self._api.llama_memory_clear(self._memory, False)
 
     def decode(self, rows: Sequence[Rows]) -> tuple[Floats, Floats | None]:
         """Evaluate at most `n_batch` tokens of any sequences.
 
-        Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states
-        (n, hidden), else None: float32 views that the next call overwrites. Raises NoRoomError, EngineError.
+        Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states (n,
+        hidden), else None. Both are float32 views that the next call overwrites. Raises NoRoomError, EngineError.
         """
         tokens, outputs = self._batch.fill(rows)
         self._want_hidden(tokens == outputs)
@@ -133,7 +133,7 @@ class LlamaContext:
         return logits, self._hidden.rows(self._context, outputs) if tokens == outputs else None
 
     def _want_hidden(self, wanted: bool) -> None:
-        """Tell llama.cpp if that is new: each call is logged, to Python."""
+        """Switch hidden states on or off. Unchanged values are skipped, because llama.cpp logs each call to Python."""
         if wanted != self._gives_hidden:
             self._api.llama_set_embeddings(self._context, wanted)
             self._gives_hidden = wanted
@@ -159,17 +159,17 @@ class LlamaContext:
 
 
 class _Outputs:
-    """Views of the floats that llama.cpp keeps in one place for all steps, unless a step has more of them."""
+    """Views of the floats that llama.cpp keeps at the same address for all steps, unless a step has more of them."""
 
     def __init__(self, function: Any, width: int) -> None:
-        """`function` of the context: a pointer to the first of rows of `width`."""
+        """`function` returns, for a context, a pointer to the first of the rows of `width` floats."""
         self._function = _held(function)
         self._width = width
         self._known: tuple[int, int] | None = None
         self._view = np.empty((0, width), np.float32)
 
     def rows(self, context: Any, count: int) -> Floats:
-        """(count, width) after a step that had so many outputs."""
+        """Return the rows (count, width) of a step with `count` outputs."""
         if count == 0:
             return np.empty((0, self._width), np.float32)
         pointer = self._function(context)
@@ -180,9 +180,9 @@ class _Outputs:
 
 
 def _held(function: Any) -> Any:
-    """The same C function, called without letting other Python threads run: for what takes microseconds.
+    """Return the C function in a form that keeps the GIL, for calls that take microseconds.
 
-    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
+    After a release, a busy thread may keep the GIL for 5 ms (`sys.getswitchinterval`).
     """
     prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
     address: Any = ctypes.cast(function, ctypes.c_void_p).value
@@ -190,13 +190,13 @@ def _held(function: Any) -> Any:
 
 
 class _Batch:
-    """A `llama_batch` whose arrays are numpy's, so that whole rows are written at once."""
+    """A `llama_batch` over numpy arrays, so that whole rows are written at once."""
 
     def __init__(self, api: Any, size: int) -> None:
         self._tokens, self._positions, self._sequences = (np.zeros(size, np.int32) for _ in range(3))
         self._counts, self._outputs = np.ones(size, np.int32), np.zeros(size, np.int8)
         start, step = self._sequences.ctypes.data, self._sequences.itemsize
-        self._pointers = (start + step * np.arange(size)).astype(np.uintp)  # each row has one sequence: its own entry
+        self._pointers = (start + step * np.arange(size)).astype(np.uintp)  # each row has one sequence, its own entry
         self.struct = api.llama_batch()
         for name, array in (
             ("token", self._tokens),
@@ -208,7 +208,7 @@ class _Batch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def fill(self, rows: Sequence[Rows]) -> tuple[int, int]:
-        """The number of tokens, and of outputs among them."""
+        """Write the rows into the batch; return the number of tokens and the number of outputs."""
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
@@ -237,5 +237,5 @@ def _parameters(api: Any, options: ContextOptions) -> Any:
         )
     params.kv_unified = not options.separate
     params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
-    params.embeddings = True  # room for hidden states from the beginning
+    params.embeddings = True  # reserve memory for hidden states from the start
     return params

@@ -1,7 +1,7 @@
-"""The code that computes in the loaded llama.cpp: kernels of ours, linked in when it was built, or its own.
+"""Kernels in use by the loaded llama.cpp: Updraft's, linked in at build time, or llama.cpp's own.
 
-`build.py` links them in (decision 056), and the library itself chooses when it is loaded. Nothing is compiled or
-changed here: this module only asks. A llama.cpp that was built otherwise runs as it is.
+`build.py` links Updraft's kernels in (decision 056), and the library selects kernels when it is loaded. This module
+only reads the selection; it compiles and changes nothing. Other builds of llama.cpp work unchanged.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from ...protocol.errors import ConfigurationError
 from ..machine.machine import Machine, this_machine
 from .product_check import KINDS
 
-#: "on", the default, or "off": llama.cpp's own code computes everything. Read once, when the library is loaded.
+#: "on" (default) or "off": use only llama.cpp's own kernels. Read once, when the library is loaded.
 SWITCH = "UPDRAFT_LLAMA_KERNELS"
-MAX_HEAD_DIM = 256  # numbers of a key or a value, of which our attention takes no more
+MAX_HEAD_DIM = 256  # largest key or value size that Updraft's attention kernel supports
 _ATTENTION = "attention"
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
-# As `build.REBUILD_COMMAND`; that module imports much that an app does not need.
+# Same as `build.REBUILD_COMMAND`; repeated here, because that module has imports that an app does not need.
 _REBUILD = "python -m updraft.local_engine.llama.build --install"
 _log = logging.getLogger("updraft.local")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The kernels of ours that serve in a process."""
+    """Updraft's kernels in use in this process."""
 
-    # Weights whose matrix products are ours.
+    # Weight types whose matrix products Updraft's kernels compute.
     types: tuple[str, ...] = ()
-    # Whether flash attention is ours, too.
+    # Whether Updraft's kernel computes flash attention.
     attention: bool = False
-    # Why llama.cpp's own code serves; empty where ours does.
+    # Why llama.cpp's own kernels are in use; empty if Updraft's are.
     reason: str = ""
-    # The remedy; empty if there is none.
+    # Remedy; may be empty.
     fix: str = ""
 
     @property
@@ -51,14 +51,14 @@ prepare_types(Served)
 
 
 def check_switch(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigurationError for a value that means nothing."""
+    """Raises ConfigurationError if the switch is neither on nor off."""
     value = environ.get(SWITCH, "on")
     if value not in ("on", "off"):
         raise ConfigurationError(f"{SWITCH} is {value!r}: set it to on or off, or unset it.")
 
 
 def served_by(library: ctypes.CDLL) -> Served:
-    """The kernels that serve in the loaded `library`, llama.cpp's. The log says why ours do not."""
+    """Return Updraft's kernels in use by the loaded llama.cpp `library`. Log why if llama.cpp uses its own."""
     try:
         function = library.updraft_ggml_kernels
     except AttributeError:
@@ -67,7 +67,7 @@ def served_by(library: ctypes.CDLL) -> Served:
         function.restype = ctypes.c_char_p
         served = _linked((function() or b"").decode().split())
     if served.reason:
-        _log.info("llama.cpp computes with its own code: %s.", "; ".join(filter(None, (served.reason, served.fix))))
+        _log.info("llama.cpp uses its own kernels: %s.", "; ".join(filter(None, (served.reason, served.fix))))
     return served
 
 
@@ -81,16 +81,16 @@ def _linked(names: list[str]) -> Served:
 
 def _not_linked(machine: Machine) -> Served:
     if platform.system() != "Linux":
-        return Served(reason="our kernels are for Linux")
+        return Served(reason="Updraft's kernels are for Linux")
     if "avx512_vnni" not in machine.instruction_sets:
         return Served(reason="this processor has no AVX-512 VNNI")
-    return Served(reason="llama-cpp-python was built without our kernels", fix=f"rebuild it: {_REBUILD}")
+    return Served(reason="llama-cpp-python was built without Updraft's kernels", fix=f"rebuild it: {_REBUILD}")
 
 
 def worth_repacking(header: GgufHeader, served: Served) -> bool:
-    """Whether some weights of a model are faster in llama.cpp's own other form.
+    """Return whether repacking by llama.cpp would make some weights of the model faster.
 
-    These are types that are not ours, and experts, whose products never reach our kernels.
+    This holds for weight types without an Updraft kernel, and for experts, whose products never reach the kernels.
     """
     ours = {kind.number for kind in KINDS if kind.name in served.types}
     matrices = [tensor for tensor in header.tensors if len(tensor.shape) > 1]

@@ -1,4 +1,4 @@
-"""llama.cpp's library and models as typed classes over llama_cpp's low-level functions: loading and tokenizing."""
+"""Typed classes over llama_cpp's low-level functions: the library, and models with their tokenizers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _loading = threading.Lock()
 
 
 class Llama:
-    """The loaded shared library: its functions as `api`, which kernels in it are ours, and the last error lines it
+    """The loaded shared library: its functions as `api`, the Updraft kernels in use, and the last error lines that it
     logged."""
 
     def __init__(self) -> None:
-        check_switch()  # the library reads it, too, when it is loaded
+        check_switch()  # the library also reads the switch when it is loaded
         try:
             from llama_cpp import llama_cpp as api
-        except (ImportError, OSError, RuntimeError) as error:  # the last two: a shared library that does not load
+        except (ImportError, OSError, RuntimeError) as error:  # the latter two: the library does not load
             raise MissingDependencyError(
-                f"The on-device engine needs llama-cpp-python, which does not import here ({error}). Install it with: "
+                f"The on-device engine needs llama-cpp-python, which cannot be imported ({error}). Install it with: "
                 "python -m updraft.local_engine.llama.build --install"
             ) from error
         self.api: Any = api
@@ -46,7 +46,7 @@ class Llama:
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # for ever: the library calls it whatever becomes of us
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # keeps it for ever: the library never forgets it
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
@@ -57,15 +57,15 @@ class Llama:
             self.errors.append(text.decode("utf-8", "replace").strip())
 
     def last_errors(self) -> str:
-        """llama.cpp's complaints since the last call, for the text of an exception."""
+        """Return llama.cpp's error lines since the last call, for an exception's message."""
         lines = "; ".join(self.errors)
         self.errors.clear()
         return lines or "llama.cpp gave no reason"
 
 
 def llama() -> Llama:
-    """The library, loaded on first use, once for all threads. Raises MissingDependencyError."""
-    with _loading:  # `functools.cache` alone lets every thread that comes before the first is done load it, too
+    """Load the library on first use, once for all threads. Raises MissingDependencyError."""
+    with _loading:  # `functools.cache` alone lets threads load it concurrently
         return _loaded()
 
 
@@ -75,19 +75,19 @@ def _loaded() -> Llama:
 
 
 class LlamaModel:
-    """The mapped weights and the vocabulary of one file. Thread-safe."""
+    """Mapped weights and vocabulary of one file. Thread-safe."""
 
     def __init__(
         self, path: Path, *, gpu_layers: int | None = None, repack: bool = True, missing: frozenset[int] = frozenset()
     ) -> None:
-        """Raises ModelLoadError, with llama.cpp's own words, if it refuses the file. `gpu_layers` None: its default.
+        """Raises ModelLoadError, with llama.cpp's message, if it rejects the file. `gpu_layers` None: its default.
 
-        `missing`: bytes without a token, as `byte_tokens` finds them.
+        `missing`: bytes without a token, from `byte_tokens.missing_bytes`.
         """
         library = llama()
         self._api = api = library.api
         self._missing = missing
-        self._readers = 0  # of the vocabulary: side by side, since a long text takes seconds; `close` waits for them
+        self._readers = 0  # of the vocabulary; concurrent, as a long text takes seconds; `close` waits for them
         self._changed = threading.Condition()
         library.last_errors()
         params = api.llama_model_default_params()
@@ -100,7 +100,7 @@ class LlamaModel:
             raise ModelLoadError(f"llama.cpp cannot load {path}: {library.last_errors()}.")
         if api.llama_model_has_encoder(self._model) or not api.llama_model_has_decoder(self._model):
             self.close()
-            raise ModelLoadError(f"{path} is no decoder-only language model: it cannot continue text.")
+            raise ModelLoadError(f"{path} is not a decoder-only language model, so it cannot generate text.")
         self._vocab = api.llama_model_get_vocab(self._model)
         self._is_bpe = api.llama_vocab_type(self._vocab) == api.LLAMA_VOCAB_TYPE_BPE
         self.vocab_size: int = api.llama_vocab_n_tokens(self._vocab)
@@ -108,7 +108,7 @@ class LlamaModel:
         self.parameters: int = api.llama_model_n_params(self._model)
         self.train_context: int = api.llama_model_n_ctx_train(self._model)
         self.is_recurrent: bool = api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
-        # One call for each token: with a large vocabulary, each more is felt when a model is loaded.
+        # One call per token: with a large vocabulary, a second call would slow down loading noticeably.
         attributes = list(map(api.llama_vocab_get_attr, itertools.repeat(self._vocab), range(self.vocab_size)))
         self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
         candidates = self._control.union(_named_ends(api, self._model, self._vocab))
@@ -118,38 +118,38 @@ class LlamaModel:
             for token in sorted(self._control)
         }
         self.control_tokens = tuple(self._control_texts)
-        #: Tokens of the file's own that are not called control tokens, but which llama.cpp reads in any text.
+        #: Tokens that the file does not mark as control tokens, but that llama.cpp recognizes in any text.
         self.user_defined = tuple(
             api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
             for token in sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))
         )
         bos, eos = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
-        #: What the file wants in front of a prompt, and behind a raw one.
+        #: Tokens that the file requires before a prompt, and after a raw prompt.
         self.front = [bos] if api.llama_vocab_get_add_bos(self._vocab) and bos >= 0 else []
         self.back = [eos] if api.llama_vocab_get_add_eos(self._vocab) and eos >= 0 else []
         self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def text_of(self, which: Literal["bos", "eos"]) -> str:
-        """The BOS or EOS token as text; empty if the vocabulary has none."""
+        """Return the text of the BOS or EOS token; empty if the vocabulary has none."""
         with self._open() as api:
             token = api.llama_vocab_bos(self._vocab) if which == "bos" else api.llama_vocab_eos(self._vocab)
             return api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace") if token >= 0 else ""
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: no text of n tokens has more than n times as many."""
+        """Characters of the longest token, which limits the characters of a text of n tokens."""
         with self._open() as api:
             texts = (api.llama_vocab_get_text(self._vocab, token) for token in range(self.vocab_size))
             return max(len(text.decode("utf-8", "replace")) for text in texts)
 
     def special_id(self, text: str) -> int | None:
-        """The control token written `text`; None if there is none."""
+        """Return the id of the control token spelled `text`; None if the model has no such token."""
         return self._control_texts.get(text)
 
     def tokenize(self, text: str, *, allow_special: bool) -> list[int]:
-        """Token ids, nothing added. `allow_special`: read control tokens in `text`.
+        """Return the token ids of `text` alone. `allow_special`: recognize control tokens in `text`.
 
-        Raises InvalidRequestError for a character that the vocabulary cannot write.
+        Raises InvalidRequestError for a character that the vocabulary cannot represent.
         """
         raw = text.encode("utf-8", "replace")
         if self._missing and not allow_special and not self._missing.isdisjoint(raw):
@@ -172,7 +172,7 @@ class LlamaModel:
             room = -count  # more tokens than bytes: a space may take three
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
-            raise InvalidRequestError("The vocabulary has neither a token for this text nor an unknown token.")
+            raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")
         return tokens
 
     def _refuse_unwritable(self, text: str) -> None:
@@ -188,9 +188,9 @@ class LlamaModel:
                 )
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
-        """The bytes a token stands for; empty for a control token unless asked for. Raises InvalidRequestError."""
+        """Return the bytes of a token; empty for a control token if `skip_special`. Raises InvalidRequestError."""
         if not 0 <= token < self.vocab_size:  # llama.cpp would abort
-            raise InvalidRequestError(f"There is no token {token}: the model has {self.vocab_size:,}.")
+            raise InvalidRequestError(f"There is no token {token}: the model has {self.vocab_size:,} tokens.")
         if skip_special and token in self._control:
             return b""
         size = 64
@@ -203,12 +203,12 @@ class LlamaModel:
                 size = -length
 
     def handle(self) -> Any:
-        """The `llama_model *`, valid until `close`. Raises EngineError after it."""
+        """Return the `llama_model *`, valid until `close`. Raises EngineError after `close`."""
         with self._open():
             return self._model
 
     def close(self) -> None:
-        """Unmap the weights, once nobody reads the vocabulary; every context must be closed before."""
+        """Unmap the weights after the last reader of the vocabulary. All contexts must be closed before."""
         with self._changed:
             self._changed.wait_for(lambda: not self._readers)
             if self._model:
@@ -231,10 +231,10 @@ class LlamaModel:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text where tokenizers split anyway, as far as it has such places.
+    """Cut a text at places where tokenizers split anyway, as far as such places exist.
 
-    llama.cpp splits words with std::regex, whose recursion takes up to 1 kB of stack for each character of a match:
-    some 10,000 letters without a space end the process.
+    llama.cpp splits words with std::regex, whose recursion takes up to 1 kB of stack per character of a match: some
+    10,000 letters without a space would crash the process.
     """
     start = 0
     while len(text) - start > _LONGEST_PIECE:
@@ -247,17 +247,17 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _with(attributes: list[int], attribute: int) -> frozenset[int]:
-    """The tokens that have it."""
-    return frozenset(token for token, found in enumerate(attributes) if found & attribute)
+    """Return the tokens that have the attribute."""
+    return frozenset(token for token, value in enumerate(attributes) if value & attribute)
 
 
 def _named_ends(api: Any, model: Any, vocab: Any) -> Iterator[int]:
-    """The end tokens that the file names, control tokens or not. An end token that llama.cpp knows
-    by its text alone is a control token there."""
+    """Yield the end tokens that the file names, control tokens or not. End tokens that llama.cpp knows only by their
+    text are control tokens."""
     for name in ("eos", "eot", "fim_pad", "fim_rep", "fim_sep"):
         token: int = getattr(api, f"llama_vocab_{name}")(vocab)
         if token >= 0:
             yield token
-    number = ctypes.create_string_buffer(16)  # "end of message": there is no function for it
+    number = ctypes.create_string_buffer(16)  # "end of message": llama.cpp has no function for it
     if api.llama_model_meta_val_str(model, b"tokenizer.ggml.eom_token_id", number, len(number)) > 0:
         yield int(number.value)

@@ -1,4 +1,4 @@
-"""Users' text as tokens of a GGUF file's vocabulary, and checks of the file's tokenizer settings."""
+"""Tokenization of user text, and checks of a GGUF file's tokenizer settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST = 6  # bytes of a byte token's text, such as <0xF1>
 
 
 class PlainText:
-    """Tokenizes what users write: `marks` in it stay text.
+    """Tokenizes user text so that special `marks` in the text stay plain text.
 
-    llama.cpp reads tokens that a file calls USER_DEFINED wherever they stand. So a mark is cut in two, where its halves
-    make the fewest tokens: that is how it would be read if it were none.
+    llama.cpp recognizes USER_DEFINED tokens anywhere in a text. So each mark is cut in two, at the position that gives
+    the fewest tokens: that is how a tokenizer without the mark would read it.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class PlainText:
         self._cuts: dict[str, int] = {}
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, nothing added."""
+        """Return the token ids of `text` alone."""
         ids: list[int] = []
         start = 0
         for match in () if self._pattern is None else self._pattern.finditer(text):
@@ -51,14 +51,14 @@ class PlainText:
 
 
 def suspicious_settings(header: GgufHeader) -> Iterator[str]:
-    """Warnings about settings that the file's tokenizer lacks."""
-    again = "Answers may be poor: convert the model again, with a current llama.cpp, or download another file."
+    """Yield warnings about tokenizer settings that are missing from the file."""
+    again = "Answers may be poor: convert the model again with a current llama.cpp, or download another file."
     if header.metadata.get("tokenizer.ggml.model") == "gpt2":
         pre = header.metadata.get("tokenizer.ggml.pre")
         if pre in (None, "", "default"):
-            yield f"tokenizer.ggml.pre is {pre or 'missing'}: text may be split as the model never learnt it. {again}"
+            yield f"tokenizer.ggml.pre is {pre or 'missing'}: text may be split differently than in training. {again}"
     if "tokenizer.ggml.token_type" not in header.arrays:
-        yield f"tokenizer.ggml.token_type is missing: special tokens cannot be told from text. {again}"
+        yield f"tokenizer.ggml.token_type is missing: special tokens cannot be distinguished from text. {again}"
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Matrix products of our own under llama.cpp: for which types of weights, and whether their results are right."""
+"""Check of Updraft's matrix products in llama.cpp, and the weight types that they support."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_F32 = 0  # of enum ggml_type
-_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # rows of weights and activations, blocks: tiles and what is left
-_TOLERANCE = 1e-5  # of the largest result: sums in another order differ by a tenth of that
+_F32 = 0  # value of enum ggml_type
+_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # weight rows, activation rows, blocks: tiles and remainders
+_TOLERANCE = 1e-5  # relative to the largest result; another order of sums changes a tenth of that
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """A type of quantised weights as ggml has it."""
+    """A type of quantized weights, as defined by ggml."""
 
     name: str
-    # Of `enum ggml_type`.
+    # Value of `enum ggml_type`.
     number: int
-    # In one block.
+    # Values per block.
     values: int
     block_bytes: int
-    # Offsets of numbers of half precision in a block.
+    # Offsets of half-precision numbers in a block.
     halves_at: tuple[int, ...]
-    # The type that activations are quantised to, and the bytes of its blocks.
+    # Type that activations are quantized to, and the bytes of its blocks.
     activation_type: int
     activation_bytes: int
-    # ggml's function that quantises activations.
+    # ggml's function that quantizes activations.
     quantizer: str
-    # ggml's function that multiplies one row by one.
+    # ggml's function that multiplies two rows.
     dot: str
 
 
@@ -49,7 +49,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Blocks of weights and of activations as they lie in memory: (rows, blocks, bytes) each."""
+    """Blocks of weights and activations in ggml's memory layout: (rows, blocks, bytes) each."""
 
     kind: WeightKind
     weights: Bytes
@@ -57,18 +57,18 @@ class Factors:
 
     @classmethod
     def scrambled(cls, ggml: ctypes.CDLL, kind: WeightKind, size: tuple[int, int, int]) -> Factors:
-        """Without a pattern. `size`: rows of weights and of activations, blocks in a row."""
+        """Return pseudo-random factors. `size`: rows of weights, rows of activations, blocks per row."""
         rows, columns, blocks = size
         return cls(kind, _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks))
 
     def product(self, function: Any, threads: int = 2) -> Floats | None:
-        """The product by `function`, a `llamafile_sgemm`, one thread after the other: (rows of activations, rows
-        of weights). None if it computes no such product."""
+        """Compute the product with `function`, a `llamafile_sgemm`, one thread after the other: (rows of activations,
+        rows of weights). None if the function does not support the product."""
         (rows, blocks, _), columns = self.weights.shape, len(self.activations)
         result = np.zeros((columns, rows), np.float32)
         function.restype = ctypes.c_bool
         for thread in range(threads):
-            params = (ctypes.c_int * 16)(thread, threads)  # longer than ggml_compute_params, which begins so
+            params = (ctypes.c_int * 16)(thread, threads)  # longer than ggml_compute_params, which begins with these
             computed = function(
                 params,
                 *map(ctypes.c_int64, (rows, columns, blocks)),
@@ -85,7 +85,7 @@ class Factors:
         return result
 
     def dots(self, ggml: ctypes.CDLL) -> Floats:
-        """The same, as ggml multiplies one row by one row."""
+        """Compute the product with ggml, one pair of rows at a time."""
         (rows, blocks, _), columns = self.weights.shape, len(self.activations)
         result, dot = np.zeros((columns, rows), np.float32), getattr(ggml, self.kind.dot)
         none = ctypes.c_size_t(0)
@@ -99,43 +99,43 @@ class Factors:
 
 
 def agrees(ggml: ctypes.CDLL, kind: WeightKind) -> bool:
-    """Whether our products of this type are ggml's but for the order of their sums."""
+    """Return whether Updraft's products of this type equal ggml's up to the order of sums."""
     for size in _SIZES:
         factors = Factors.scrambled(ggml, kind, size)
-        found, expected = factors.product(ggml.updraft_product), factors.dots(ggml)
-        if found is None or not np.abs(found - expected).max() <= _TOLERANCE * np.abs(expected).max():
+        product, expected = factors.product(ggml.updraft_product), factors.dots(ggml)
+        if product is None or not np.abs(product - expected).max() <= _TOLERANCE * np.abs(expected).max():
             return False
     return True
 
 
 def _weights(kind: WeightKind, rows: int, blocks: int) -> Bytes:
-    """Rows as they lie in memory, with scales and minima of about 0.1."""
-    found = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
-    found = found.reshape(rows, blocks, kind.block_bytes)
+    """Return pseudo-random rows in ggml's memory layout, with scales and minima of about 0.1."""
+    weights = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
+    weights = weights.reshape(rows, blocks, kind.block_bytes)
     for place in kind.halves_at:
-        found[:, :, place + 1] = found[:, :, place + 1] & 0x83 | 0x2C  # sign and mantissa stay
-    return found
+        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # keep sign and mantissa
+    return weights
 
 
 def _activations(ggml: ctypes.CDLL, kind: WeightKind, rows: int, blocks: int) -> Bytes:
-    """Rows as ggml quantises them."""
+    """Return pseudo-random rows, quantized by ggml."""
     count = rows * blocks * kind.values
     values = (scrambled(2 * count)[count:] >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
-    found = np.zeros((rows, blocks, kind.activation_bytes), np.uint8)
+    quantized = np.zeros((rows, blocks, kind.activation_bytes), np.uint8)
     getattr(ggml, kind.quantizer)(
-        ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(found.ctypes.data), ctypes.c_int64(count)
+        ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(quantized.ctypes.data), ctypes.c_int64(count)
     )
-    return found
+    return quantized
 
 
 def scrambled(count: int) -> npt.NDArray[np.uint64]:
-    """Numbers without a pattern. By hand, for to import numpy's generators takes longer than all else here."""
+    """Return pseudo-random numbers. Importing numpy's generators would take longer than the whole check."""
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed * np.uint64(0xBF58476D1CE4E5B9)
 
 
 class InitParams(ctypes.Structure):
-    """ggml_init_params."""
+    """C struct `ggml_init_params`."""
 
     _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("without_data", ctypes.c_bool))

@@ -1,6 +1,6 @@
-"""Whether the kernels in the loaded llama.cpp are right, and whether llama.cpp calls them.
+"""Check that the kernels in the loaded llama.cpp are right, and that llama.cpp calls them.
 
-`updraft doctor` runs this, and so does the first use of a build on a machine, in a process of its own.
+`updraft doctor` runs the check, and so does the first use of a build on a machine, in a subprocess.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from . import attention_check
 from .kernels import Served
 from .product_check import KINDS, InitParams, WeightKind, agrees
 
-_ROOM = 1 << 24  # bytes of tensors, a graph and what ggml computes in
-_ROWS, _COLUMNS = 16, 9  # from eight columns on ggml has another way for K-quants
-_F32, _F16 = 0, 1  # of enum ggml_type
+_ROOM = 1 << 24  # bytes for tensors, a graph and ggml's work memory
+_ROWS, _COLUMNS = 16, 9  # from eight columns on, ggml uses another code path for K-quants
+_F32, _F16 = 0, 1  # values of enum ggml_type
 
 
 def wrong_kernels(ggml: ctypes.CDLL, served: Served) -> tuple[str, ...]:
-    """The names of kernels that serve and should not: their results differ from ggml's, or ggml never calls them."""
+    """Return the names of faulty kernels in use: their results differ from ggml's, or ggml never calls them."""
     kinds = [kind for kind in KINDS if kind.name in served.types]
-    ggml.ggml_cpu_init()  # fills its tables of half-precision numbers
+    ggml.ggml_cpu_init()  # fills ggml's tables of half-precision numbers
     wrong = [kind.name for kind in kinds if not (agrees(ggml, kind) and _Graph(ggml).calls_product(kind))]
     if served.attention and not (attention_check.agrees(ggml) and _Graph(ggml).calls_attention()):
         wrong.append("attention")
@@ -27,7 +27,7 @@ def wrong_kernels(ggml: ctypes.CDLL, served: Served) -> tuple[str, ...]:
 
 
 class _Graph:
-    """A graph of one operation, computed by ggml as it computes a model's."""
+    """A graph of one operation, computed by ggml like a model's graph."""
 
     def __init__(self, ggml: ctypes.CDLL) -> None:
         self._ggml = ggml
@@ -36,7 +36,7 @@ class _Graph:
         self._context = ctypes.c_void_p(ggml.ggml_init(InitParams(_ROOM, None, False)))
 
     def calls_product(self, kind: WeightKind) -> bool:
-        width = 8 * kind.values  # never short
+        width = 8 * kind.values  # long enough for Updraft's kernels
         weights = self._tensor(kind.number, width, _ROWS)
         operation = self._ggml.ggml_mul_mat(self._context, weights, self._tensor(_F32, width, _COLUMNS))
         return self._counted("updraft_products", operation)
@@ -52,7 +52,7 @@ class _Graph:
         return ctypes.c_void_p(self._ggml.ggml_set_zero(ctypes.c_void_p(tensor)))
 
     def _counted(self, counter: str, operation: int) -> bool:
-        """Whether computing `operation` counts as ours. Frees the graph."""
+        """Compute `operation`; return whether Updraft's kernel computed it. Frees the graph."""
         counted = ctypes.c_int64.in_dll(self._ggml, counter)
         before = counted.value
         graph = ctypes.c_void_p(self._ggml.ggml_new_graph(self._context))

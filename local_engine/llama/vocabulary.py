@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file as grammars want it: every token's bytes, and which of them no text may match."""
+"""Vocabulary of a GGUF file for grammars: every token's bytes, and the tokens that no text may match."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .library import LlamaModel
 
 
 def vocabulary(model: LlamaModel) -> Vocabulary:
-    """Unused tokens have no bytes, so that no text matches them either."""
+    """Return the vocabulary. Unused tokens have no bytes, so that no text matches them."""
     tokens = [model.token_bytes(token, skip_special=False) for token in range(model.vocab_size)]
     return Vocabulary(tokens, sorted(model.special_ids), sorted(model.end_ids))
 
 
 def grammars(model: LlamaModel) -> Grammars:
-    """The grammars of one model; its vocabulary is read with the first of them."""
+    """Return the grammars of one model; the first grammar triggers reading the vocabulary."""
     compiler = GrammarCompiler(lambda: vocabulary(model), lambda text: model.tokenize(text, allow_special=False))
     return Grammars(compiler, model.vocab_size, model.end_ids)

@@ -1,1 +1,1 @@
-"""This machine: its cores and memory, what was found out about it, and child processes."""
+"""This machine: its cores and memory, saved findings, and child processes."""

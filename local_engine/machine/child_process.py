@@ -1,4 +1,4 @@
-"""Runs one of our modules in a process of its own: what may crash, hang or be killed must not take the app with it."""
+"""Runs an Updraft module in a subprocess, so that a crash, a hang or a kill does not take the app down."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from typing import Any, Literal
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.system import KILL, limit_time, no_core_files
 
-_BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
+_BOUNDS = "UPDRAFT_CHILD"  # the parent's process id, and the child's maximum lifetime in seconds
 _GRACE_S = 5
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """The end of a child process."""
+    """Outcome of a child process."""
 
     status: Literal["ok", "crashed", "timeout", "failed"]
-    # The name of the signal that "crashed" it, or the code it "failed" with.
+    # Name of the signal for "crashed", exit code for "failed".
     detail: str = ""
-    # The end of its standard error.
+    # End of the child's standard error.
     complaints: str = ""
-    # The child's result, if it is "ok".
+    # The child's result for "ok".
     found: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
-    """Run `python -m module arguments`, whose last line on standard output is a JSON object, with this `sys.path`."""
+    """Run `python -m module arguments` with this `sys.path`; the last line on standard output must be a JSON object."""
     bounds = f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}"
     try:
         child = subprocess.run(
@@ -60,17 +60,17 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
 
 
 def expect_crashes() -> None:
-    """For a child whose crash is an expected outcome: no core file, and no debugger called by llama.cpp for a trace.
+    """Prepare a child that may crash: write no core file, and keep llama.cpp from starting a debugger.
 
-    Its end is expected, too: with its parent, who may be killed, and where a system has no such tie, a little after the
-    time that the parent gave it.
+    The child also ends when its parent ends, or, on systems without such a signal, shortly after the parent's time
+    limit.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
     no_core_files()
     if bounds := os.environ.pop(_BOUNDS, ""):
         parent, seconds = map(int, bounds.split())
-        limit_time(0, seconds)  # ends it even where Python's own threads stand still
+        limit_time(0, seconds)  # ends the process even if Python's threads hang
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
         if sys.platform != "win32" and os.getppid() != parent:
-            os._exit(1)  # the parent died before that
+            os._exit(1)  # the parent ended before the prctl call

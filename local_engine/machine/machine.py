@@ -1,6 +1,6 @@
-"""The resources of this process: cores, processor time, memory. A container has often less of each than it sees.
+"""Resources of this process: cores, processor time, memory. A container can often use less than it sees.
 
-Linux control groups (v1 and v2) are read from files; elsewhere psutil answers alone.
+Limits of Linux control groups (v1 and v2) are read from files; on other systems, psutil reports everything.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from pathlib import Path
 
 import psutil
 
-# Instruction sets that llama.cpp has code for, as Linux names them.
+# Instruction sets that llama.cpp supports, as Linux names them.
 _INSTRUCTION_SETS = (
     *("ssse3", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f", "avx512vbmi", "avx512_vnni"),
     *("avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve", "sme"),
 )
 _THREAD_PARAMETERS = 20_000_000
-_NO_LIMIT = 2**60  # version 1 writes "no limit" as a huge number
+_NO_LIMIT = 2**60  # version 1 reports "no limit" as a huge number
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The processor and the memory that this process may use."""
+    """Processor and memory that this process may use."""
 
     processor: str
-    # Physical ones.
+    # Number of physical cores.
     cores: int
-    # The same with hyper-threads.
+    # Number of logical processors, hyper-threads included.
     processors: int
-    # Processors' worth of time; None for no limit.
+    # Processor time limit, in processors; None for no limit.
     quota: float | None
-    # Bytes at most.
+    # Memory limit in bytes.
     memory: int
-    # Bytes now, without swapping.
+    # Bytes available now without swapping.
     available: int
-    # Those that matter to llama.cpp, as Linux names them; empty where they are not known.
+    # Instruction sets that matter to llama.cpp, as Linux names them; empty if unknown.
     instruction_sets: tuple[str, ...]
 
     @property
     def threads(self) -> int:
-        """The threads that can compute at once: more only wait for each other, hyper-threads included."""
+        """Number of threads worth running: hyper-threads and further threads only wait for each other."""
         return self.cores if self.quota is None else max(1, min(self.cores, int(self.quota)))
 
 
 def default_threads(parameters: int) -> int:
-    """For a model of that size: on less work per thread they mostly wait for each other."""
+    """Return the thread count for a model of this size; with less work each, threads mostly wait for each other."""
     return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """As it is now. `root`: where `proc` and `sys` are."""
+    """Return the current state of this machine. `root`: the folder that contains `proc` and `sys`."""
     limits = list(_control_groups(root))
     memory = psutil.virtual_memory()
     quotas = [quota for folder in limits for quota in _quota(folder)]
@@ -79,7 +79,7 @@ def _allowed() -> set[int]:
 
 
 def _physical(root: Path, allowed: set[int]) -> int:
-    """Cores behind the processors of `allowed`: hyper-threads of one core name the same siblings."""
+    """Count the cores of the processors in `allowed`: hyper-threads of one core name the same siblings."""
     folder = root / "sys/devices/system/cpu"
     siblings = {_read(folder / f"cpu{index}/topology/thread_siblings_list") for index in allowed}
     if "" not in siblings:
@@ -88,7 +88,7 @@ def _physical(root: Path, allowed: set[int]) -> int:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders that limit this process: its own groups and all above them."""
+    """Yield the folders of the control groups that limit this process: its own groups and their ancestors."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         mounts = [controllers, ""] if controllers else [""]
@@ -96,12 +96,12 @@ def _control_groups(root: Path) -> Iterator[Path]:
         if base is None or (controllers and not {"cpu", "memory"} & set(controllers.split(","))):
             continue
         inside = [part for part in Path(group).parts if part not in ("/", "..")]
-        # In a container the path may be the host's, of which nothing is to be seen; the base is then our own group.
+        # In a container, the path may be the host's and not visible here; the base is then the process's own group.
         yield from (base.joinpath(*inside[:depth]) for depth in range(len(inside) + 1))
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Processors' worth of time (`cpu.max` of version 2, `cpu.cfs_*` of version 1)."""
+    """Yield the limit in processors (`cpu.max` of version 2, `cpu.cfs_*` of version 1)."""
     words = _read(folder / "cpu.max").split() or [
         _read(folder / "cpu.cfs_quota_us"),
         _read(folder / "cpu.cfs_period_us"),
@@ -113,7 +113,7 @@ def _quota(folder: Path) -> Iterator[float]:
 
 
 def _memory_cap(folder: Path) -> Iterator[tuple[int, int]]:
-    """The limit, and how much of it is left: pages of files that nobody uses now can be had back."""
+    """Yield the limit and the bytes left, counting inactive file pages as free because they can be reclaimed."""
     limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
     used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     if limit.isdigit() and int(limit) < _NO_LIMIT:
@@ -122,18 +122,18 @@ def _memory_cap(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _instruction_sets(info: str) -> tuple[str, ...]:
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.MULTILINE)
-    present = set(found[1].split()) if found else set[str]()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.MULTILINE)
+    present = set(match[1].split()) if match else set[str]()
     return tuple(name for name in _INSTRUCTION_SETS if name in present)
 
 
 def _model_name(info: str) -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    return found[1].strip() if found else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _read(path: Path) -> str:
-    """The text of a file; empty where there is none."""
+    """Return the text of a file; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,10 +1,10 @@
-"""The memory that a model will take, from its header alone, and the refusal of what does not fit.
+"""Estimate of a model's memory from its header alone, and rejection of models that do not fit.
 
-A model that does not fit swaps the machine to death: mapped weights are dropped and read again for every token. So
-the guard counts them as needed, although the system would count them as free.
+A model that does not fit makes the machine thrash: mapped weights are evicted and read again for every token. So this
+check counts mapped weights as needed, although the system counts them as free.
 
 Sizes follow llama.cpp: KV cache = layers x tokens x KV heads x (key + value length) x bytes of the type; the compute
-buffer holds the largest of its stages, which is the logits for large vocabularies.
+buffer holds the largest stage, which is the logits for large vocabularies.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from ...protocol.errors import ModelTooLargeError
 from .machine import Machine
 
 KvCacheType = Literal["f32", "f16", "q8_0", "q4_0"]
-#: Tokens of KV cache that a model gets unless its user wants more: answers share them (`layout`).
+#: Default tokens of KV cache per model; concurrent answers share them (see `ContextLayout`).
 DEFAULT_CELLS = 4096
 _BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-_CELLS = 256  # llama.cpp rounds the cells of a cache up to these
+_CELLS = 256  # llama.cpp rounds the number of cells up to a multiple of this
 _FLOAT = 4
-_TOKEN_BYTES, _MERGE_BYTES = 220, 130  # of llama.cpp's tables; measured on 152,000 tokens
-_BASE = 8 * 2**20  # graphs, thread stacks, buffers of single threads
+_TOKEN_BYTES, _MERGE_BYTES = 220, 130  # per entry of llama.cpp's tables; measured on 152,000 tokens
+_BASE = 8 * 2**20  # graphs, thread stacks, per-thread buffers
 _RESERVE_SHARE, _MIN_RESERVE = 0.02, 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The part of a model's options that its memory depends on."""
+    """The options of a model that determine its memory."""
 
     context_length: int
     kv_cache_type: KvCacheType = "f16"
-    # Tokens computed at once at most.
+    # Maximum tokens computed at once.
     ubatch: int = 256
-    # How many of them with logits, None for all.
+    # Maximum rows with logits; None for all rows.
     outputs: int | None = None
     sequences: int = 1
     flash_attention: bool = True
-    # Bytes of the files that are loaded beside the model's.
+    # Bytes of the adapter files, loaded beside the model's file.
     adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes. `weights` are used where they lie in the mapped file, or copied once into another form, not both."""
+    """Memory need in bytes. `weights` are used in the mapped file, or copied once into another layout, never both."""
 
     weights: int
     kv_cache: int
     compute: int
-    # The rows of logits and hidden states handed out.
+    # Rows of logits and hidden states that are handed out.
     outputs: int
-    # The vocabulary's tables, graphs, threads.
+    # Vocabulary tables, graphs, threads.
     rest: int
 
     @property
@@ -63,7 +63,7 @@ class Need:
 
 
 def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
-    """The memory that `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
+    """Estimate the memory of a model under `plan`; slightly more than llama.cpp will allocate, never less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     return Need(
         weights=sum(tensor.size for tensor in header.tensors) + plan.adapters,
@@ -75,12 +75,12 @@ def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
 
 
 def free_memory(machine: Machine) -> int:
-    """Bytes that a model may take now; a reserve is left to the rest of the machine."""
+    """Return the bytes a model may take now. A reserve stays for the rest of the machine."""
     return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
 def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> Need:
-    """The need of a model, if it is within `room` bytes. Raises ModelTooLargeError: needs X, has Y, what to do."""
+    """Return the memory need if it is within `room` bytes. Raises ModelTooLargeError with sizes and remedies."""
     need = estimate(header, plan)
     if need.total <= room:
         return need
@@ -92,7 +92,7 @@ def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> N
     ways = list(_ways_out(header, plan, room))
     ways = [*ways, "let `updraft tune` choose"] if ways else ["use a smaller or more strongly quantized model"]
     raise ModelTooLargeError(
-        f"{name} needs {_shown(need.total)} of memory ({parts}), and {_shown(max(0, room))} are free: "
+        f"{name} needs {_shown(need.total)} of memory ({parts}), but only {_shown(max(0, room))} are free: "
         f"{', or '.join([*ways, 'unload another model or close other programs'])}.",
         needed=need.total,
         available=max(0, room),
@@ -100,10 +100,10 @@ def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> N
 
 
 def largest_context(header: GgufHeader, plan: MemoryPlan, room: int) -> int:
-    """The most tokens of context, up to those of `plan`, that fit into `room` bytes; 0 if not even 256 do."""
+    """Return the longest context, up to that of `plan`, that fits into `room` bytes; 0 if not even 256 tokens fit."""
     if estimate(header, plan).total <= room:
         return plan.context_length
-    low, high = 0, plan.context_length // _CELLS  # low fits or is 0, high + 1 does not
+    low, high = 0, plan.context_length // _CELLS  # invariant: low fits or is 0, high + 1 does not fit
     while low < high:
         middle = (low + high + 1) // 2
         fits = estimate(header, replace(plan, context_length=middle * _CELLS)).total <= room
@@ -112,12 +112,12 @@ def largest_context(header: GgufHeader, plan: MemoryPlan, room: int) -> int:
 
 
 def quantizable(header: GgufHeader) -> bool:
-    """Whether the cache can be of a quantized type: a head must be made of whole blocks of 32 values."""
+    """Return whether the cache can have a quantized type, which requires heads of whole blocks of 32 values."""
     return all(length and length % 32 == 0 for length in head_lengths(header))
 
 
 def head_lengths(header: GgufHeader) -> tuple[int, int]:
-    """Numbers of a key and of a value of one head; 0 where the header does not say."""
+    """Return the lengths of a head's key and value; 0 if the header does not state them."""
     heads = _number(header, "attention.head_count")
     head = _number(header, "embedding_length") // heads if heads else 0
     key, value = (_number(header, f"attention.{name}_length", default=head) for name in ("key", "value"))
@@ -125,7 +125,7 @@ def head_lengths(header: GgufHeader) -> tuple[int, int]:
 
 
 def _ways_out(header: GgufHeader, plan: MemoryPlan, room: int) -> Iterator[str]:
-    """Smaller contexts that fit: in the type asked for, and in eight bits where that gives more tokens."""
+    """Yield smaller contexts that fit: in the requested cache type, and in eight bits if that allows more tokens."""
     tokens = _askable(header, largest_context(header, plan, room))
     if tokens:
         yield _smaller(tokens)
@@ -137,18 +137,18 @@ def _ways_out(header: GgufHeader, plan: MemoryPlan, room: int) -> Iterator[str]:
 
 
 def _askable(header: GgufHeader, cells: int) -> int:
-    """The context to ask for where so many cells fit: an engine adds some for itself, and knows what was trained."""
+    """Return the context to suggest if `cells` fit: less the engine's extra cells, and at most the trained context."""
     tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
     return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:
-    """Several answers at once would get the default's cells however short they may be."""
+    """Suggest a context length. Below the default, `parallel=1` is needed, or answers would share the default cells."""
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 
 
 def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
-    """Bytes of one layer's keys and values, or of its recurrent state."""
+    """Return the bytes of one layer's keys and values, or of its recurrent state."""
     heads = _number(header, "attention.head_count", layer)
     groups = _number(header, "attention.head_count_kv", layer, default=heads)
     if not groups:
@@ -160,14 +160,14 @@ def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
 
 
 def _recurrent_state(header: GgufHeader) -> int:
-    """Bytes of the convolution's and the state space's memory of one sequence in one layer (Mamba and its kin)."""
+    """Return the bytes of the convolution and state-space memory of one sequence in one layer (Mamba-like models)."""
     inner, state = _number(header, "ssm.inner_size"), _number(header, "ssm.state_size")
     groups, kernel = _number(header, "ssm.group_count"), _number(header, "ssm.conv_kernel")
     return _FLOAT * (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner)
 
 
 def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
-    """Bytes of the graph's largest stage, beside the attention mask, which all layers share."""
+    """Return the bytes of the graph's largest stage plus the attention mask, which all layers share."""
     layers = range(_number(header, "block_count"))
     width = _number(header, "embedding_length")
     heads = max((_number(header, "attention.head_count", layer) for layer in layers), default=0)
@@ -185,19 +185,19 @@ def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
 
 
 def _outputs(plan: MemoryPlan) -> int:
-    """Rows with logits in one step at most."""
+    """Return the maximum number of rows with logits in one step."""
     ubatch = min(plan.ubatch, plan.context_length)
     return min(plan.outputs or ubatch, ubatch)
 
 
 def vocabulary_size(header: GgufHeader) -> int:
-    """Tokens of a model's vocabulary."""
+    """Return the number of tokens in the vocabulary."""
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     return _length(tokens) or _number(header, "vocab_size")
 
 
 def _number(header: GgufHeader, name: str, layer: int = 0, *, default: int = 0) -> int:
-    """A hyperparameter, of one layer where they differ."""
+    """Return a hyperparameter, for the given layer if layers differ."""
     value = header.hyperparameter(name)
     if isinstance(value, GgufArray):
         value = value.items[layer] if value.items and layer < len(value.items) else None

@@ -1,4 +1,4 @@
-"""Findings about this machine or a file, kept in the state folder so that they are made once."""
+"""Findings about this machine or a file, saved in the state folder so that they are determined only once."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ Note = TypeVar("Note", bound=msgspec.Struct)
 
 
 class Notes:
-    """One small JSON file per key, under `state folder/topic/`. Safe with many processes: a note appears whole."""
+    """One small JSON file per key, under `state folder/topic/`. Safe with many processes: writes are atomic."""
 
     def __init__(self, topic: str) -> None:
         self.folder = settings.state_folder() / topic
 
     def read(self, key: str, kind: type[Note]) -> Note | None:
-        """The note; None if there is none or it cannot be understood, which is the same: find out again."""
+        """Return the note; None if it is missing or unreadable."""
         return read_kept(self._file(key), kind)
 
     def write(self, key: str, note: msgspec.Struct) -> None:
-        """Keep it. A folder that cannot be written is logged: then it is found out again next time."""
+        """Save the note atomically. If the folder is not writable, log that and go without."""
         file = self._file(key)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
             private_file(temporary).write_bytes(msgspec.json.encode(note))
             temporary.replace(file)
         except OSError as error:
-            _log.info("The state folder cannot be written, so nothing is remembered: %s", error)
+            _log.info("Could not write to the state folder, so this finding is not saved: %s", error)
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def file_key(path: Path) -> str:
-    """Identifies a file and its contents without reading it. Raises ModelLoadError if it is not there."""
+    """Return a key of a file and its contents without reading it. Raises ModelLoadError if the file is missing."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise ModelLoadError(f"Cannot open the model file {path}: {error.strerror}. Check the path.") from error
-    return repr((str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    return repr((str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))

@@ -1,1 +1,1 @@
-"""The running engine: its thread, its scheduler, its cells of the KV cache, and its answers."""
+"""Engine runtime: the thread, the scheduler, the prefix cache, and answers in progress."""

@@ -1,4 +1,4 @@
-"""The prompt tokens that a step may take while others decode: by the measured cost of steps."""
+"""Budget of prompt tokens per step while other sequences decode, based on measured step times."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
-_SAMPLES = 3  # of a chunk's cost
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # numbers of steps with prompts
+_SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
+_STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of the 128 before
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _TARGET = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
+_PROMISED, _TARGET = 2.0, 1.8  # the target is lower, because some gaps are slow for unforeseeable reasons
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:
-    """The longest gap between tokens while prompts are computed, over the usual one: by the share of the
-    machine that is due to `decoding` of all the requests. If that is less, by the promise that hardly one gap in a
-    hundred is longer than twice the usual."""
+    """Return the longest acceptable gap between tokens during prefill, as a multiple of the usual gap: the share of the
+    machine due to `decoding` of all requests if that allows more than 2, else 1.8, so that hardly one gap in a hundred
+    is longer than twice the usual gap."""
     share = 1 + catching_up / decoding
     return share if share > _PROMISED else _TARGET
 
 
 @dataclass(slots=True)
 class _Load:
-    """The times of steps with one number of decoding sequences and of threads."""
+    """Step times for one number of decoding sequences and one number of threads."""
 
     decoding: int
-    # Rows of the decoding sequences in a step with a chunk; none if chunks have steps of their own.
+    # Rows of the decoding sequences in a step with a chunk; 0 if chunks run in separate steps.
     own_rows: int
-    # Of the last steps without prompts.
+    # Times of the last steps without prompts.
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
-    # Of the last steps before the prompts came that are being computed.
+    # Times of the last steps before the current prompts arrived.
     quiet_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_QUIET_STEPS))
-    # By chunk, how many times as long the last steps with it took.
+    # By chunk size: times of the last steps with such a chunk, relative to a step without prompts.
     mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
     since_doubt: int = 0
@@ -44,12 +44,12 @@ class _Load:
 
     @property
     def before_s(self) -> float:
-        """A step's usual length before the prompts came; over a second or so, for machines have slow moments."""
+        """Usual step time before the prompts arrived; the median hides slow moments of the machine."""
         return median(self.quiet_s)
 
     def usual_s(self, chunk: int) -> float | None:
-        """Seconds that such a step usually takes; None where that is not known. Among steps with prompts one without is
-        there to see what is usual by now."""
+        """Return the usual seconds of a step with this chunk; None if unknown. A step without prompts after steps with
+        prompts has no usual time, because it is there to measure it."""
         if chunk:
             known = self.mixed.get(chunk, ())
             return self.plain * median(known) if len(known) == _SAMPLES else None
@@ -58,7 +58,7 @@ class _Load:
     def add(self, chunk: int, seconds: float) -> None:
         if chunk == 0:
             self.plain_s.append(seconds)
-            if self.since_plain == 0:  # no prompt in the step before, either
+            if self.since_plain == 0:  # no prompt in the previous step, either
                 self.quiet_s.append(seconds)
             self.since_plain = 0
         elif self.plain_s:
@@ -67,36 +67,36 @@ class _Load:
             self.since_doubt += 1
 
     def largest(self, most: float, slowest: float) -> int:
-        """The largest chunk whose step should usually take at most `most` times as long as one without, and never
-        longer than `slowest` times: from the measured ones around it.
+        """Return the largest chunk whose step should usually take at most `most` times a step without prompts, and
+        never more than `slowest` times.
 
-        A row costs no more in a larger step than in a smaller one. That bounds what is larger than all that was
-        measured; between two measured chunks the cost is taken as a line. One slow step is no proof: a chunk that
-        smaller ones speak for is tried twice before it counts as too large. Nor are slow steps that readers can bear:
-        the difference between `most` and `slowest` is there for them.
+        A row costs no more in a larger step than in a smaller one, which bounds chunks larger than all measured ones.
+        Between two measured chunks, the cost is interpolated linearly. One slow step is no proof: a chunk that smaller
+        chunks predict to fit is tried twice before it counts as too large. Slow steps within `slowest` are no proof
+        either: the margin between `most` and `slowest` exists for them.
         """
         rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
         if most <= cost:
             return 1
         for chunk, costs in sorted(self.mixed.items()):
-            found, more = median_low(costs), self.own_rows + chunk
-            if found > most and max(costs) > slowest:
+            usual, more = median_low(costs), self.own_rows + chunk
+            if usual > most and max(costs) > slowest:
                 if len(costs) == 1 and self._reach(rows, cost, most) >= chunk:
                     return chunk
-                between = rows + (more - rows) * (most - cost) / (found - cost) - self.own_rows
+                between = rows + (more - rows) * (most - cost) / (usual - cost) - self.own_rows
                 return max(1, min(int(between), chunk - 1))
-            rows, cost = more, min(max(cost, found), most)
+            rows, cost = more, min(max(cost, usual), most)
         return self._reach(rows, cost, most)
 
     def _reach(self, rows: int, cost: float, most: float) -> int:
-        """The chunk that `most` is enough for, if `rows` rows together take `cost`."""
+        """Return the chunk that fits into `most`, if `rows` rows together cost `cost`."""
         if not rows:
             rows, cost = self.decoding, 1.0
         return max(1, int(rows * (most / cost)) - self.own_rows)
 
     def doubt(self, chunk: int) -> None:
-        """Other chunks than this one, which is in use, were measured long ago: forget smaller ones, and let one more
-        slow step confirm larger ones."""
+        """Forget chunks smaller than the current one, and let one more slow step confirm larger ones, because their
+        measurements are old."""
         self.mixed = {
             known: deque(list(costs)[-1:] if known > chunk else costs, maxlen=_SAMPLES)
             for known, costs in self.mixed.items()
@@ -107,28 +107,28 @@ class _Load:
 
 
 class ChunkBudget:
-    """Learns for every number of decoding sequences what chunks cost, and grants the largest that readers can bear.
+    """Measures what chunks cost for each number of decoding sequences, and grants the largest with acceptable gaps.
 
-    What a step costs is no straight line (a few rows may be as cheap as one, kernels work on groups of rows), differs
-    from machine to machine, and changes with whoever else wants the processor. So steps are measured: without prompts
-    now and then, with chunks as they come, in units of a step without. Readers are promised multiples of the gap that
-    they had before the prompts came: those make the steps without them longer, too, as the cache fills. What was too
-    large is tried again after 400 steps, once, so that hardly a reader's gap in a hundred is an experiment. And as the
-    promise is about the slowest gaps, what steps are slower than usual for other reasons is taken off beforehand.
+    Step cost is not linear (a few rows may be as cheap as one, kernels work on groups of rows), differs between
+    machines, and changes with other load. So steps are measured: now and then without prompts, and with chunks as they
+    come, relative to a step without. Readers are promised a multiple of their gap before the prompts arrived, because
+    prompts fill the cache and slow the steps without prompts, too. A chunk that was too large is tried again after 400
+    steps, once, so that hardly one gap in a hundred is an experiment. The promise concerns the slowest gaps, so the
+    budget is reduced by the slowness that other causes add.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
-        """`most`: tokens in a step where nobody else waits for one. `apart`: prompts have steps of their own, so that
-        a reader waits for two."""
+        """`most`: tokens in a step if no sequence decodes. `apart`: prompts run in separate steps, so that a reader
+        waits for two steps."""
         self._most = most
         self._apart = apart
         self._threads = 1
         self._loads: dict[tuple[int, int], _Load] = {}
-        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # of the last steps, over what they usually take
+        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # of recent steps, relative to their usual time
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
-        """Prompt tokens of `catching_up` sequences together that may join `decoding` rows in the next step; 0: a step
-        without is to be measured first."""
+        """Return how many prompt tokens of `catching_up` sequences together may join `decoding` rows in the next step.
+        0 means: run a step without prompts first, to measure its time."""
         if decoding == 0:
             return self._most
         load = self._loads.get((decoding, self._threads))
@@ -136,16 +136,17 @@ class ChunkBudget:
             return 0
         usual = min(1.0, load.before_s / load.plain)
         slowest = target_slowdown(decoding, catching_up) * usual
-        waited = 1 if self._apart else 0  # for a step of their own
+        waited = 1 if self._apart else 0  # for the reader's own step
         chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
         if load.since_doubt >= _DOUBT_EVERY:
             load.doubt(chunk)
         return min(chunk, self._most)
 
     def measured(self, decoding: int, chunk: int, seconds: float, threads: int = 1) -> None:
-        """A step of `threads` with `chunk` prompt tokens, for which `decoding` sequences waited, took `seconds`.
+        """Record the `seconds` of a step with `chunk` prompt tokens, for which `decoding` sequences waited.
 
-        The next one is expected to have as many threads."""
+        The next step is expected to have as many `threads`.
+        """
         self._threads = threads
         if not decoding:
             return
@@ -158,7 +159,7 @@ class ChunkBudget:
         load.add(chunk, seconds)
 
     def _noise(self) -> float:
-        """The length of the slowest steps over the usual. Where they take far longer, no chunk would do."""
+        """Return the slowest recent step relative to its usual time, within bounds: beyond them, no chunk would fit."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
         return min(max(*self._slowness, _MIN_NOISE), _MAX_NOISE)

@@ -1,6 +1,6 @@
-"""A context's layout: its cells, sequences and rows of a step, from what is wanted and what the model is.
+"""Layout of a context: cells, sequences and rows per step, derived from the options and the model.
 
-The engine makes its context by this, and the memory guard counts by it before anything is loaded.
+The engine creates its context from this layout, and the memory check uses the same layout before a load.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType, head_lengths
 from ..options import LocalOptions
 from .prefix_cache import Sharing
 
-_ROWS = 512  # tokens of a step, as in llama_cpp.Llama: with its own kernels other sizes give other last bits
+_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change the last bits
 _ROWS_OF_OUR_ATTENTION = 128  # as fast with these as with 512, which take 30 MB more
 _PARALLEL = 8
-_OUTPUT_VALUES = 2**22  # logits of one step: 16 MiB
-_PARKED = 16  # sequences that the prefix cache holds at most, beside those that run
-SMALL = 100_000_000  #: parameters up to which attention is computed exactly, and prompts are scored
+_OUTPUT_VALUES = 2**22  # logits per step, 16 MiB
+_PARKED = 16  # maximum of idle sequences in the prefix cache, beside the running ones
+SMALL = 100_000_000  #: parameters below which attention is exact and prompts are scored
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """The traits of a model that its layout depends on."""
+    """Traits of a model that determine its layout."""
 
     parameters: int
     vocab_size: int
@@ -34,44 +34,44 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """The sizes and the form of one llama.cpp context."""
+    """Sizes and format of one llama.cpp context."""
 
-    # Tokens of one prompt and its answer.
+    # Maximum tokens of one prompt and its answer.
     context_length: int
-    # Answers written at once.
+    # Answers generated at once.
     parallel: int
-    # Of the whole KV cache.
+    # Cells of the whole KV cache.
     cells: int
-    # Ids of the KV cache.
+    # Sequence ids of the KV cache.
     sequences: int
-    # Both of a step, at most.
+    # Maximum rows and outputs of a step.
     rows: int
     outputs: int
     kv_cache_type: KvCacheType
-    # A float32 cache without flash attention.
+    # Whether the cache is float32 without flash attention.
     exact: bool
-    # Every prompt's tokens get their log-probabilities.
+    # Whether all prompts get log-probabilities of their tokens.
     scores_prompts: bool
-    # The parts of the cache that sequences can share.
+    # Parts of the cache that sequences can share.
     sharing: Sharing
 
     @classmethod
     def of(cls, model: ModelTraits, options: LocalOptions) -> ContextLayout:
-        """`options` have been checked."""
+        """Derive the layout. `options` must be checked already."""
         parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
         context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
         kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
         exact = kv_cache_type == "f32" and not options.flash_attention
         scores_prompts = small if options.prompt_logprobs is None else options.prompt_logprobs
         cells = max(context_length, min(DEFAULT_CELLS, parallel * context_length))
-        # Where the cells are many enough, each answer has its own: what it says then depends on no other, to the bit.
+        # With enough cells, each answer has its own stream, so that its bits do not depend on other answers.
         separate = exact and scores_prompts and not model.is_recurrent and cells == parallel * context_length
         sharing: Sharing = "nothing" if separate else "whole" if model.is_recurrent else "parts"
-        if sharing == "parts":  # ids and cells for probes at hidden states
+        if sharing == "parts":  # extra ids and cells for hidden-state probes
             sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
         else:
-            sequences = parallel + (4 if model.is_recurrent else 0)  # with a state or a stream for each
-        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp insists on one output for each id
+            sequences = parallel + (4 if model.is_recurrent else 0)  # each has its own state or stream
+        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires one output per id
         outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
         return cls(
             context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing

@@ -1,4 +1,4 @@
-"""One answer on the engine's side: tokens chosen from rows of logits, turned into text, and sent to the reader."""
+"""Engine side of one answer: chooses tokens from logits, turns them into text, and sends the text to the reader."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ class LocalToken:
     """One generated token."""
 
     id: int
-    # Its part of the answer: empty while a character or a possible stop string is incomplete.
+    # Text to append to the answer; empty while a character or a possible stop string is incomplete.
     text: str
     signals: TokenSignals
-    # The most likely ids with their log-probabilities, where asked for.
+    # The most likely ids with their log-probabilities, if requested.
     top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """How likely a token of the prompt was at its place."""
+    """Score of one prompt token at its position."""
 
     id: int
     logprob: float
-    # 1 for the most likely one.
+    # 1 for the most likely token.
     rank: int
-    # The most likely ids there with their log-probabilities, as many as were asked for.
+    # The most likely ids at this position with their log-probabilities; the request sets their number.
     top: tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True)
 class Event:
-    """One token, as the reader gets it."""
+    """One token as sent to the reader."""
 
     token: LocalToken
-    # The model's own end of turn, which is no part of the answer.
+    # Whether this is the end-of-turn token, which is not part of the answer.
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
-    # Why an answer of reason "length" ended, where not by the request's own limit; else the stop string that ended it.
+    # For "length", the cause unless it was the request's own limit; for "stop", the matched stop string.
     stop_reason: StopReason | None = None
-    # The state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
+    # Hidden state (hidden,) float32 that produced `token`; set for the first and the last token of an answer.
     hidden: Floats | None = None
-    # (prompt_tokens - 1,) float32 with the first token, if they were wanted.
+    # Log-probabilities (prompt_tokens - 1,) float32; sent with the first token, if requested.
     prompt_logprobs: Floats | None = None
-    # The same with alternatives, where the request asks for them.
+    # Log-probabilities with alternatives; sent with the first token, if requested.
     prompt_scores: list[PromptScore] | None = None
 
     @property
@@ -73,20 +73,20 @@ class Event:
 
 
 class EngineJob(Protocol):
-    """The work of the engine's loop. All methods are called on its thread."""
+    """A job for the engine's loop. All methods run on the loop's thread."""
 
     sequence: Sequence
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
-        """Logits (n, vocab) after the tokens from `start` on. Comes again after a preemption."""
+        """Take logits (n, vocab) after the tokens from `start` on. Called again after a preemption."""
         ...
 
     def choose(self, row: RowMeasure, hidden: Floats | None, /) -> None:
-        """The logits after all known tokens, and the hidden state (hidden,) behind them, where there is one."""
+        """Choose a token from the logits after all known tokens. `hidden`: hidden state (hidden,), if available."""
         ...
 
     def take_hidden_state(self, hidden: Floats, /) -> None:
-        """Take the hidden state at the first of `sequence.pending_hidden`."""
+        """Take the hidden state at the first position of `sequence.pending_hidden`."""
         ...
 
     def fail(self, error: UpdraftError) -> None: ...
@@ -94,23 +94,23 @@ class EngineJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalGenerationRequest:
-    """One prompt, and how its answer is written."""
+    """A prompt and the parameters of its answer."""
 
     prompt: list[int]
     params: ResolvedParams
-    # Tokens to generate at most.
+    # Maximum number of tokens to generate.
     limit: int
-    # Tokens that end the answer.
+    # Token ids that end the answer.
     end_ids: frozenset[int]
-    # This answer's own.
+    # Sampler with the state of this answer.
     sampler: RowSampler
-    # An answer that repeats itself ends.
+    # Whether to end an answer that repeats itself.
     detects_repetition: bool = False
-    # The log-probabilities of the prompt's tokens are wanted.
+    # Whether to compute log-probabilities of the prompt's tokens.
     score_prompt: bool = False
-    # Control tokens that are part of the text, and their spelling there.
+    # Control tokens that are part of the text, mapped to their spelling.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    # Ends the answer behind a call: the only one allowed, or one that is repeated.
+    # Ends the answer after the only allowed tool call, or after a repeated call.
     call_limit: CallLimit | None = None
 
 
@@ -130,7 +130,7 @@ class Generation:
         self._matcher = StopMatcher(params.stop)
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
-        self._held: deque[Event] = deque()  # not to be sent before a hidden state that one of them lacks
+        self._held: deque[Event] = deque()  # waiting for a hidden state that one of them lacks
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
@@ -138,16 +138,16 @@ class Generation:
             following = np.asarray(self._request.prompt[start + 1 : start + 1 + len(logits)], np.intp)
             scores = token_logprobs(logits[: len(following)], following)
             self._scores[start : start + len(following)] = scores
-            if self._prompt_scores is not None:  # a preemption writes them again
+            if self._prompt_scores is not None:  # overwritten after a preemption
                 count = self._request.params.prompt_logprobs or 0
-                found = [
+                entries = [
                     _score(*each, count) for each in zip(logits, following.tolist(), scores.tolist(), strict=False)
                 ]
-                self._prompt_scores[start : start + len(following)] = found
+                self._prompt_scores[start : start + len(following)] = entries
 
     def choose(self, row: RowMeasure, hidden: Floats | None) -> None:
         if self.sequence.finished:
-            return  # computed again after a preemption, for a hidden state
+            return  # recomputed after a preemption, for a hidden state
         token = self._request.sampler.choose(row.logits, self._answer, row.token)
         event = self._advance(token, row)
         if event.is_first:
@@ -172,7 +172,6 @@ class Generation:
         self.mailbox.put(error)
 
     def _advance(self, token: int, row: RowMeasure) -> Event:
-        """The event for a token."""
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
             text, _ = self._emit(self._detokenizer.flush(), last=True)
@@ -189,7 +188,7 @@ class Generation:
         return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
 
     def _cut(self) -> StopReason | None:
-        """The reason why the answer ends at its length; empty for the request's own limit, None where it goes on."""
+        """Return why the answer is cut off: "" for the request's own limit, None if the answer continues."""
         request, written = self._request, len(self._answer)
         if written == request.limit:
             return "" if request.params.max_tokens == written else "default_max_tokens"
@@ -197,7 +196,7 @@ class Generation:
         return "repetition_detected" if may_end and repeats(self._answer, written) else None
 
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
-        """The text to send now, and whether a stop string ended the answer, or its only call."""
+        """Return the text to send now, and whether a stop string or the tool-call limit ended the answer."""
         too_early = len(self._answer) < self._request.params.min_tokens
         safe, stopped = (text, False) if too_early else self._matcher.push(text)
         if last and not stopped:
@@ -219,7 +218,7 @@ def _score(row: Floats, token: int, logprob: float, count: int) -> PromptScore:
 
 @dataclass(slots=True)
 class Scoring:
-    """The `EngineJob` behind `LocalEngine.score`: the distribution after every token of a text."""
+    """The `EngineJob` of `LocalEngine.score`: computes the distribution after every token of a text."""
 
     sequence: Sequence
     rows: Floats
@@ -238,7 +237,7 @@ class Scoring:
         self.result.set_result(self.rows)
 
     def take_hidden_state(self, _hidden: Floats) -> None:
-        raise EngineError("Nobody asked for a hidden state.")
+        raise EngineError("A scoring job received a hidden state without a request.")
 
     def fail(self, error: UpdraftError) -> None:
         self.result.set_exception(error)

@@ -1,4 +1,4 @@
-"""The engine's thread: the one that owns the llama.cpp context and computes step after step for everybody."""
+"""The engine's thread: it owns the llama.cpp context and computes the steps of all requests."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .generation import EngineJob
 from .prefix_cache import LocalPrefixCache
 from .scheduler import LocalScheduler, ScheduledStep, SchedulerLimits, Sequence, SequenceShare
 
-# Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
+# Shorter prefixes are computed again: this is cheap, and the answer keeps the bits that it has on a fresh engine.
 _SHORTEST_SHARED = 16
 _CLOSED = "The local engine is closed."
 _FORKED = (
-    "The local engine runs in the process that loaded it, and this one was forked from that: load it here again, or "
-    "start processes with multiprocessing's method 'spawn'."
+    "The local engine runs only in the process that loaded it, and this process is a fork: load the engine again here, "
+    "or start processes with multiprocessing's method 'spawn'."
 )
 _NOT_FINITE = (
-    "The model produced values that are not numbers: the file or the llama.cpp build is damaged. "
-    "`updraft doctor` checks the build."
+    "The model produced NaN or infinite values: the model file or the llama.cpp build is damaged. "
+    "Check the build with `updraft doctor`."
 )
 
 
@@ -38,17 +38,17 @@ _NOT_FINITE = (
 class LoopOptions:
     """Sizes and limits of the loop."""
 
-    # Of the KV cache, for `Sequence.limit` of any request.
+    # Cells of the KV cache: the maximum of `Sequence.limit`.
     cells: int
-    # Ids of the context.
+    # Sequence ids of the context.
     sequences: int
-    # Requests that may wait.
+    # Maximum number of waiting requests.
     queue_limit: int
     limits: SchedulerLimits
 
 
 class LocalEngineLoop:
-    """Takes jobs from any thread and runs them together. Idle, it waits without using the processor.
+    """Takes jobs from any thread and computes them together. Uses no processor time while idle.
 
     The thread owns context and model, and frees them when it ends.
     """
@@ -60,10 +60,10 @@ class LocalEngineLoop:
         self._meter = SignalMeter(model.vocab_size)
         self._jobs: dict[Sequence, EngineJob] = {}
         self._begin_afresh()
-        # Commands of other threads. Unlike a lock, this may be used even where a garbage collection interrupts it.
+        # Commands from other threads. Unlike a lock, a SimpleQueue is safe to use during a garbage collection.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._lock = threading.RLock()  # guards the next two; a garbage collection may come back to it
+        self._lock = threading.RLock()  # guards the next two; reentrant, because a garbage collection may call `close`
         self._open = 0
         self._closed = False
         self._stopped = False
@@ -72,14 +72,14 @@ class LocalEngineLoop:
 
     @property
     def threads(self) -> int:
-        """The threads of the last step."""
+        """Threads used by the last step."""
         return self._context.threads
 
     def submit(self, job: EngineJob) -> None:
-        """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`, and
-        in a process that was forked from the engine's."""
+        """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close` and
+        in a process forked from the engine's."""
         limits = self._options.limits
-        self.refuse_fork()  # before the lock, which another thread may have held
+        self.refuse_fork()  # before the lock, which a thread may have held at the fork
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
@@ -91,23 +91,23 @@ class LocalEngineLoop:
             self._inbox.put(partial(self._accept, job))
 
     def refuse_fork(self) -> None:
-        """Raises EngineError in a process that was forked from the engine's: nobody would ever answer there."""
+        """Raises EngineError in a process forked from the engine's, where the thread is missing."""
         if os.getpid() != self._process:
             raise EngineError(_FORKED)
 
     def cancel(self, job: EngineJob) -> None:
-        """Let a job end before the next step, wherever it is; harmless if it has ended."""
+        """End a running or waiting job before the next step; harmless if the job has ended."""
         self._inbox.put(partial(self._end, job))
 
     def close(self) -> None:
-        """Let all jobs fail and free everything; returns when that is done, after a step that is running. Does nothing
-        in a process that was forked from the engine's: the thread is not there, and its lock may be held for ever."""
+        """Fail all jobs and free everything; returns after the running step. Does nothing in a process forked from the
+        engine's, where the thread is missing and the lock may be held forever."""
         if os.getpid() != self._process:
             return
         with self._lock:
             self._closed = True
         self._inbox.put(self._stop)
-        if threading.current_thread() is not self._thread:  # a garbage collection may happen on any
+        if threading.current_thread() is not self._thread:  # a garbage collection may call this on any thread
             self._thread.join()
 
     def _begin_afresh(self) -> None:
@@ -128,14 +128,14 @@ class LocalEngineLoop:
             while self._apply():
                 try:
                     self._step()
-                except Exception as error:  # noqa: BLE001 - a fault of ours: all are told, and the engine goes on
+                except Exception as error:  # noqa: BLE001 - an internal error fails all jobs; the engine continues
                     self._begin_afresh()
                     self._fail(list(self._jobs), f"The local engine failed: {error!r}.", error)
         finally:
             self._finish()
 
     def _finish(self) -> None:
-        """Ends the thread: new requests are refused, waiting ones get the error, and everything is freed."""
+        """End the thread: refuse new requests, fail pending jobs, and free everything."""
         with self._lock:
             self._closed = True
         with ExitStack() as last:
@@ -146,13 +146,13 @@ class LocalEngineLoop:
                 last.callback(self._inbox.get())
 
     def _report_all(self) -> None:
-        """Without a look at the scheduler, which may be what has failed."""
+        """Fail all jobs without the scheduler, which may be the part that failed."""
         with ExitStack() as each:
             for job in self._jobs.values():
                 each.callback(job.fail, EngineError(_CLOSED))
 
     def _apply(self) -> bool:
-        """Do what other threads ask for; waits for it if there is nothing to compute. False: the engine is closed."""
+        """Run the commands of other threads; wait for a command if there is nothing to compute. False after `close`."""
         if not self._scheduler.has_work and not self._stopped:
             self._inbox.get()()
         while not self._inbox.empty():
@@ -173,7 +173,7 @@ class LocalEngineLoop:
                 self._open -= 1
 
     def _fail(self, sequences: list[Sequence], message: str, cause: Exception | None = None) -> None:
-        """Tell their readers; a request that cannot be answered as it is comes as that error, not as the engine's."""
+        """Fail the jobs of these sequences. An InvalidRequestError is passed on; other causes become an EngineError."""
         for sequence in sequences:
             job = self._jobs[sequence]
             self._end(job, keep=False)
@@ -185,7 +185,7 @@ class LocalEngineLoop:
             job.fail(error)
 
     def _step(self) -> None:
-        """Schedule, compute, choose."""
+        """Plan a step, compute it, and deliver its results."""
         if not self._scheduler.has_work:
             return
         began = time.perf_counter()
@@ -194,7 +194,7 @@ class LocalEngineLoop:
             logits, hidden = self._context.decode(_rows(step))
         except NoRoomError as error:
             if not self._scheduler.retry(step):
-                self._fail(self._scheduler.fail(step), "The KV cache has no room for this request.", error)
+                self._fail(self._scheduler.fail(step), "The KV cache is too small for this request.", error)
             return
         except UpdraftError as error:
             self._fail(self._scheduler.fail(step), error.message, error)
@@ -206,9 +206,9 @@ class LocalEngineLoop:
             self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
     def _deliver(self, step: ScheduledStep, logits: Floats, hidden: Floats | None) -> None:
-        """Give every job its rows: first what was looked at again, then what new tokens are chosen from."""
+        """Give every job its rows: hidden states of probes first, then the logits for new tokens."""
         for place, probe in enumerate(step.probes, len(step.decodes)):
-            assert hidden is not None  # as in all steps with probes
+            assert hidden is not None  # steps with probes always return hidden states
             self._jobs[probe.sequence].take_hidden_state(hidden[place].copy())
         chosen: list[tuple[EngineJob, int]] = []
         for share, first, last in _places(step):
@@ -219,21 +219,21 @@ class LocalEngineLoop:
                 chosen.append((job, last - 1))
         if chosen:
             self._choose(chosen, logits, hidden)
-        for probe in step.probes:  # by now, as one that is done may have decoded, too
+        for probe in step.probes:  # after `_choose`, because a probed sequence may also have decoded
             if probe.sequence in self._jobs:
                 self._end_if_done(self._jobs[probe.sequence])
 
     def _choose(self, chosen: list[tuple[EngineJob, int]], logits: Floats, hidden: Floats | None) -> None:
-        """A new token for each of these jobs, from these rows; what fails ends one job only."""
+        """Choose a token for each job from its row. An error ends only that job."""
         places = [place for _, place in chosen]
-        rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # a view, if they are the first
+        rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # a view if possible
         for (job, place), row in zip(chosen, self._meter.measure(rows), strict=True):
             if not row.is_finite:
                 self._fail([job.sequence], _NOT_FINITE)
                 continue
             try:
                 job.choose(row, None if hidden is None else hidden[place].copy())
-            except Exception as error:  # noqa: BLE001 - told to the reader
+            except Exception as error:  # noqa: BLE001 - the reader gets the error
                 self._fail([job.sequence], f"The local engine could not choose a token: {error}", error)
             else:
                 self._end_if_done(job)
@@ -244,7 +244,7 @@ class LocalEngineLoop:
 
 
 def _rows(step: ScheduledStep) -> list[Rows]:
-    """The rows for the context to compute, in the order of the step."""
+    """Return the rows for the context to compute, in the order of the step."""
     probes = [
         Rows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
     ]
@@ -259,7 +259,7 @@ def _share_rows(share: SequenceShare) -> Rows:
 
 
 def _places(step: ScheduledStep) -> Iterator[tuple[SequenceShare, int, int]]:
-    """Every share with the slice of the outputs that is its own."""
+    """Yield every share with the start and the end of its outputs."""
     at = 0
     for share in step.decodes:
         yield share, at, at + 1

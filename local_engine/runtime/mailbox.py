@@ -1,4 +1,4 @@
-"""From threads of the engine to whoever waits for an answer, be that a thread or a coroutine."""
+"""Mailbox from the engine's thread to a reader, which may be a thread or a coroutine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """An unbounded queue with one reader, who may wait in a thread (`get`) or in an event loop (`get_async`).
+    """An unbounded queue with one reader, which waits in a thread (`get`) or in an event loop (`get_async`).
 
-    `put` never blocks and takes no lock that Python code can hold, so that even a garbage collector may call it.
+    `put` never blocks and takes no lock that Python code can hold, so it is safe even in a garbage collection.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class Mailbox(Generic[T]):
         return self._items.get()
 
     async def get_async(self) -> T:
-        import asyncio  # here: who reads in threads only has no use for its megabytes
+        import asyncio  # imported late, because readers in threads do not need the module's megabytes
 
         while True:
-            # Announced before the look: what comes after the look finds the waiter.
+            # Set before the check, so that a `put` after the check finds the waiter.
             self._waiter = waiter = asyncio.get_running_loop().create_future()
             try:
                 return self._items.get_nowait()
@@ -46,7 +46,7 @@ class Mailbox(Generic[T]):
 
 
 def _wake_waiter(waiter: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+    with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader waits
         waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
 

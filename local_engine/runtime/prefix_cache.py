@@ -1,8 +1,8 @@
-"""The tokens in the cells of the KV cache, their owners, and the part that the next prompt can use.
+"""Prefix cache: which tokens are in the cells of the KV cache, and which of them the next prompt can reuse.
 
-A radix tree over cells: a segment is a run of tokens in cells of its own, a path from the root is what one sequence
-holds, and sequences that share a prefix share its segments. Sequences that are done stay as long as nobody needs their
-cells. No llama.cpp here: what has to happen to the real cells goes through `KVMemory`.
+The data structure is a radix tree. A segment is a run of tokens in its own cells, a path from the root is the content
+of one sequence, and sequences with a common prefix share its segments. Finished sequences stay until their cells are
+needed. The cache does not depend on llama.cpp: it changes the real cells through `KVMemory`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
-#: What sequences can share: any prefix; all they hold, for a recurrent state cannot be cut; nothing, in own streams.
+#: Reuse by other sequences: any prefix; only the whole, as a recurrent state cannot be cut; nothing (own streams).
 Sharing = Literal["parts", "whole", "nothing"]
 
 
 class KVMemory(Protocol):
-    """The real cells."""
+    """Access to the real cells."""
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let the empty sequence `target` hold the first `length` tokens of `source` too."""
+        """Make the empty sequence `target` share the first `length` tokens of `source`."""
         ...
 
     def remove(self, sequence: int) -> None:
-        """Let a sequence hold nothing; cells that no other holds are free."""
+        """Empty a sequence; cells that no other sequence holds become free."""
         ...
 
 
@@ -52,14 +52,14 @@ class _Segment:
         self.children: list[_Segment] = []
 
     def path(self) -> Iterator[_Segment]:
-        """From here up to the root, which holds no tokens."""
+        """Yield this segment and its ancestors, up to the root, which holds no tokens."""
         segment: _Segment | None = self
         while segment is not None:
             yield segment
             segment = segment.parent
 
     def split(self, length: int) -> _Segment:
-        """Cut the first `length` tokens off into a segment above, and return that."""
+        """Move the first `length` tokens into a new parent segment, and return the parent."""
         assert self.parent is not None
         upper = _Segment(self.parent, self.tokens[:length], set(self.holders))
         self.parent.children[self.parent.children.index(self)] = upper
@@ -69,10 +69,10 @@ class _Segment:
 
 
 class LocalPrefixCache:
-    """Hands out the `sequences` ids of a cache of `cells` cells, two more than are ever in use. One thread at a time.
+    """Assigns the `sequences` ids of a cache with `cells` cells; at least two ids must be spare. Not thread-safe.
 
-    With `sharing` "whole" only parked sequences that are wholly a prefix of a prompt are of use to it. With "parts" a
-    common prefix of fewer than `shortest` tokens is computed anew.
+    With `sharing` "whole", a prompt can reuse a parked sequence only if the whole sequence is a prefix of the prompt.
+    With "parts", a common prefix of fewer than `shortest` tokens is computed again.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalPrefixCache:
         return self._cells - self._used
 
     def available_cells(self) -> int:
-        """Free cells, and those that only parked sequences hold."""
+        """Return the number of free cells plus cells that only parked sequences hold."""
         kept, parked, to_visit = 0, self._parked.keys(), list(self._root.children)
         while to_visit:
             segment = to_visit.pop()
@@ -103,7 +103,7 @@ class LocalPrefixCache:
         return self._cells - kept
 
     def open(self, tokens: Sequence[int]) -> Branch:
-        """A sequence of one's own that holds the longest known prefix of `tokens`; may hold nothing yet."""
+        """Return a new sequence that shares the longest known prefix of `tokens`; the prefix may be empty."""
         segment, inside, length = self._find(tokens)
         if self._sharing == "parts" and length < self._shortest:
             segment, inside, length = self._root, 0, 0
@@ -113,7 +113,7 @@ class LocalPrefixCache:
         return self._branch_off(segment, inside, length, source)
 
     def fork(self, branch: Branch, length: int) -> Branch:
-        """A sequence that shares the first `length` tokens of `branch`, which has as many."""
+        """Return a new sequence that shares the first `length` tokens of `branch`."""
         segment, above = branch.tail, branch.length - len(branch.tail.tokens)
         while above >= length and segment.parent is not None:
             segment = segment.parent
@@ -121,7 +121,7 @@ class LocalPrefixCache:
         return self._branch_off(segment, length - above, length, branch.id)
 
     def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
-        """`tokens` are evaluated: `branch` holds them too, in cells of its own, for which there is room."""
+        """Append computed `tokens` to `branch`, in cells of its own. The caller has made room."""
         tail = branch.tail
         if tail.parent is None or tail.children or len(tail.holders) > 1:
             tail = _Segment(tail, [], {branch.id})
@@ -132,7 +132,7 @@ class LocalPrefixCache:
         self._used += len(tokens)
 
     def park(self, branch: Branch) -> None:
-        """The sequence is done: keep what it holds while nobody needs the room."""
+        """Keep the tokens of a finished sequence until their cells are needed."""
         if branch.length == 0 or self._is_doubled(branch):
             self.drop(branch)
         else:
@@ -151,13 +151,13 @@ class LocalPrefixCache:
         self._ids.append(branch.id)
 
     def make_room(self, cells: int) -> bool:
-        """Drop parked sequences, least recently used first, until `cells` are free; false if that is not enough."""
+        """Drop parked sequences, least recently used first, until `cells` are free; False if too few can be freed."""
         while self.free_cells < cells and self._parked:
             self.drop(next(iter(self._parked.values())))
         return self.free_cells >= cells
 
     def _find(self, tokens: Sequence[int]) -> tuple[_Segment, int, int]:
-        """The segment in which the longest usable match ends, how far into it, and the length of the match."""
+        """Return the segment in which the longest usable match ends, the offset in it, and the match length."""
         best = (self._root, 0, 0)
         if self._sharing == "nothing":
             return best
@@ -170,7 +170,7 @@ class LocalPrefixCache:
         return best
 
     def _matches(self, tokens: Sequence[int]) -> Iterator[tuple[_Segment, int, int]]:
-        """Every segment that begins as `tokens` go on there, how far it does, and the length of the match."""
+        """Yield every segment on a matching path, its number of matching tokens, and the length of the match so far."""
         to_visit = [(child, 0) for child in self._root.children]
         while to_visit:
             segment, above = to_visit.pop()
@@ -180,15 +180,15 @@ class LocalPrefixCache:
                 to_visit += [(child, above + inside) for child in segment.children]
 
     def _source(self, segment: _Segment, length: int) -> int:
-        """A sequence to share `length` tokens from; a parked one first, as that is then the last to be dropped."""
+        """Return a sequence to share `length` tokens from, preferably a parked one, which is then dropped last."""
         holders = sorted(segment.holders, key=lambda holder: holder not in self._parked)
         if self._sharing == "parts":
             return holders[0]
         return next(holder for holder in holders if self._branches[holder].length == length)
 
     def _branch_off(self, segment: _Segment, inside: int, length: int, source: int | None) -> Branch:
-        """A new sequence with the first `length` tokens of `source`, which end `inside` tokens into `segment`."""
-        if not self._ids:  # the oldest parked sequence is not `source`: that one is not alone, and was just used
+        """Return a new sequence with the first `length` tokens of `source`; they end `inside` tokens into `segment`."""
+        if not self._ids:  # never `source`: a parked `source` was just used, and is not the only parked sequence
             self.drop(next(iter(self._parked.values())))
         branch = Branch(self._ids.pop(), length, self._root)
         self._branches[branch.id] = branch
@@ -201,7 +201,7 @@ class LocalPrefixCache:
         return branch
 
     def _is_doubled(self, branch: Branch) -> bool:
-        """Whether others hold the same tokens too, be it in the same cells or because they were asked the same."""
+        """Return whether other sequences hold the same tokens, in the same cells or in other cells."""
         if self._sharing != "parts":
             return False
         if len(branch.tail.holders) > 1:
@@ -211,7 +211,7 @@ class LocalPrefixCache:
 
 
 def _common(held: Sequence[int], wanted: Sequence[int], start: int) -> int:
-    """Length of the common prefix of `held` and `wanted[start:]`."""
+    """Return the length of the common prefix of `held` and `wanted[start:]`."""
     limit = min(len(held), len(wanted) - start)
     if held[:limit] == wanted[start : start + limit]:
         return limit

@@ -1,4 +1,4 @@
-"""One answer on the reader's side: an iterator of tokens, for threads and for event loops."""
+"""Reader side of one answer: an iterator of tokens, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .loop import LocalEngineLoop
 
 
 class Resources:
-    """Keeps the engine's thread going: that ends with `close`, or when engine and runs are garbage, or at exit."""
+    """Keeps the engine's thread alive until `close`, until engine and runs are garbage-collected, or until exit."""
 
     def __init__(self, loop: LocalEngineLoop) -> None:
         self.loop = loop
@@ -23,21 +23,20 @@ class Resources:
 
 
 class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
-    """The iterator `LocalEngine.start` returns, for `for` or `async for`. The texts of its tokens join to `text`.
+    """The token iterator that `LocalEngine.start` returns, for `for` or `async for`. The token texts join to `text`.
 
-    The engine writes ahead of the reader, up to the end of the answer; the fields tell what was read. `signals` has one
-    entry per token of `token_ids`, and one more for the end-of-turn token if the model chose to end. That token is not
-    in `token_ids`, and it is yielded only where held-back text has to go out with it.
+    The engine generates ahead of the reader, up to the end of the answer; the fields describe the tokens read so far.
+    `signals` has one entry per token of `token_ids`, and one more for the end-of-turn token if the model ended the
+    answer. The end-of-turn token is not in `token_ids`, and is yielded only if held-back text must be sent with it.
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
-    `stop_reason`: why it is "length", where not by the request's own limit; else the stop string that ended it.
-    `sampling`: what chooses the tokens.
-    `answer_hidden`: hidden state (hidden,) float32 after the final norm that the last token (or the end of turn) was
-    chosen from; None before the end. `prompt_scores`: of each prompt token but the first, where the request asks for
-    them, from the first token on. One reader at a time.
+    `stop_reason`: for "length", the cause unless it was the request's own limit; for "stop", the matched stop string.
+    `sampling`: the sampling settings in effect. `answer_hidden`: hidden state (hidden,) float32 after the final norm
+    that produced the last token (or the end of turn); None before the end. `prompt_scores`: scores of all prompt tokens
+    but the first, if requested; available from the first token on. Only one reader at a time.
     """
 
     def __init__(self, resources: Resources, generation: Generation) -> None:
-        """Use `LocalEngine.start`."""
+        """Private: call `LocalEngine.start` instead."""
         self.prompt_tokens = len(generation.sequence.tokens)
         self.token_ids: list[int] = []
         self.signals: list[TokenSignals] = []
@@ -61,16 +60,16 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     @property
     def prompt_hidden(self) -> Floats:
-        """Hidden state (hidden,) float32 after the final norm, at the last prompt token. From the first token on."""
+        """Hidden state (hidden,) float32 after the final norm, at the last prompt token; needs a first token."""
         self._require_a_token()
         assert self._prompt_hidden is not None
         return self._prompt_hidden
 
     @property
     def prompt_logprobs(self) -> Floats | None:
-        """Log-probability (prompt_tokens - 1,) float32 of each prompt token but the first. From the first token on.
+        """Log-probabilities (prompt_tokens - 1,) float32 of all prompt tokens but the first.
 
-        None if they were not computed: see `LocalOptions.prompt_logprobs`.
+        Available from the first token on; None if not computed: see `LocalOptions.prompt_logprobs`.
         """
         self._require_a_token()
         return self._prompt_logprobs
@@ -80,7 +79,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     def __next__(self) -> LocalToken:
         if not self._done:
-            self._resources.loop.refuse_fork()  # before the lock, which another thread may have held
+            self._resources.loop.refuse_fork()  # before the lock, which a thread may have held at the fork
         with self._reading:
             token = None if self._done else self._read(self._generation.mailbox.get())
         if token is None:
@@ -99,13 +98,13 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         return token
 
     def cancel(self) -> None:
-        """End the run, from any thread: nothing more is read, and the engine stops before its next step."""
+        """End the run, from any thread. No more tokens are read, and the engine stops the run before its next step."""
         self._done = True
-        self._generation.mailbox.put(None)  # for a reader who waits
+        self._generation.mailbox.put(None)  # wakes a waiting reader
         self._resources.loop.cancel(self._generation)
 
     def close(self) -> None:
-        """The same as `cancel`, for `contextlib.closing`."""
+        """Call `cancel`; for `contextlib.closing`."""
         self.cancel()
 
     def __del__(self) -> None:
@@ -113,7 +112,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
             self._resources.loop.cancel(self._generation)
 
     def _read(self, event: Event | UpdraftError | None) -> LocalToken | None:
-        """Take in what the engine says; None if that is no token to yield."""
+        """Record an event; return None if the event has no token to yield."""
         if event is None or self._done:
             return None
         if isinstance(event, UpdraftError):
@@ -135,4 +134,4 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     def _require_a_token(self) -> None:
         if not self.signals:
-            raise EngineError("What the prompt looks like to the model is known from the first token on.")
+            raise EngineError("Prompt signals are not available before the first token: read a token first.")

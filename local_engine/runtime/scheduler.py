@@ -1,7 +1,7 @@
-"""The scheduler: the work of the next step, and those that wait for cells of the KV cache.
+"""Scheduler: plans the next step, and queues the sequences that wait for cells of the KV cache.
 
-Every sequence has known tokens and computed ones, and a step lets some of them catch up: one that is a single token
-behind decodes, one that is further behind is given a chunk. No llama.cpp here: the policy is tested on integers.
+Every sequence has known tokens and computed tokens, and each step computes some of the missing ones: a sequence that
+lacks one token decodes, a sequence that lacks more gets a chunk. No llama.cpp here: tests use plain integers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ _HEADROOM = 32
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request as the scheduler sees it."""
-
-    # The prompt, and the answer as it grows.
+    # The prompt, followed by the answer so far.
     tokens: list[int]
-    # How many they may become.
+    # Maximum number of tokens.
     limit: int
-    # How many tokens at the front still need an output each; the prefix cache is of no use to them.
+    # Number of leading tokens that still need an output each; the prefix cache cannot serve them.
     scored: int = 0
-    # Positions whose hidden state is to be looked at once more.
+    # Positions to compute again for their hidden state.
     pending_hidden: list[int] = field(default_factory=list[int])
-    # No more tokens will come; only pending hidden states keep the sequence.
+    # Whether the answer has ended; the sequence then stays only for pending hidden states.
     finished: bool = False
     computed: int = 0
     branch: Branch | None = None
@@ -39,7 +37,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SequenceShare:
-    """The part of one sequence in a step: `count` tokens from `start` on, with an output of the last or of all."""
+    """The part of one sequence in a step: `count` tokens from `start` on, with outputs for the last or for all."""
 
     sequence: Sequence
     start: int
@@ -48,7 +46,7 @@ class SequenceShare:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the last known token is among these, so that a new one can be chosen."""
+        """Whether the share includes the last known token, so that a new token can be chosen."""
         return self.start + self.count == len(self.sequence.tokens)
 
     @property
@@ -58,7 +56,7 @@ class SequenceShare:
 
 @dataclass(slots=True)
 class HiddenStateProbe:
-    """A token that is computed once more in `scratch`, a copy of what comes before it, for its hidden state."""
+    """A token to compute again in `scratch`, a copy of the tokens before it, for its hidden state."""
 
     sequence: Sequence
     position: int
@@ -67,7 +65,8 @@ class HiddenStateProbe:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Decoding sequences first, then probes, then chunks of prompts. `decoding`: how many decode, or wait to."""
+    """Decoding sequences, then probes, then chunks of prompts. `decoding`: sequences that decode now or wait to
+    decode."""
 
     decoding: int
     decodes: list[SequenceShare]
@@ -76,12 +75,12 @@ class ScheduledStep:
 
     @property
     def all_outputs(self) -> bool:
-        """Whether every row is an output: only then hidden states come with them."""
+        """Whether every row is an output; only such a step returns hidden states."""
         return all(share.outputs == share.count for share in self.chunks)
 
     @property
     def cells(self) -> int:
-        """The cells that it takes of the KV cache."""
+        """Number of KV cache cells that the step needs."""
         return len(self.decodes) + len(self.probes) + self.chunk_tokens
 
     @property
@@ -91,26 +90,26 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The bounds of a step, and what its rows can share."""
+    """Limits of a step, and the parts of the cache that sequences can share."""
 
-    # Sequences at once.
+    # Maximum number of running sequences.
     running: int
-    # Tokens in a step.
+    # Maximum number of tokens in a step.
     rows: int
-    # Outputs in a step, more than `running` twice.
+    # Maximum number of outputs in a step; more than twice `running`.
     outputs: int
-    # Prompts share steps with decoding sequences, and with each other.
+    # Whether prompts share steps with decoding sequences and with each other.
     mixes: bool = True
-    # Hidden states come only from steps where every row is an output. "parts": probes make up for other steps;
-    # "whole": the last token of a prompt waits for a step of outputs; "nothing": every row is one.
+    # Hidden states come only from steps in which every row is an output. "parts": probes compute missing ones; "whole":
+    # the last prompt token waits for such a step; "nothing": every row is an output.
     sharing: Sharing = "parts"
 
 
 class LocalScheduler:
-    """First come, first served, with preemption by recompute.
+    """First-come, first-served scheduling with preemption by recomputation.
 
-    Cannot deadlock: what is let in fits the cache alone, and a sequence that lacks cells takes them from parked ones
-    and then from the last that came; so the first always moves.
+    Cannot deadlock: every admitted sequence fits the cache alone, and a sequence that lacks cells takes them from
+    parked sequences, then from the newest running one; so the oldest always advances.
     """
 
     def __init__(self, cache: LocalPrefixCache, budget: ChunkBudget, limits: SchedulerLimits) -> None:
@@ -118,11 +117,11 @@ class LocalScheduler:
         self._budget = budget
         self._limits = limits
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in the order they came
+        self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
         self._chunks_waited = False
-        self._head_waits = False  # the first that waits does not fit, and nothing has happened that could change that
-        self._lacks_room = False  # there was less room than planned with, and no step has succeeded since
+        self._head_waits = False  # the first waiting sequence does not fit, and nothing has changed since
+        self._lacks_room = False  # a step found less room than planned, and no step has succeeded since
 
     @property
     def has_work(self) -> bool:
@@ -132,7 +131,7 @@ class LocalScheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> ScheduledStep:
-        """The next step, with room for it in the cache; the caller computes it and says how it went."""
+        """Return the next step, after making room in the cache; the caller computes it and reports the outcome."""
         self._admit()
         step, chunks_wait = self._plan()
         while not self._cache.make_room(step.cells):
@@ -143,10 +142,10 @@ class LocalScheduler:
         return step
 
     def complete(self, step: ScheduledStep) -> None:
-        """The step is computed: remember what the cache holds now."""
+        """Record the tokens that a computed step has added to the cache."""
         self._drop_scratch(step)
         self._lacks_room = False
-        if step.chunks:  # of which the first that waits may share some
+        if step.chunks:  # the first waiting sequence may be able to share the new tokens
             self._head_waits = False
         for share in (*step.decodes, *step.chunks):
             sequence = share.sequence
@@ -155,7 +154,7 @@ class LocalScheduler:
             sequence.computed = share.start + share.count
 
     def fail(self, step: ScheduledStep) -> list[Sequence]:
-        """The step failed: nobody knows what its sequences hold now. They are over, and returned."""
+        """Remove and return the sequences of a failed step, because their cache contents are unknown."""
         self._drop_scratch(step)
         affected = [share.sequence for share in (*step.decodes, *step.chunks)]
         affected += [probe.sequence for probe in step.probes if probe.sequence not in affected]
@@ -164,8 +163,8 @@ class LocalScheduler:
         return affected
 
     def retry(self, step: ScheduledStep) -> bool:
-        """There was no room for the step after all: let the last sequence wait, if it is not alone. Nobody is let in
-        again before a step succeeds, so that this ends."""
+        """Preempt the last sequence after a step that did not fit the cache; False if only one is running. No sequence
+        is admitted before a step succeeds, so that retries end."""
         if len(self.running) < 2:
             return False
         self._lacks_room = True
@@ -174,7 +173,7 @@ class LocalScheduler:
         return True
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """The sequence is over, wherever it is. `keep`: what it holds may serve others."""
+        """Remove a running or waiting sequence. `keep`: park its tokens for reuse by other sequences."""
         self._head_waits = False
         if sequence in self.running:
             self.running.remove(sequence)
@@ -196,13 +195,13 @@ class LocalScheduler:
             self.running.append(self.waiting.popleft())
 
     def _has_room(self, sequence: Sequence, branch: Branch) -> bool:
-        """Whether the prompt fits beside what the running sequences are still to compute, and some answer too."""
+        """Return whether the prompt and some answer fit beside the tokens that others still have to compute."""
         reserved_cells = sum(other.behind for other in self.running)
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= reserved_cells + wanted
 
     def _plan(self) -> tuple[ScheduledStep, bool]:
-        """The next step as things are, and whether prompts wait for it."""
+        """Return the next step for the current state, and whether prompts wait until after this step."""
         decoding = [sequence for sequence in self.running if sequence.behind == 1]
         catching_up = [sequence for sequence in self.running if sequence.behind > 1]
         step = ScheduledStep(
@@ -214,7 +213,7 @@ class LocalScheduler:
             if sequence.pending_hidden and sequence.computed > sequence.pending_hidden[0]
         ]
         if ready and not (catching_up and self._chunks_waited):
-            # Hidden states come only where every row is an output. Prompts wait for one such step, never for two.
+            # Hidden states come only if every row is an output. Prompts wait for one such step, never for two.
             step.probes = [self._probe(sequence) for sequence in ready]
             return step, True
         if catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
@@ -225,8 +224,8 @@ class LocalScheduler:
         return step, True
 
     def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[SequenceShare]:
-        """An equal part of the step's budget for each prompt. What does not divide is for those that are furthest
-        behind, so that prompts end together, but for the first if there is not a token for each."""
+        """Divide the step's budget equally among prompts. The remainder goes to the prompts that lack the most tokens,
+        so that prompts end together, or to the oldest prompts if the budget is below one token each."""
         rows = min(self._budget.grant(decoding, len(catching_up)), self._limits.rows - decoding)
         if rows >= len(catching_up):
             catching_up = sorted(catching_up, key=lambda sequence: -sequence.behind)
@@ -270,7 +269,7 @@ class LocalScheduler:
 
 
 def _without_single_tokens(count: int, wanted: int) -> int:
-    """A chunk of about `count` tokens that is no single one and leaves none: one row may have other last bits."""
+    """Return a chunk of about `count` tokens that neither is nor leaves a single token, which may round differently."""
     count = max(2, count) if count else 0
     if wanted - count != 1:
         return count

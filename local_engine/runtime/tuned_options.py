@@ -1,4 +1,4 @@
-"""The options that `updraft tune` found best for a model on this machine."""
+"""Options that `updraft tune` found best for a model on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..options import QUANTIZED, LocalOptions
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `LocalOptions` that are tuned; None: as the engine does it by default."""
+    """Tuned fields of `LocalOptions`; None keeps the default."""
 
     threads: int | None = None
     repack: bool | None = None
@@ -30,21 +30,21 @@ prepare_types(Settings)
 
 
 def remember(path: Path, settings: Settings) -> None:
-    """For this file, build and machine, until one of them changes."""
+    """Save the settings; they apply until the file, the build or the machine changes."""
     Notes("tuned").write(_key(path), settings)
 
 
 def recall(path: Path) -> Settings | None:
-    """None if this model was not tuned on this machine. Raises ModelLoadError if there is no such file."""
+    """Return the saved settings, None if not tuned on this machine. Raises ModelLoadError if the file is missing."""
     return Notes("tuned").read(_key(path), Settings)
 
 
 def tuned_options(path: Path, options: LocalOptions) -> LocalOptions:
-    """`options` with what was found for the fields that are None: whoever says what he wants gets that. What was found
-    and contradicts it is left out."""
-    found = recall(path) or Settings()
-    missing = {name: value for name, value in msgspec.structs.asdict(found).items() if getattr(options, name) is None}
-    if options.flash_attention is False and found.kv_cache_type in QUANTIZED:
+    """Fill options that are None with tuned settings. A tuned cache type that needs flash attention is left out if
+    flash attention is off."""
+    tuned = recall(path) or Settings()
+    missing = {name: value for name, value in msgspec.structs.asdict(tuned).items() if getattr(options, name) is None}
+    if options.flash_attention is False and tuned.kv_cache_type in QUANTIZED:
         missing.pop("kv_cache_type", None)
     return dataclasses.replace(options, **missing)
 

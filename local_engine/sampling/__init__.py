@@ -1,1 +1,1 @@
-"""From a row of logits to a token, and what the row tells about confidence."""
+"""Sampling of tokens from logits, and signals of the model's confidence."""

@@ -1,9 +1,9 @@
-"""Gumbel noise for one row of a large vocabulary: the noise of `protocol.noise`, made only where it can matter.
+"""Gumbel noise for one row of a large vocabulary: the noise of `protocol.noise`, computed only where it can matter.
 
-Two logarithms in double precision for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
-seen as a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T).
-As -log(u) >= 1 - u, no token arrives before (1 - u) / weight, which is cheap in single precision. Who cannot arrive
-before the arrival of one promising token is out; of the few that are left the exact noise decides.
+Two double-precision logarithms for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
+a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T). As
+-log(u) >= 1 - u, no token arrives before (1 - u) / weight, which is cheap in single precision. Tokens whose bound is
+later than the arrival of one promising token are out; among the few others, the exact noise decides.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Indices = npt.NDArray[np.intp]
 Words = npt.NDArray[np.uint64]
 
 _BLOCK = 2**14
-_FEW = 512  # below that exact noise is as cheap as telling who needs it
-_FAR = np.float32(60)  # so far behind no token wins a race, and 2**31 times its exp is finite in float32
-# Rounding in float32, seen on exp of up to `_FAR`, is a hundredth of that. What float64 itself cannot tell apart is
-# covered for |logit / temperature| below 2**42.
+_FEW = 512  # up to this many tokens, exact noise is as cheap as finding the contenders
+_FAR = np.float32(60)  # a token this far behind cannot win, and 2**31 times exp of this is finite in float32
+# Relative slack: float32 rounding, for exp of up to `_FAR`, is a hundredth of it. Rounding in float64 is covered for
+# |logit / temperature| below 2**42.
 _SLACK = 1e-3
 
 
 def draw(key: int, ids: Indices | None, logits: Floats, temperature: float) -> int:
-    """Index in `logits` (n,) of a draw from softmax(logits / temperature); at least one of them is finite.
+    """Return the index in `logits` (n,) of a draw from softmax(logits / temperature); one logit must be finite.
 
-    `ids` (n,): the tokens that they are of, in ascending order; None for all from 0 on.
+    `ids` (n,): token ids of the logits, in ascending order; None for all ids from 0 on.
     """
     if len(logits) <= _FEW:
         return int(_scores(key, _of(ids, np.arange(len(logits))), logits, temperature).argmax())
@@ -44,14 +44,14 @@ def draw(key: int, ids: Indices | None, logits: Floats, temperature: float) -> i
 
 
 def uniforms(key: int, ids: Indices) -> Doubles:
-    """The numbers in (0, 1] of the tokens `ids` (n,), float64."""
+    """Return the uniform numbers in (0, 1] of the tokens `ids` (n,), float64."""
     words = _almost_mixed(ids.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64((key + GOLDEN) % WORD))
     words ^= words >> np.uint64(31)
     return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """`size` numbers in pieces that stay in the processor's cache while they are worked on."""
+    """Return slices of `size` numbers, each small enough to stay in the processor's cache."""
     return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
 
 
@@ -60,12 +60,12 @@ def _of(ids: Indices | None, indices: Indices) -> Indices:
 
 
 def _scores(key: int, ids: Indices, logits: Floats, temperature: float) -> Doubles:
-    with np.errstate(divide="ignore"):  # 1 is among the uniform numbers, once in 2**53: its noise is infinite
+    with np.errstate(divide="ignore"):  # once in 2**53, a uniform number is 1 and its noise infinite
         return logits.astype(np.float64) / temperature - np.log(-np.log(uniforms(key, ids)))
 
 
 def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperature: float) -> Floats:
-    """A bound from below of each token's arrival, float32, up to rounding."""
+    """Return a lower bound of each token's arrival, float32, up to rounding."""
     highest, rate = logits.max(), np.float32(1 / temperature)
     earliest = np.empty(len(logits), np.float32)
     first = np.arange(1, min(_BLOCK, len(logits)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
@@ -88,7 +88,7 @@ def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperatur
 
 
 def _almost_mixed(words: Words) -> Words:
-    """`protocol.noise.mix` but for its last step, which leaves the upper 31 bits as they are. In place."""
+    """Apply `protocol.noise.mix` in place, without its last step, which does not change the upper 31 bits."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(FIRST)
     words ^= words >> np.uint64(27)

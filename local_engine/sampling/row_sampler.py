@@ -1,7 +1,7 @@
-"""From one row of logits to a token, as the cloud engine does it: the same seed and logits give the same token there.
+"""Sampling of a token from one row of logits; the same seed and logits give the same token as in the cloud engine.
 
-This is the sampler of one answer. It keeps what its options need to know of that: counts for penalties, and where the
-answer stands in its grammar.
+A sampler belongs to one answer. The sampler keeps the state that the options need: penalty counts, and the answer's
+position in its grammar.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class RowSampler:
-    """Chooses the tokens of one answer, one after the other. For one thread at a time.
+    """Chooses the tokens of one answer, one after the other. Not thread-safe.
 
-    `end_ids`: the tokens that end the answer (`SamplingParams.end_ids`). Without a seed each answer gets one by chance.
-    `constraint`: a grammar at its beginning; it is led along.
+    `end_ids`: tokens that end the answer (`SamplingParams.end_ids`). Without a seed, each answer gets a random one.
+    `constraint`: a grammar at its start; the sampler advances it.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RowSampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar is: nothing may follow the tokens chosen so far."""
+        """Whether the grammar is complete, so that no token may follow."""
         return self._grammar is not None and self._grammar.complete
 
     def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:
-        """The token after `generated`, which holds what was chosen before. `logits` (vocab,) stay as they are; `best`:
-        where they are largest, if that is known.
+        """Choose the token after `generated`, the tokens chosen so far. `logits` (vocab,) are not changed; `best`:
+        index of the largest logit, if known.
 
-        Raises InvalidRequestError if the grammar, alone or with the other options, leaves nothing to choose.
+        Raises InvalidRequestError if the grammar, alone or with the other options, allows no token.
         """
         if self._is_greedy and best is not None:
             return best
@@ -72,7 +72,7 @@ class RowSampler:
         return token
 
     def _pick(self, row: Floats, ids: Indices | None, num_generated: int) -> int:
-        """One of `ids` (None: of all) by the logits in `row` (vocab,)."""
+        """Return one of `ids` (None: of all tokens), chosen by the logits in `row` (vocab,)."""
         candidates = row if ids is None else row[ids]
         best = int(candidates.argmax())
         if self._temperature >= MIN_TEMPERATURE and candidates[best] > -np.inf:
@@ -86,9 +86,9 @@ class RowSampler:
 
 
 def _allowed(mask: Mask | None, vocab_size: int) -> Indices:
-    """The ids whose bits are set, ascending."""
+    """Return the ids whose bits are set, in ascending order."""
     if mask is None:
-        raise ValueError("The grammar is complete, or has failed: there is nothing to choose.")
+        raise ValueError("The grammar is complete or has failed, so no token can follow.")
     bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits.view(np.bool_))
 

@@ -1,4 +1,4 @@
-"""Token signals from raw logits: the most likely token, the log of the normaliser, entropy and margin of each row."""
+"""Token signals from raw logits: the most likely token, the log normalizer, entropy and margin of each row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 from .signals import Floats, RowMeasure
 
-_BLOCK_LOGITS = 2**17  # logits computed at once: half a megabyte, which a processor's cache holds
-_MIN_LOGIT = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
+_BLOCK_LOGITS = 2**17  # logits computed at once: half a megabyte, which fits a processor's cache
+_MIN_LOGIT = np.float32(-1e4)  # replaces -inf, because 0 * -inf is NaN
 
 Table = npt.NDArray[np.float64]
 
 
 class SignalMeter:
-    """Measures rows of `vocab_size` logits, as many at once as fit a processor's cache. The rows stay as they are."""
+    """Measures rows of `vocab_size` logits, as many at once as fit a processor's cache. Does not change the rows."""
 
     def __init__(self, vocab_size: int) -> None:
         self._rows = max(1, _BLOCK_LOGITS // vocab_size)
@@ -22,16 +22,16 @@ class SignalMeter:
         self._weights = np.empty((self._rows, vocab_size), np.float32)
 
     def measure(self, logits: Floats) -> list[RowMeasure]:
-        """`logits`: (n, vocab), any n."""
-        with np.errstate(invalid="ignore"):  # NaN and infinity: `RowMeasure.is_finite` tells
+        """Measure the rows of `logits` (n, vocab)."""
+        with np.errstate(invalid="ignore"):  # `RowMeasure.is_finite` reports NaN and infinity
             parts = [self._table(logits[start : start + self._rows]) for start in range(0, len(logits), self._rows)]
         numbers = [row for part in parts for row in part.tolist()]
         return [RowMeasure(row, int(token), *rest) for row, (token, *rest) in zip(logits, numbers, strict=True)]
 
     def _table(self, logits: Floats) -> Table:
-        """Columns: token, log_total, entropy, margin.
+        """Return a table with the columns token, log_total, entropy, margin.
 
-        Entropy is log Z - sum(p * (x - max)), with log Z of the shifted logits x - max.
+        Entropy is log Z - sum(p * (x - max)), where Z is the normalizer of the shifted logits x - max.
         """
         count = len(logits)
         shifted, weights, every = self._shifted[:count], self._weights[:count], np.arange(count)

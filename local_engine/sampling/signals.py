@@ -1,4 +1,4 @@
-"""The model's confidence in a token: numbers from its row of raw logits."""
+"""Signals of the model's confidence in a token, from its row of raw logits."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TokenSignals:
-    """The model's confidence in one token, in nats, from the raw distribution: before temperature and truncation."""
+    """Confidence in one token, in nats, from the raw distribution: before temperature and truncation."""
 
-    # Of the chosen token.
+    # Log-probability of the chosen token.
     logprob: float
-    # Of the whole distribution.
+    # Entropy of the whole distribution.
     entropy: float
-    # Log-probability of the most likely token minus that of the second.
+    # Log-probability of the most likely token minus that of the second most likely.
     margin: float
 
 
 @dataclass(frozen=True, slots=True)
 class RowMeasure:
-    """One row of logits: `token` is the most likely one (of equals the first), `log_total` the log of the sum of all
-    exponentials."""
+    """Measures of one row of logits. `token`: the most likely token (the first of equals); `log_total`: log of the sum
+    of all exponentials."""
 
     logits: Floats
     token: int
@@ -38,7 +38,7 @@ class RowMeasure:
 
     @property
     def is_finite(self) -> bool:
-        """False for logits with NaN or infinity in them, which no sound model makes."""
+        """False if the logits contain NaN or positive infinity, which no sound model produces."""
         return math.isfinite(self.log_total)
 
     def signals(self, token: int) -> TokenSignals:
@@ -48,19 +48,19 @@ class RowMeasure:
         return float(self.logits[token]) - self.log_total
 
     def top(self, count: int) -> tuple[tuple[int, float], ...]:
-        """The `count` most likely tokens with their log-probabilities, best first."""
-        found = largest(self.logits, count)
-        return tuple((int(token), self.logprob(int(token))) for token in found)
+        """Return the `count` most likely tokens with their log-probabilities, best first."""
+        tokens = largest(self.logits, count)
+        return tuple((int(token), self.logprob(int(token))) for token in tokens)
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Log-probabilities of rows of logits (n, vocab), float32 (n, vocab)."""
+    """Return the log-probabilities of rows of logits (n, vocab), float32 (n, vocab)."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def token_logprobs(logits: Floats, tokens: npt.NDArray[np.intp]) -> Floats:
-    """Log-probability of `tokens` (n,) under rows of `logits` (n, vocab), float32 (n,)."""
+    """Return the log-probabilities of `tokens` (n,) under rows of `logits` (n, vocab), float32 (n,)."""
     highest = logits.max(axis=1, keepdims=True)
     totals = np.log(np.exp(logits - highest).sum(axis=1))
     return logits[np.arange(len(tokens)), tokens] - highest[:, 0] - totals

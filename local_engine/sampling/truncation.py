@@ -1,7 +1,7 @@
-"""The tokens that may be drawn: top-k, top-p, min-p and typical-p over one row, without sorting a large vocabulary.
+"""Token truncation: top-k, top-p, min-p and typical-p over one row, without sorting a large vocabulary.
 
-The meaning is that of `protocol.sampling.SamplingParams`: in this order, each on what the one before has left, in
-double precision. Equally likely tokens count in the order of their ids. At least one token always stays.
+Follows `protocol.sampling.SamplingParams`: the filters apply in this order, each to the tokens left by the previous
+one, in double precision. Equally likely tokens are ordered by id. At least one token always stays.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from ...protocol.sampling import ResolvedParams
 from .noise import Doubles, Floats, Indices, blocks
 
-_HEADS = (256, 4096)  # likeliest tokens to look at before all of them
+_HEADS = (256, 4096)  # numbers of likeliest tokens to examine before all of them
 _GROUPS = 64
 
 
 def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Indices:
-    """Indices of the tokens that stay, ascending. `logits` (n,), at least one of them finite."""
+    """Return the indices of the tokens that stay, ascending. `logits` (n,): at least one must be finite."""
     head, probabilities = _head(logits, params, temperature)
     inside = _inside(probabilities, params)
     head = head[inside]
@@ -28,13 +28,13 @@ def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Ind
 
 
 def largest(logits: Floats, count: int) -> Indices:
-    """Indices of the `count` largest, the largest first, equal ones in order."""
+    """Return the indices of the `count` largest logits, largest first, equal ones in order."""
     size, width = len(logits), len(logits) // _GROUPS
     count = min(count, size)
     if count == 0:
         return np.empty(0, np.intp)
     if count <= width // 2:
-        # They are in the columns of a view with the largest maxima: a pass over all logits, then over a few.
+        # The largest logits lie in the columns with the largest maxima: one pass over all logits, then over a few.
         maxima = logits[: width * _GROUPS].reshape(_GROUPS, width).max(axis=0)
         bound = np.partition(maxima, width - count)[width - count]
         inside = (width * np.arange(_GROUPS)[:, None] + np.flatnonzero(maxima >= bound)).ravel()
@@ -46,7 +46,7 @@ def largest(logits: Floats, count: int) -> Indices:
 
 
 def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[Indices, Doubles]:
-    """The likeliest tokens, as many as top-k leaves or top-p and min-p need to see, and their probabilities."""
+    """Return the likeliest tokens, as many as top-k leaves or top-p and min-p must see, and their probabilities."""
     size = len(logits)
     if 0 < params.top_k < size:
         head = largest(logits, params.top_k)
@@ -64,7 +64,7 @@ def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[I
 
 
 def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
-    """exp of how far the logits are below the highest of all."""
+    """Return exp((logits - highest) / temperature)."""
     scaled = logits.astype(np.float64)
     scaled /= temperature
     scaled -= highest / temperature
@@ -72,7 +72,7 @@ def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
 
 
 def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bool_]:
-    """Of tokens in descending order, which top-p and min-p leave: the first of them, then none."""
+    """Return which tokens, in descending order, top-p and min-p keep: always a prefix with at least one token."""
     inside = probabilities >= params.min_p * probabilities[0]
     if params.top_p < 1:
         inside &= np.cumsum(probabilities) - probabilities < params.top_p
@@ -81,7 +81,7 @@ def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bo
 
 
 def _typical(scaled: Doubles, typical_p: float) -> Indices:
-    """The tokens of the `typical_p` mass whose surprise is nearest to the distribution's entropy."""
+    """Return the tokens of the `typical_p` mass whose surprise is nearest to the distribution's entropy."""
     logprobs = scaled - scaled.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     probabilities = np.exp(logprobs)

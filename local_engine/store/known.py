@@ -1,4 +1,4 @@
-"""Models with a short name, pinned to their bytes: one that any machine with a package index can fetch."""
+"""Models with a short name, pinned by checksum and available from any package index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...model_files.download.naming import OnIndex
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model whose size, checksum and licence are known before it is asked for."""
+    """A model whose size, checksum and licence are known in advance."""
 
     place: OnIndex
     size: int
@@ -17,7 +17,7 @@ class KnownModel:
     licence: str
 
 
-#: The model that `updraft chat` and `updraft init` offer where none is set.
+#: The model that `updraft chat` and `updraft init` offer if none is configured.
 DEFAULT = "smollm2"
 KNOWN = {
     DEFAULT: KnownModel(

@@ -1,7 +1,7 @@
-"""The folder of models: what is in it, what each should be, and the one who may write at a time.
+"""The folder of models, with a manifest for each, and locks so that only one process changes a model at a time.
 
 models/NAME.gguf  NAME.json      a model and its manifest
-models/.partial/  models/.locks/ what is under way, and by whom
+models/.partial/  models/.locks/ unfinished downloads and their locks
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ State = Literal["ready", "partial", "damaged", "missing"]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The record of a pulled model."""
+    """Record of a pulled model."""
 
     name: str
     source: str
     size: int
-    # Of the bytes that arrived.
+    # Checksum of the received bytes.
     sha256: str
-    # Whether the source published that checksum.
+    # Whether the source published the checksum.
     published: bool
-    # Time in UTC.
+    # Time of the pull, in UTC.
     pulled_at: str
     licence: str | None = None
     identity: str | None = None
@@ -51,49 +51,49 @@ prepare_types(Manifest)
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A line of the list."""
+    """A line in the list of models."""
 
     name: str
     state: State
-    # Bytes on the disk.
+    # Size on disk in bytes.
     size: int
     source: str
-    # None where the model is not complete or its manifest cannot be read.
+    # None if the model is incomplete or its manifest is unreadable.
     manifest: Manifest | None = None
 
 
 class Library:
-    """Models by name. Many processes may use it at once."""
+    """Models by name. Many processes may use the library at once."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` None: the user's own."""
+        """`folder` None: the user's model folder."""
         self.folder = models_folder() if folder is None else folder
         self.partial = self.folder / ".partial"
 
     def path(self, name: str) -> Path:
-        """The file of a model of that name, there or not. Raises InvalidRequestError for what cannot be a name."""
+        """Return the file of a model, which need not exist. Raises InvalidRequestError for an invalid name."""
         return self.folder / f"{check_name(name)}.gguf"
 
     def find(self, name: str) -> Manifest | None:
-        """The manifest of a complete model, or None if the model is missing. Raises InvalidRequestError."""
+        """Return the manifest of a complete model, None if the model is missing. Raises InvalidRequestError."""
         return read_kept(self._manifest(name), Manifest) if has_file(self.path(name)) else None
 
     def entries(self) -> list[LibraryEntry]:
-        """All there is, by name, with what is under way. Files that no model could be called after are not ours."""
+        """Return all models by name, unfinished downloads included. Files without a valid model name are skipped."""
         models = {path.stem: path for path in self._glob(self.folder, "*.gguf")}
         manifests = {path.stem for path in self._glob(self.folder, "*.json")}
         under_way = {path.stem: path for path in self._glob(self.partial, "*.part")}
-        found = [self._entry(name, path) for name, path in models.items()]
-        found += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
+        entries = [self._entry(name, path) for name, path in models.items()]
+        entries += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
         for name, path in under_way.items():
             note = read_note(self.partial, name)
-            found.append(LibraryEntry(name, "partial", path.stat().st_size, "" if note is None else note.source))
-        return sorted(found, key=lambda entry: (entry.name, entry.state))
+            entries.append(LibraryEntry(name, "partial", path.stat().st_size, "" if note is None else note.source))
+        return sorted(entries, key=lambda entry: (entry.name, entry.state))
 
     def remove(self, name: str) -> int:
-        """Delete a model and what is under way of it; the bytes that this frees.
+        """Delete a model and its unfinished download; return the bytes that this frees.
 
-        Raises ModelNotFoundError; OverloadedError while somebody pulls it.
+        Raises ModelNotFoundError; OverloadedError while another process pulls the model.
         """
         files = [self.path(name), self._manifest(name), self.partial / f"{name}.part", self.partial / f"{name}.json"]
         if not any(path.exists() for path in files):
@@ -122,11 +122,11 @@ class Library:
         return "ready" if digest.hexdigest() == manifest.sha256 else "damaged"
 
     def keep(self, part: PartialFile, manifest: Manifest) -> Path:
-        """Give a complete part its name, all at once. Raises OSError."""
+        """Move a complete download to its final name atomically. Raises OSError."""
         path = self.path(manifest.name)
         part.sync()
-        # Without a manifest, a model counts as damaged and is fetched again: so whatever a crash leaves is never taken
-        # for what it is not. The old manifest goes before its model is replaced, the new one comes after.
+        # A model without a manifest counts as damaged and is fetched again, so a crash never leaves a wrong model that
+        # looks complete. The old manifest is removed before its model is replaced; the new manifest comes last.
         temporary = self.partial / f"{manifest.name}.manifest"
         with prepared(temporary).open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest)))
@@ -142,7 +142,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """Make renames durable, in this order, whatever happens to the machine."""
+        """Make earlier renames durable before later ones."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)
@@ -150,12 +150,12 @@ class Library:
                 os.close(folder)
 
     def lock(self, name: str, waiting: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """Nobody else changes this model meanwhile: see `lock`."""
+        """Lock a model against changes by other processes."""
         return lock(self.folder, check_name(name), waiting)
 
     def unknown(self, name: str) -> ModelNotFoundError:
         names = ", ".join(entry.name for entry in self.entries()) or "no model at all"
-        return ModelNotFoundError(f"There is no model {name!r} in {self.folder}. It holds {names}.")
+        return ModelNotFoundError(f"There is no model {name!r} in {self.folder}. The folder holds {names}.")
 
     def _entry(self, name: str, path: Path) -> LibraryEntry:
         size, manifest = path.stat().st_size, read_kept(self._manifest(name), Manifest)
@@ -169,17 +169,17 @@ class Library:
     @staticmethod
     def _glob(folder: Path, pattern: str) -> list[Path]:
         try:
-            found = list(folder.glob(pattern)) if folder.is_dir() else []
-        except PermissionError:  # another user's
+            paths = list(folder.glob(pattern)) if folder.is_dir() else []
+        except PermissionError:  # the folder of another user
             return []
-        return [path for path in found if is_name(path.stem) and path.is_file()]
+        return [path for path in paths if is_name(path.stem) and path.is_file()]
 
 
 def model_path(name: str) -> Path:
-    """The file that `name` means where the local engine takes one: a model of the user's library, or else a path.
+    """Return the file that `name` means to the local engine: a model in the user's library, else a path.
 
-    Whoever opens the file reports a missing one. What is neither a model nor looks like a path is missing: a file of
-    the working folder never stands for a name.
+    Opening the file reports a missing model. A name that looks like no path always means the library, never a file in
+    the working folder.
     """
     library = Library()
     if is_path(name) and not (is_name(name) and library.find(name)):

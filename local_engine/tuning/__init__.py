@@ -1,1 +1,1 @@
-"""`updraft tune`: the settings with which a model is fastest on this machine."""
+"""`updraft tune`: search for the fastest settings of a model on this machine."""

@@ -1,4 +1,4 @@
-"""Measures one choice of settings in a process of its own: the program that `tuning` starts for each candidate."""
+"""Program that measures one choice of settings; `search` starts it in a subprocess for each candidate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLICES = 4
 
 
 class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting to measure."""
+    """Settings to measure."""
 
     path: str
     threads: int
@@ -28,11 +28,11 @@ class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: str
     flash_attention: bool
     prompt: int  # tokens to compute at once
-    seconds: float  # for single tokens after them
+    seconds: float  # duration of the single-token steps after the prompt
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Tokens per second, of several slices each."""
+    """Tokens per second, one number per slice."""
 
     prompt: list[float]
     answer: list[float]
@@ -42,9 +42,9 @@ prepare_types(MeasurementJob, Speeds)
 
 
 def measure(job: MeasurementJob) -> Speeds:
-    """Raises ModelLoadError if llama.cpp refuses the model or the settings."""
+    """Measure the speeds. Raises ModelLoadError if llama.cpp rejects the model or the settings."""
     run = _Run(job)
-    run.decode(min(8, job.ubatch))  # the first touches the weights
+    run.decode(min(8, job.ubatch))  # the first step reads the weights into memory
     answer = [run.one_by_one(job.seconds / _SLICES) for _ in range(_SLICES)]
     prompt = [run.at_once(job.prompt) for _ in range(2)]
     return Speeds(prompt, answer)
@@ -75,7 +75,7 @@ class _Run:
         self._position = 0
 
     def decode(self, count: int) -> None:
-        """`count` tokens at once, with the logits of the last."""
+        """Compute `count` tokens at once, with the logits of the last."""
         batch = self._batch
         batch.n_tokens = count
         for index in range(count):
@@ -110,7 +110,7 @@ class _Run:
 if __name__ == "__main__":
     expect_crashes()
     try:
-        found = msgspec.to_builtins(measure(msgspec.convert(json.loads(sys.argv[1]), MeasurementJob)))
+        result = msgspec.to_builtins(measure(msgspec.convert(json.loads(sys.argv[1]), MeasurementJob)))
     except ModelLoadError as error:
-        found = {"error": error.message}
-    sys.stdout.write(json.dumps(found) + "\n")
+        result = {"error": error.message}
+    sys.stdout.write(json.dumps(result) + "\n")

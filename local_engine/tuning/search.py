@@ -1,7 +1,7 @@
-"""Finds the settings with which a model is fastest on this machine, by short measurements in processes of their own.
+"""Search for the fastest settings of a model on this machine, by short measurements in subprocesses.
 
-One setting after the other is tried beside the best so far. What wins has to win once more against the default, in a
-second comparison; differences within the noise change nothing.
+Each setting is varied in turn from the best choice so far. The winner must beat the default again in a second
+comparison; differences within the noise change nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
 _MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
-_FEWER = (None, 4, 2, 1)  # answers at once
-_RUN_S = 4.0  # a run that may take longer than what is left is not begun
-_FIRST_S = 10.0  # what the default gets at least: without its speed nothing is decided
+_FEWER = (None, 4, 2, 1)  # concurrent answers
+_RUN_S = 4.0  # minimum time limit of a run, and first estimate of a run; a run starts only if it fits the time left
+_FIRST_S = 10.0  # minimum time limit for the default, whose speed every comparison needs
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Settings that are measured, each with a value."""
+    """Settings to measure, all with a value."""
 
     threads: int
     repack: bool
@@ -49,12 +49,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """A measured choice."""
+    """Result of measuring a choice."""
 
     choice: Choice
-    # The purpose of the measurement, or why it failed.
+    # Purpose of the measurement, or the reason for its failure.
     note: str
-    # Medians, as `answer_tokens_per_s`.
+    # Medians of tokens per second, here and in `answer_tokens_per_s`.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
     # The larger relative spread of the two speeds.
@@ -62,35 +62,35 @@ class TrialResult:
 
     @property
     def seconds(self) -> float:
-        """Of a request of 256 tokens that is answered with 128; infinite if it failed."""
+        """Time of a request of 256 tokens with an answer of 128; infinite if the measurement failed."""
         if not self.answer_tokens_per_s:
             return float("inf")
         return _PROMPT / self.prompt_tokens_per_s + _ANSWER / self.answer_tokens_per_s
 
     def beats(self, other: TrialResult) -> bool:
-        """By more than the noise of both, and by 5 % at least."""
+        """Return whether this choice is faster by more than the noise of both, and by at least 5 %."""
         return self.seconds < other.seconds * (1 - max(_MIN_GAIN, self.noise, other.noise))
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`settings` is what is remembered."""
+    """Result of a search; `settings` has been saved."""
 
     settings: Settings
     default: Choice
     runs: tuple[TrialResult, ...]
-    # How much sooner a request is done than with the default, in the comparison that decided.
+    # Share of request time saved against the default, in the deciding comparison.
     gain: float
-    # Choices that there was no time for.
+    # Choices that were skipped for lack of time.
     skipped: tuple[str, ...]
     seconds: float
 
 
 def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
-    """Measure, decide and remember; at most half a minute after a first load on trial. `room`: bytes of memory that the
-    model may take.
+    """Measure, decide and save the settings, in at most half a minute after a trial load. `room`: bytes of memory that
+    the model may take.
 
-    Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
+    Raises ModelLoadError for an unusable file, ModelTooLargeError if the model does not fit.
     """
     started, machine, header = time.monotonic(), this_machine(), read_model_header(path)
     fitting = _fitting(path.name, header, room)
@@ -114,7 +114,7 @@ def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambd
 
 
 def _fitting(name: str, header: GgufHeader, room: int) -> LocalOptions:
-    """The default options, or the nearest to them that fit. Raises ModelTooLargeError."""
+    """Return the default options, or the nearest options that fit. Raises ModelTooLargeError."""
     options = LocalOptions()
     for options in _smaller_and_smaller(header):
         if estimate(header, plan_of(header, options)).total <= room:
@@ -124,8 +124,8 @@ def _fitting(name: str, header: GgufHeader, room: int) -> LocalOptions:
 
 
 def _smaller_and_smaller(header: GgufHeader) -> Iterator[LocalOptions]:
-    """These cost memory or precision, not time: so they follow from what there is. The smaller type of the cache is
-    taken before fewer answers at once, and those before a smaller context, which would refuse what could be asked."""
+    """Yield options that need less and less memory. A smaller cache type comes before fewer concurrent answers, and
+    these come before a smaller context, which would reject longer requests."""
     yield LocalOptions()
     kind: KvCacheType | None = "q8_0" if quantizable(header) else None
     longest = layout_of(header, LocalOptions()).context_length
@@ -135,20 +135,20 @@ def _smaller_and_smaller(header: GgufHeader) -> Iterator[LocalOptions]:
 
 
 def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHeader) -> tuple[Choice, float]:
-    """The best choice, and how much less time it takes than the default."""
+    """Return the best choice, and the share of time that it saves against the default."""
     first = best = search.run(default, "default")
     if best is None:
         return default, 0.0
     if not best.answer_tokens_per_s:
         raise ModelLoadError(
-            f"The default settings cannot be measured: {best.note}. If other programs use the processors, try again "
-            "without them."
+            f"The default settings cannot be measured: {best.note}. Close other programs that use the processors, "
+            "then try again."
         )
     for note, candidates in _candidates(default, machine, header):
         for change in candidates:
-            found = search.run(change(best.choice), note)
-            if found is not None and found.beats(best):
-                best = found
+            result = search.run(change(best.choice), note)
+            if result is not None and result.beats(best):
+                best = result
     if best is first:
         return default, 0.0
     again, winner = search.run(default, "default again"), search.run(best.choice, "winner again")
@@ -160,7 +160,7 @@ def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHea
 def _candidates(
     default: Choice, machine: Machine, header: GgufHeader
 ) -> Iterator[tuple[str, list[Callable[[Choice], Choice]]]]:
-    """The choices to try, setting by setting; each changes one field of the best choice so far."""
+    """Yield the choices to try, one setting at a time; each changes one field of the best choice so far."""
     numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
     if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):
@@ -170,7 +170,7 @@ def _candidates(
 
 
 class _Search:
-    """The runs so far, and the time that is left."""
+    """Runs so far, and the time left."""
 
     def __init__(self, path: Path, deadline: float, report: Callable[[TrialResult], None]) -> None:
         self.runs: list[TrialResult] = []
@@ -182,22 +182,22 @@ class _Search:
         self._prompt = 0
 
     def run(self, choice: Choice, note: str) -> TrialResult | None:
-        """None where there is no time left for it."""
+        """Measure a choice; None if too little time is left."""
         if self.runs and self._deadline - time.monotonic() < self._longest:
             self.skipped.append(note)
             return None
         if not self._prompt:
             self._prompt = self._prompt_length(choice)
         started = time.monotonic()
-        found = self._measure(choice, note, prompt=self._prompt, seconds=0.8)
+        result = self._measure(choice, note, prompt=self._prompt, seconds=0.8)
         self._longest = time.monotonic() - started
-        self.runs.append(found)
-        self._report(found)
-        return found
+        self.runs.append(result)
+        self._report(result)
+        return result
 
     def _prompt_length(self, choice: Choice) -> int:
-        """As long as the request's, or as what takes a second: the same for all runs, or they could not be compared.
-        This run also brings the file into memory."""
+        """Return the request's prompt length, or less on a slow machine; the same for all runs, to be comparable. This
+        run also brings the file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 
@@ -222,6 +222,6 @@ class _Search:
 
 
 def _measured(choice: Choice, note: str, speeds: Speeds) -> TrialResult:
-    answer = sorted(speeds.answer)[1:]  # the slowest slice met somebody else
+    answer = sorted(speeds.answer)[1:]  # drop the slowest slice, which other programs disturbed
     noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
     return TrialResult(choice, note, max(speeds.prompt), statistics.median(answer), noise)

@@ -118,7 +118,7 @@ def test_names_of_files_need_not_be_utf_8(tmp_path, caplog) -> None:
     with open_engine(path, sound=pocket_small_gguf()) as engine:
         assert engine.model_id == "mod\ufffdle"
         assert answer(engine)
-    assert r"Trying mod\udce8le.gguf" in caplog.text
+    assert r"Testing mod\udce8le.gguf" in caplog.text
     search = _Search(path, time.monotonic() + 600, lambda _: None)
     found = search._measure(Choice(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
     speed, note = found.answer_tokens_per_s, ascii(found.note)  # a report with what is no UTF-8 ends a worker of xdist

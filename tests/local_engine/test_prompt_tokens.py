@@ -100,7 +100,7 @@ def test_a_file_without_a_template_gets_chatml_and_says_so(
 
 @pytest.mark.parametrize(
     ("key", "says"),
-    [("tokenizer.ggml.pre", "text may be split as the model never"), ("tokenizer.ggml.token_type", "special tokens")],
+    [("tokenizer.ggml.pre", "text may be split differently"), ("tokenizer.ggml.token_type", "special tokens")],
 )
 def test_what_a_tokenizer_lacks_is_told(edit: Edit, caplog: pytest.LogCaptureFixture, key: str, says: str) -> None:
     with LocalEngine.load(edit({}, drop=[key])):

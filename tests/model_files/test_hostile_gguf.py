@@ -224,11 +224,11 @@ def test_a_file_that_crashes_llama_cpp_is_an_error_and_remembered(tmp_path, file
     tokens.items[500] = tokens.items[501]
     path = written(tmp_path, file.build())
     read_header(path)
-    with pytest.raises(ModelLoadError, match=r"crashes on it \(SIGABRT, GGML_ASSERT.*Download"):
+    with pytest.raises(ModelLoadError, match=r"crashes on the file \(SIGABRT, GGML_ASSERT.*Download"):
         ensure_loadable(path)
     assert len(list((home / "tried-models").iterdir())) == 1
     monkeypatch.setattr(trial, "run_child", None)
-    with pytest.raises(ModelLoadError, match="crashes on it"):
+    with pytest.raises(ModelLoadError, match="crashes on the file"):
         ensure_loadable(path)
 
 
@@ -348,14 +348,14 @@ DOWN, UP = np.full((4, 64), 0.01, np.float32), np.full((64, 4), 0.01, np.float32
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"down": np.ones((4, 64), np.int32)}, "of type 26"),
-        ({"up": np.ones((64, 4), np.int8)}, "of type 24"),
-        ({"down": DOWN.astype(np.float64)}, "of type 28"),
-        ({"down": np.ones((3, 4, 64), np.float32)}, r"shape \(64, 4, 3\), for weights of \(64, 64\)"),
+        ({"down": np.ones((4, 64), np.int32)}, "type 26"),
+        ({"up": np.ones((64, 4), np.int8)}, "type 24"),
+        ({"down": DOWN.astype(np.float64)}, "type 28"),
+        ({"down": np.ones((3, 4, 64), np.float32)}, r"shape \(64, 4, 3\), but the weights have shape \(64, 64\)"),
         ({"up": np.ones((64, 5), np.float32)}, "factors"),
         ({"down": np.ones((4, 32), np.float32)}, "factors"),
-        ({"name": "blk.9.attn_q.weight"}, "nothing for"),
-        ({"name": "blk.0.attn_norm.weight"}, "for weights of"),
+        ({"name": "blk.9.attn_q.weight"}, "no weights for"),
+        ({"name": "blk.0.attn_norm.weight"}, "the weights have shape"),
         ({"name": "token_embd.weight"}, "factors"),
         ({"alpha": float("nan")}, "alpha is nan"),
     ],
@@ -377,7 +377,7 @@ def test_adapters_are_counted_and_tried_with_their_model(tmp_path, monkeypatch) 
     monkeypatch.setattr(trial, "run_child", lambda *_, **__: ChildEnd("crashed", "SIGSEGV"))
     candidate.load().close()  # both are known by now
     adapter(tmp_path / "lora.gguf", DOWN, 2 * UP)
-    with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on it \(SIGSEGV\)"):
+    with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on the file \(SIGSEGV\)"):
         candidate.load()
 
 

@@ -164,7 +164,7 @@ class TestPackages:
             link.create_system, link.external_attr = 3, 0o120777 << 16
             archive.writestr(link, str(secret))
         index.wheels["a-model"] = {name: buffer.getvalue()}
-        with pytest.raises(ModelLoadError, match="no usable model"):
+        with pytest.raises(ModelLoadError, match="not a usable model"):
             pull(library, find("pypi:a-model", name="other"))
 
 

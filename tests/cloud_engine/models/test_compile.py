@@ -150,9 +150,9 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ([1, 2], [span], [row], "1 tokens"),
         ([1], [span], [row, row], "temperatures"),
         ([1], [span], [typical], "typical-p"),
-        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "must not become longer"),
-        ([1], [QuerySpan(0, 0, [0])], [row], "must not become longer"),
-        ([], [], [], "must not become longer"),
+        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "longer than the previous"),
+        ([1], [QuerySpan(0, 0, [0])], [row], "longer than the previous"),
+        ([], [], [], "longer than the previous"),
     ]
     for first, spans, rows, problem in cases:
         with pytest.raises(ConfigurationError, match=problem):
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
     begin = runner._backend.begin  # type: ignore[attr-defined]
     batch = RaggedBatch.of([QuerySpan(0, 3, [0])], 3, BLOCK)
     for tokens, positions, problem in [
-        (torch.zeros(3, dtype=torch.int64), torch.arange(4), "of one shape"),
+        (torch.zeros(3, dtype=torch.int64), torch.arange(4), "of the same shape"),
         (torch.zeros(4, dtype=torch.int64), torch.arange(4), "do not fit the batch"),
     ]:
         with pytest.raises(ConfigurationError, match=problem):

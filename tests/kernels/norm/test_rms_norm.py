@@ -77,5 +77,5 @@ def test_what_does_not_fit_is_refused() -> None:
     for hidden in (torch.ones(2, 9), torch.ones(2, 8).half(), torch.ones(8, 2).T):
         with pytest.raises(ConfigurationError, match="norm"):
             rms_norm(hidden, norm)
-    with pytest.raises(ConfigurationError, match="cannot be added"):
+    with pytest.raises(ConfigurationError, match="cannot add"):
         add_rms_norm(torch.ones(2, 8), torch.ones(3, 8), norm)

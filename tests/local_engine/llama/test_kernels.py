@@ -218,12 +218,12 @@ def test_a_llama_cpp_that_was_built_otherwise_runs_as_it_is(monkeypatch: pytest.
     monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")
     served = served_by(plain)
     assert served.names == ()
-    assert "built without our kernels" in served.reason
+    assert "built without Updraft's kernels" in served.reason
     assert build.REBUILD_COMMAND in served.fix
     monkeypatch.setattr(kernels, "this_machine", lambda: replace(capable, instruction_sets=("avx2",)))
     assert served_by(plain) == Served(reason="this processor has no AVX-512 VNNI")
     monkeypatch.setattr(kernels.platform, "system", lambda: "Darwin")
-    assert served_by(plain) == Served(reason="our kernels are for Linux")
+    assert served_by(plain) == Served(reason="Updraft's kernels are for Linux")
 
 
 def test_the_build_that_make_installs_has_them() -> None:

@@ -354,7 +354,7 @@ def test_no_way_back_from_encryption() -> None:
 
 def test_a_page_is_no_model(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.web["/files/tiny.gguf"] = b"<!doctype html>" * 100
-    with pytest.raises(ModelLoadError, match="is no usable model and was deleted"):
+    with pytest.raises(ModelLoadError, match="is not a usable model and was deleted"):
         get(f"{hub.url}/files/tiny.gguf", library, retry_policy)
     assert leftovers(library) == []
 

@@ -304,7 +304,7 @@ def test_a_stopped_pull_goes_on_where_it_was(
         library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy, report=report
     )
     assert hub.bodies[-1].start == kept >= 40_000
-    assert lines == [f"Going on after {kept:,} bytes."]
+    assert lines == [f"Resuming after {kept:,} bytes."]
     assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 

@@ -58,7 +58,7 @@ def test_steps_of_a_model(kind: type[NativeBackend | TritonBackend], target) -> 
 def test_the_choice_and_its_reason(target) -> None:
     spec = cache_spec(target, 6, 16)
     backend, why = choose_backend(spec, "torch")
-    assert (backend.name, why) == ("torch", "asked for")
+    assert (backend.name, why) == ("torch", "requested")
     if load() is not None:
         assert choose_backend(spec)[0].name == "native"
     backend, why = choose_backend(cache_spec(target, 6, 8))
