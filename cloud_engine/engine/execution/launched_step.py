@@ -1,8 +1,8 @@
-"""A step that is on its way through the device, or through already.
+"""Steps launched on the device whose results may not be read yet.
 
-On a GPU the host would have nothing to do until a step's tokens are there, and the device nothing until the host has
-dealt with them. So a step that is sure (`Scheduler.ahead`) is launched on the tokens of the one before it while these
-are still on the device; who is scheduled when they have been read finds its row there.
+Without overlap, host and GPU would wait for each other between steps. So if the next batch is certain
+(`Scheduler.ahead`), its step is launched on the previous step's tokens while these are still on the device. Requests
+scheduled after the read find their row in that step (`LaunchedStep.of`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..types.sampling_row import SamplingRow
 from .host_device_copy import HostCopy, to_device
 
 
-@dataclass(slots=True)  # one is made in every step, and frozen ones take longer
+@dataclass(slots=True)  # not frozen: frozen instances take longer to create, and each step creates one
 class LaunchedStep:
     """A step whose results may not be computed yet."""
 
     batch: Sequence[ScheduledRequest]
-    # (rows,) int64: a token for each row of `batch`.
+    # Sampled token of each row of `batch`, (rows,) int64.
     sampled: Tensor
-    # How the rows are sampled.
+    # Sampling parameters of each row.
     rows: Sequence[SamplingRow]
-    # (rows, vocab) float32, until the next launch; None of a step that was launched ahead.
+    # Logits (rows, vocab) float32, valid until the next launch; None if the step was launched ahead.
     logits: Tensor | None
     _copy: HostCopy = field(init=False)
 
@@ -35,25 +35,25 @@ class LaunchedStep:
         self._copy = HostCopy(self.sampled)
 
     def read(self) -> list[int]:
-        """The token of each row. Waits for this step, and not for one behind it."""
+        """Return the token of each row. Waits for this step, but not for later ones."""
         return self._copy.tolist()
 
     @property
     def is_reliable(self) -> bool:
-        """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
+        """Whether all requests are plain decodes whose logit edits do not depend on the token of this step."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
-        """The same step for a `batch` that was scheduled meanwhile; None if that has others in it, or other work.
+        """Return this step's rows for `batch`; None if `batch` is empty or has requests or work not in this step.
 
-        Whoever has left since was computed in vain.
+        Rows of requests that have left since are discarded.
         """
         if batch == self.batch and self.is_reliable:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
         rows = [places.get(item) for item in batch]
-        found = [row for row in rows if row is not None]
-        if not found or len(found) < len(rows):
+        chosen = [row for row in rows if row is not None]
+        if not chosen or len(chosen) < len(rows):
             return None
-        sampled = self.sampled[to_device(torch.tensor(found), self.sampled.device)]
-        return LaunchedStep(batch, sampled, [self.rows[row] for row in found], None)
+        sampled = self.sampled[to_device(torch.tensor(chosen), self.sampled.device)]
+        return LaunchedStep(batch, sampled, [self.rows[row] for row in chosen], None)

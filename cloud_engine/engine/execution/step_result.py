@@ -1,4 +1,4 @@
-"""The result of a step that has been read: its tokens, and of its logits what is asked for."""
+"""The result of a finished step: its tokens, and log-probabilities or logits on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StepResult:
-    """Waits for `launched`. Log-probabilities of all rows that tell them are looked up together, and once."""
+    """The tokens of `launched`, which this waits for. Log-probabilities are computed lazily, for all rows at once."""
 
     def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()
@@ -31,7 +31,7 @@ class StepResult:
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a branch has its own
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a fork's own token
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()
@@ -44,7 +44,7 @@ class StepResult:
     @property
     def _all_logits(self) -> Tensor:
         logits = self._launched.logits
-        assert logits is not None, "plain decodes ask for no logits"
+        assert logits is not None, "a step launched ahead keeps no logits"
         return logits
 
     def _look_up(self) -> dict[int, TokenLogprob]:

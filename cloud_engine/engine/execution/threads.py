@@ -1,4 +1,4 @@
-"""The threads of a step on a CPU: fewer while other processes need the processors."""
+"""Torch threads per step on a CPU: fewer while other processes need the cores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..config import EngineConfig
 
 
 def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
-    """To be called before each step: sets torch's threads, at most as many as there are now.
+    """Return a function to call before each step that lowers torch's thread count while the machine is busy.
 
-    Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
+    It does nothing on GPUs or in batch-invariant mode, where the thread count must not change the order of sums.
     """
     if config.device != "cpu" or config.batch_invariant:
         return lambda: None

@@ -198,7 +198,7 @@ def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
         make_beams(num_blocks=11).add_request(search(random_tokens(33)))
     with pytest.raises(InvalidRequestError, match="between 1 and 4"):
         make_beams(max_batch_size=4).add_request(search([1], width=5))
-    with pytest.raises(InvalidRequestError, match="more answers than beams"):
+    with pytest.raises(InvalidRequestError, match="n must not exceed the number of beams"):
         make_beams().add_request(search([1], width=2, n=3))
 
 
