@@ -197,7 +197,6 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        """Draft, run the model and sample."""
         self._copy_blocks(self._cache.take_copies())
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)

@@ -19,7 +19,7 @@ from .sampler import log_probabilities
 def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
     """Append the prompt scores found in `logits` (rows, vocab) to each request's state.
 
-    Returns the remaining rows, which are to be sampled.
+    Returns the remaining rows, from which tokens are sampled.
     """
     if not any(item.num_prompt_scores for item in batch):
         return logits

@@ -88,5 +88,4 @@ def _rows(vocabulary: int) -> Iterator[SamplingRow]:
 
 
 def _entries(cache: Path) -> int:
-    """Return the number of cached kernels."""
     return sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0

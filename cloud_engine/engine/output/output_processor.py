@@ -234,7 +234,6 @@ class OutputProcessor:
             self._counters.finished_requests += 1
 
     def _forget(self, request_id: str) -> bool:
-        """Forget a request; return whether it was known."""
         self._streamed.discard(request_id)
         self._searches.pop(request_id, None)
         return self._states.pop(request_id, None) is not None

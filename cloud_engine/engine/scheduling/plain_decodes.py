@@ -107,7 +107,6 @@ class PlainDecodes:
         return DecodedTokens(request_ids, indices, tokens_of), others
 
     def _expect(self, item: ScheduledRequest) -> None:
-        """Schedule the next check of a request."""
         state = item.state
         known = state.num_computed_tokens
         if known >= state.num_own_slots:

@@ -240,7 +240,6 @@ class Scheduler:
         return True
 
     def _count(self, state: RequestState) -> None:
-        """Count a request that starts running for the first time."""
         counters = self.counters
         counters.queue_seconds.observe(time.monotonic() - state.arrived)
         counters.prompt_tokens += state.num_prompt_tokens

@@ -180,7 +180,6 @@ class DraftModel(Drafter):
 
 
 def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> None:
-    """Append one draft token to each request."""
     for item, token in zip(drafting, tokens, strict=True):
         item.draft_ids.append(token)
 

@@ -4,7 +4,7 @@ A request's own prediction has precedence. It is verified whole, or its first fe
 (`prediction_trust`), so that a useless one costs little. Without a usable prediction, other drafters propose tokens,
 as many as `draft_length` expects to pay off.
 
-Imports no torch itself; drafters may.
+Imports no torch; only drafters may import it.
 """
 
 from __future__ import annotations

@@ -89,4 +89,4 @@ def test_what_there_is_room_for_is_told(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level("INFO", "updraft"):
         Sizes.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text
-    assert "takes 8192 (8.0 GiB)" in caplog.text
+    assert "needs 8192 (8.0 GiB)" in caplog.text

@@ -115,7 +115,7 @@ def test_a_full_disk(hub: Hub, monkeypatch) -> None:
     [
         ("owner/absent", ModelNotFoundError, "no repository owner/absent"),
         ("hf:owner/absent/file.gguf", ModelNotFoundError, "no repository owner/absent"),
-        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model holds no such file"),
+        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model does not contain this file"),
         ("owner/one", ModelLoadError, "no model in safetensors"),
     ],
 )
@@ -143,5 +143,5 @@ def test_paths_need_no_hub(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == tmp_path
     assert name_of(tmp_path) == tmp_path.name
     for name in ("nowhere", "a/b/c", "../x/y", "", "hf:owner/repo/file.bin"):
-        with pytest.raises(ModelLoadError, match="There is no model"):
+        with pytest.raises(ModelLoadError, match=r"does not exist|not found"):
             find_model(name)
