@@ -103,7 +103,7 @@ class ModeLimits:
     num_draft_tokens: int
 
 
-#: Default limits of each mode, for machines without measured ones (`planning/mode_limits`).
+#: Default limits of each mode, for machines without measured step times (see `planning/mode_limits`).
 MODES: dict[Mode, ModeLimits] = {
     "latency": ModeLimits(8, 256, 50, 8),
     "balanced": ModeLimits(16, 512, 200, 8),

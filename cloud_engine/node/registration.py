@@ -104,7 +104,7 @@ class Registration:
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
     async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
-        """Send to one address, with the host name for TLS and the Host header, so that its certificate matches."""
+        """Send to one address of the gateway. TLS and the Host header use its host name, as its certificate does."""
         request = self._client.build_request(
             method,
             url.copy_with(host=address),

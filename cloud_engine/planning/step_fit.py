@@ -16,7 +16,7 @@ _ROUNDS = 5
 
 
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
-    """Fit non-negative costs by least squares of relative errors, without outliers that were held up.
+    """Fit non-negative costs by least squares of relative errors, ignoring slow outliers.
 
     Errors are relative to the estimate; relative to the measurement, short steps would weigh more than long ones.
     """

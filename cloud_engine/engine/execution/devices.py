@@ -26,5 +26,5 @@ def use_device(name: str) -> None:
         return
     if int(index) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ConfigurationError(f"device: {name} not found; torch sees {count}, numbered from 0.", param="device")
+        raise ConfigurationError(f"device: {name} not found; torch sees {count} devices, from 0.", param="device")
     torch.cuda.set_device(int(index))

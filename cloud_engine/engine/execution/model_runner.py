@@ -143,7 +143,7 @@ class Runner:
 
     @property
     def can_extend(self) -> bool:
-        """Whether `extend` is supported: it is faster than separate passes with a wait after each."""
+        """Whether `extend` is faster than separate passes with a wait after each."""
         return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()

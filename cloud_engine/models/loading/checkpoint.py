@@ -51,7 +51,7 @@ class SafetensorsFolder:
         self._file_of = self._find(folder)
         layers = self.fields.optional_integer("num_hidden_layers") or 0
         if layers > len(self._file_of):
-            raise ModelLoadError(f"{folder}: config.json has {layers} layers for {len(self._file_of)} tensors.")
+            raise ModelLoadError(f"{folder}: {layers} layers in config.json, but {len(self._file_of)} tensors.")
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
         return expected - self._file_of.keys(), self._file_of.keys() - expected

@@ -72,7 +72,7 @@ class GgufFile:
         self.fields = Fields(self._config(), self.where)
         layers = self.fields.integer("num_hidden_layers")
         if layers > len(self._tensors):
-            raise ModelLoadError(f"{path}: the header has {layers} layers for {len(self._tensors)} tensors.")
+            raise ModelLoadError(f"{path}: {layers} layers in the header, but only {len(self._tensors)} tensors.")
         self._names = gguf.get_tensor_name_map(_enum_of(gguf.MODEL_ARCH_NAMES, self._arch), layers)
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:

@@ -32,7 +32,7 @@ def test_what_is_no_device(name: str, two_devices: list[int]) -> None:
 
 
 def test_one_that_is_not_there(two_devices: list[int]) -> None:
-    with pytest.raises(ConfigurationError, match="cuda:2 not found; torch sees 2, numbered from 0"):
+    with pytest.raises(ConfigurationError, match="cuda:2 not found; torch sees 2 devices, from 0"):
         use_device("cuda:2")
     assert not two_devices
 

@@ -189,7 +189,7 @@ def test_the_prompt_can_be_scored_too(pair, make_beams, run) -> None:
 )
 def test_sampling_options_are_refused(make_beams, options) -> None:
     params = SamplingParams(**{"max_tokens": 4, **options})
-    with pytest.raises(InvalidRequestError, match="own probabilities"):
+    with pytest.raises(InvalidRequestError, match="raw probabilities"):
         make_beams().add_request(GenerationRequest("a", [1], params, n=2, beam=BeamParams(2)))
 
 

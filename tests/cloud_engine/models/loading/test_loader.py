@@ -169,10 +169,10 @@ DAMAGES = {
     ),
     "more rotated than there is": (
         lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
-        "32 of 16 dimensions",
+        "32 of 16 head dimensions",
     ),
     "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot rotate"),
-    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "config.json has 2147483648 layers"),
+    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "2147483648 layers in config.json"),
     "rope factor without end": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": float("inf")}),
         "that are not finite and above 0",
