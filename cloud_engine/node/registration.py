@@ -104,7 +104,7 @@ class Registration:
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
     async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
-        """Send to one address of the gateway. TLS and the Host header use its host name, as its certificate does."""
+        """Send to one address of the gateway, with its host name in TLS and Host header to match its certificate."""
         request = self._client.build_request(
             method,
             url.copy_with(host=address),
