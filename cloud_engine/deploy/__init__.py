@@ -1,4 +1,4 @@
-"""A gateway and its nodes from one YAML file: as Ray Serve deployments, or as plain processes of one machine."""
+"""Deployment of a gateway and its nodes from one YAML file: on Ray Serve, or as processes on one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .config import read_config as read_config
 
 
 def app(config: CloudConfig) -> Any:
-    """The application for `ray.serve.run`, on a cluster of your own.
+    """Return the application for `ray.serve.run`, to deploy on your own Ray cluster.
 
     Raises ConfigurationError, or MissingDependencyError without Ray.
     """

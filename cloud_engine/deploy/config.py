@@ -1,4 +1,4 @@
-"""The YAML file of a cloud: one gateway, and the models behind it with their engines, replicas and machines."""
+"""The YAML file of a cloud: a gateway, and its models with their engines, replicas and machines."""
 
 from __future__ import annotations
 
@@ -30,83 +30,89 @@ _OWN = (
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The endpoint. Its replicas share keys, limits and ledger by files, so they run on one machine."""
+    """The gateway. Its replicas share keys, limits and ledger through files, so they run on one machine."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
-    # Processes that answer.
+    # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray, the gateway listens on `port` itself, on one machine: no proxy of Ray's costs time.
+    # On Ray, listen on `port` directly, on one machine, instead of behind Ray's slower proxies.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
     # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.
     db: str | None = None
-    # These four: as the options of `updraft gateway`.
+    # Price file. See `updraft gateway --help` for this option and the next three.
     prices: str | None = None
+    # File with limits per key.
     limits: str | None = None
+    # File with further nodes.
     nodes_file: str | None = None
+    # Host names that requests may use.
     allowed_hosts: tuple[str, ...] = ()
-    # Requests that wait for a node.
+    # Most requests waiting for a node.
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
-    # Seconds that streams get to finish when a replica is replaced.
+    # Time that streams get to finish when a replica is replaced, in seconds.
     drain_seconds: Seconds = 60.0
-    # Cores that Ray reserves for each replica.
+    # CPU cores that Ray reserves for each replica.
     cpus: Amount = 0.5
     # Labels of the machine that the replicas run on.
     labels: dict[str, str] = {}
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The number of nodes of a model. Plain processes are `min` in number."""
+    """The number of nodes of a model. Without Ray, `min` nodes run."""
 
     min: Positive = 1
     max: Positive = 1
 
 
 class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ray's target between `replicas.min` and `replicas.max`."""
+    """Ray's autoscaling targets, between `replicas.min` and `replicas.max`."""
 
-    # Running and waiting requests of each node.
+    # Target of running and waiting requests per node.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
-    # Share of the KV cache in use.
+    # Target share of the KV cache in use.
     kv_usage: Fraction = 0.8
-    # Seconds for which more, or fewer, nodes must be called for.
+    # Time for which the load must exceed the targets before nodes are added, in seconds.
     upscale_delay_s: Seconds = 10.0
+    # Time for which the load must stay below the targets before nodes are removed, in seconds.
     downscale_delay_s: Seconds = 120.0
 
 
 class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model, and the nodes that serve it."""
 
-    # Of the deployment.
+    # Name of the deployment.
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    # As `updraft node --model` takes it; so is the next.
+    # Model name, as in `updraft node --model`.
     model: Annotated[str, msgspec.Meta(min_length=1)]
+    # Draft model, as in `updraft node --draft`.
     draft: str | None = None
     kind: EngineKind = "updraft"
-    # Both as the options of `updraft node`.
+    # Engine mode and step time file, as in `updraft node`.
     mode: Mode = "balanced"
     step_costs: str | None = None
-    # Settings of `EngineConfig`; of another kind of engine, its own keyword arguments.
+    # Settings of `EngineConfig`; for vLLM or SGLang, their own engine arguments.
     engine: dict[str, Any] = {}
-    # Both as the options of `updraft node`.
+    # Tool call format and chat template, as in `updraft node`.
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
     chat_template: str | None = None
     replicas: Replicas = Replicas()
     autoscaling: Autoscaling = Autoscaling()
-    # Replicas beyond the wanted ones while an update replaces old ones, in percent; 0 stops old ones first.
+    # Extra replicas during an update, in percent of all; 0 stops old replicas before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
-    # Seconds that requests in flight get to finish when a node stops.
+    # Time that requests in flight get to finish when a node stops, in seconds.
     drain_seconds: Seconds = 60.0
-    # Cores and GPUs that Ray reserves for each node. Several GPUs are of one machine.
+    # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
+    # GPUs that Ray reserves for each node, all on one machine.
     devices: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     # Labels of the machines that the nodes run on.
     labels: dict[str, str] = {}
 
     def engine_config(self) -> EngineConfig:
-        """Raises ConfigurationError."""
+        """Return the engine's settings. Raises ConfigurationError."""
         unknown = sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)})
         if unknown:
             raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
@@ -120,24 +126,24 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
 
     def check_foreign(self) -> None:
-        """Raises ConfigurationError for what another kind of engine would not be told."""
+        """Raises ConfigurationError for settings that vLLM and SGLang would ignore."""
         usual = ModelDeployment(name=self.name, model=self.model)
-        if found := [name for name in _OWN if getattr(self, name) != getattr(usual, name)]:
+        if ignored := [name for name in _OWN if getattr(self, name) != getattr(usual, name)]:
             raise ConfigurationError(
-                f"models.{self.name}: {found[0]} is for Updraft's engine. Say it to {self.kind} in `engine`, by its "
-                "own words, or leave it out.",
-                param=found[0],
+                f"models.{self.name}: {ignored[0]} only applies to Updraft's engine. Use an engine argument of "
+                f"{self.kind} in `engine` instead, or omit it.",
+                param=ignored[0],
             )
 
 
 class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole file."""
+    """The whole configuration file."""
 
     models: Annotated[tuple[ModelDeployment, ...], msgspec.Meta(min_length=1)]
     gateway: GatewayConfig = GatewayConfig()
-    # Plain HTTP beyond this machine, to callers and between machines, as in a private network.
+    # Allow plain HTTP beyond this machine, to callers and between machines; for private networks.
     insecure: bool = False
-    # Any text. A new one replaces all replicas, as after an upgrade of Updraft, or of a model in its folder.
+    # Any text. A change replaces all replicas, as needed after a model in a folder has changed.
     revision: str = ""
 
     @property
@@ -146,19 +152,19 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def url(self) -> str:
-        """Of the gateway, for nodes on machines where it, or Ray's proxy to it, listens."""
+        """URL of the gateway for nodes on machines where the gateway or Ray's proxy listens."""
         host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
         return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
 
     def check(self) -> None:
-        """Raises ConfigurationError for what the types do not rule out."""
+        """Raises ConfigurationError for invalid settings that the types allow."""
         check_encrypted(self.gateway.host, None, insecure=self.insecure)
         names = [model.name for model in self.models]
         if len(set(names)) < len(names) or "gateway" in names:
-            raise ConfigurationError("Each model needs a name of its own, and none is called gateway.", param="models")
+            raise ConfigurationError('Model names must be unique and must not be "gateway".', param="models")
         for model in self.models:
             if model.replicas.min > model.replicas.max:
-                raise ConfigurationError(f"models.{model.name}.replicas: min is above max.", param="replicas")
+                raise ConfigurationError(f"models.{model.name}.replicas: min must not exceed max.", param="replicas")
             if model.kind == "updraft":
                 model.engine_config()
             else:
@@ -169,11 +175,11 @@ prepare_types(CloudConfig, EngineConfig)
 
 
 def read_config(path: Path) -> CloudConfig:
-    """Raises ConfigurationError, which says where in the file; MissingDependencyError without PyYAML."""
+    """Read and check a file. Raises ConfigurationError with the position, or MissingDependencyError without PyYAML."""
     try:
         import yaml
     except ImportError as error:
-        raise MissingDependencyError("A cloud's file needs PyYAML: pip install '.[scale]' in a clone.") from error
+        raise MissingDependencyError("Reading YAML needs PyYAML: pip install '.[scale]' in a clone.") from error
     try:
         config = msgspec.convert(yaml.load(read_text(path, ConfigurationError), _loader(yaml)), CloudConfig)
     except OSError as error:
@@ -185,7 +191,7 @@ def read_config(path: Path) -> CloudConfig:
 
 
 def _resolved(config: CloudConfig) -> CloudConfig:
-    """The same with whole paths: replicas run in folders of their own."""
+    """Return the configuration with absolute paths, because replicas run in other folders."""
     gateway = msgspec.structs.replace(
         config.gateway,
         **{name: _whole(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
@@ -204,23 +210,23 @@ def _resolved(config: CloudConfig) -> CloudConfig:
 
 
 def _whole(place: str | None) -> str | None:
-    """An address stays as it is."""
+    """Return an absolute path; URLs and None stay unchanged."""
     return place if place is None or "://" in place else str(absolute(place))
 
 
 def _whole_model(name: str) -> str:
-    """Raises ConfigurationError for what is a path and a name."""
+    """Return a model's path as absolute; hub names stay. Raises ConfigurationError if the name is ambiguous."""
     return str(absolute(name)) if is_node_path(name) else name
 
 
 def _loader(yaml: Any) -> Any:
-    """Of plain values only. A key that is there twice is an error: the first would be dropped in silence."""
+    """Return a loader of plain values that rejects duplicate keys instead of silently dropping the first."""
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             if twice := sorted({key for key in keys if keys.count(key) > 1}):
-                raise yaml.MarkedYAMLError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+                raise yaml.MarkedYAMLError(None, None, f"duplicate key {twice[0]!r}", node.start_mark)
             return super().construct_mapping(node, deep)
 
     return Loader

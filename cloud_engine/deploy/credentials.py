@@ -1,4 +1,4 @@
-"""The two keys between a gateway and its nodes, each in a file beside the key database that only the user can read."""
+"""The two keys between a gateway and its nodes, in files next to the key database that only the user can read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ...protocol.safety.private_files import write_private
 from ...protocol.unicode_forms import read_text
 from ..gateway.access.database import KeyDatabase, NewKey
 
-_NAME = "cloud-nodes"  # of the key in the database
+_NAME = "cloud-nodes"  # name of the registration key in the database
 _ACTOR = "updraft cloud"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Paths only, so that they may travel. On a cluster the files are in the same place on every machine."""
+    """Paths of the key files, without the keys. In a cluster, the files have the same path on every machine."""
 
-    # The key database.
+    # Path of the key database.
     database: Path
 
     @property
     def register_file(self) -> Path:
-        """The key by which nodes register, of the scope `node`."""
+        """File with the key that nodes use to register, of the scope `node`."""
         return self.database.with_name(f"{self.database.name}.register")
 
     @property
     def node_file(self) -> Path:
-        """The key that nodes ask the gateway for."""
+        """File with the key that the gateway sends to nodes."""
         return self.database.with_name(f"{self.database.name}.node")
 
     def prepare(self) -> None:
-        """Make what is missing. Raises ConfigurationError."""
+        """Create missing keys and files. Raises ConfigurationError."""
         database = KeyDatabase(self.database)
         if not self.register_file.exists():
             known = _NAME in {record.principal.name for record in database.keys()}  # noqa: SIM118 - a method

@@ -1,4 +1,4 @@
-"""Models that vLLM or SGLang serves on the same Ray cluster, as `ray.serve.llm` wants them written."""
+"""Configuration of `ray.serve.llm` for models served by vLLM or SGLang on the same Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _SGLANG = "ray.llm._internal.serve.engines.sglang:SGLangServer"
 
 
 def serve_config(config: CloudConfig) -> dict[str, Any]:
-    """The file for `serve deploy`: an application of `ray.serve.llm`, whose classes check it where they are installed.
+    """Return the `ray.serve.llm` application for `serve deploy`, validated by Ray's classes if these are installed.
 
-    Raises ConfigurationError for a file that names no such model, or settings that those classes refuse.
+    Raises ConfigurationError if no model uses vLLM or SGLang, or if the validation fails.
     """
     written = [llm_config(model) for model in foreign_models(config)]
     if not written:
-        raise ConfigurationError("No model of the file is of the kind vllm or sglang.", param="models")
+        raise ConfigurationError("No model in the file has kind vllm or sglang.", param="models")
     try:
         from ray.serve.llm import LLMConfig  # pyright: ignore[reportMissingImports]
-    except ImportError:  # without vLLM and SGLang
+    except ImportError:  # vLLM or SGLang is not installed
         pass
     else:
         for each in written:
             try:
                 LLMConfig.model_validate(each)
-            except ValueError as error:  # pydantic's are
-                raise ConfigurationError(f"ray.serve.llm refuses a model: {error}", param="models") from error
+            except ValueError as error:  # pydantic's errors are ValueErrors
+                raise ConfigurationError(f"ray.serve.llm rejects a model: {error}", param="models") from error
     app = {"name": "llm", "route_prefix": ROUTE, "import_path": "ray.serve.llm:build_openai_app"}
     return {"applications": [{**app, "args": {"llm_configs": written}}]}
 
@@ -38,7 +38,7 @@ def foreign_models(config: CloudConfig) -> list[ModelDeployment]:
 
 
 def llm_config(model: ModelDeployment) -> dict[str, Any]:
-    """The fields of `ray.serve.llm.LLMConfig`."""
+    """Return the fields of `ray.serve.llm.LLMConfig` for a model."""
     replicas, scaling = model.replicas, model.autoscaling
     autoscaling = {
         "min_replicas": replicas.min,

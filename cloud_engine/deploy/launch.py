@@ -1,4 +1,4 @@
-"""`python -m updraft.cloud_engine.deploy.launch gateway|node`: runs it with the options on standard input, in JSON."""
+"""`python -m updraft.cloud_engine.deploy.launch gateway|node`: run a server with JSON options from standard input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cloud as plain processes of one machine: what dies is started anew, and nodes follow the file."""
+"""A cloud as processes on one machine: restarts them after crashes, and updates nodes when the file changes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .credentials import Credentials
 from .servers import ServerProcess, gateway_options, node_options
 
 _POLL_S = 0.1
-_QUICK_S = 10.0  # a process that lives shorter did not serve
+_QUICK_S = 10.0  # a process that dies sooner counts as failing at startup
 _MAX_QUICK = 5
 _log = logging.getLogger("updraft.cloud")
 
 
 def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[str], None]) -> None:
-    """Serve what `read` finds in the file until KeyboardInterrupt. Nodes follow when the file changes.
+    """Serve the cloud described in the file until KeyboardInterrupt, and update its nodes when the file changes.
 
-    `on_ready` is told the gateway's address when every model has its nodes. Raises ConfigurationError, PortInUseError,
-    or ServerStartError for what does not start at first.
+    Calls `on_ready` with the gateway's URL once all nodes run. Raises ConfigurationError, PortInUseError, or
+    ServerStartError if a process does not start initially.
     """
     seen, config = _changed_at(file), read()
     Credentials(config.keys).prepare()
-    bind_socket(config.gateway.host, config.gateway.port).close()  # before any node is started in vain
+    bind_socket(config.gateway.host, config.gateway.port).close()  # fail before starting any node
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
     nodes: list[_Server] = []
     leaving: list[_Server] = []
@@ -47,7 +47,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             if seen != (seen := _changed_at(file)):
                 leaving += _followed(nodes, config, read)
     finally:
-        gateway.process.stop()  # first: what it has in flight needs the nodes
+        gateway.process.stop()  # first, because requests in flight need the nodes
         for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
         for node in every:
@@ -62,19 +62,19 @@ def _changed_at(file: Path) -> int:
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
-    """`_update` to the file's models. A file that cannot be used is told of, and changes nothing."""
+    """Update the nodes to the file's models. If the file is invalid, log the error and change nothing."""
     try:
-        found = read()
-        if msgspec.structs.replace(found, models=config.models) != config:
-            _log.warning("Only `models` are followed: the gateway takes its settings at the next start.")
-        return _update(nodes, msgspec.structs.replace(config, models=found.models))
+        changed = read()
+        if msgspec.structs.replace(changed, models=config.models) != config:
+            _log.warning("Only changes of `models` apply now; restart to apply the other settings.")
+        return _update(nodes, msgspec.structs.replace(config, models=changed.models))
     except UpdraftError as error:
-        _log.error("The nodes stay as they are: %s", error.message)
+        _log.error("The changed file was not applied: %s", error.message)
         return []
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start those that are missing, then stop the others. Returns these, which finish what they have in flight."""
+    """Start missing nodes, then stop superfluous ones. Return the latter, which finish their requests in flight."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:
@@ -100,7 +100,7 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
 
 
 class _Server:
-    """A process, and the way to start another in its place."""
+    """A server process that can be restarted with the same options."""
 
     def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:
         self.options = options
@@ -114,7 +114,7 @@ class _Server:
         self._started = time.monotonic()
 
     def restart_if_dead(self) -> None:
-        """Sooner the first time than the next. Raises ConfigurationError for one that dies whenever it is started."""
+        """Restart a dead process, with growing delays. Raises ConfigurationError if it keeps dying at startup."""
         now = time.monotonic()
         if self.process.is_alive:
             return
@@ -122,8 +122,8 @@ class _Server:
             is_quick = now - self._started < _QUICK_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
             if self._quick_deaths >= _MAX_QUICK:
-                raise ConfigurationError(f"A {self.process.name} dies whenever it is started: see the log above.")
-            _log.warning("A %s died: starting it anew", self.process.name)
+                raise ConfigurationError(f"A {self.process.name} keeps dying at startup. See the log above.")
+            _log.warning("A %s process died: restarting it", self.process.name)
             self._restart_at = now + self._quick_deaths
         if now >= self._restart_at:
             self._restart_at = 0.0

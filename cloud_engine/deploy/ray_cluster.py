@@ -1,4 +1,4 @@
-"""A cloud on Ray: what is reserved for each deployment, and the way from a file to an answering endpoint."""
+"""A cloud on Ray: the resources of each deployment, and deploying, updating and removing the cloud."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .credentials import Credentials
 APP = "updraft"
 _LEAVE_S = 10.0
 _CONNECT_S = 5.0
-_HEALTH_S = 2.0  # between two checks; three that fail are one too many
+_HEALTH_S = 2.0  # between health checks; Ray replaces a replica after three failures
 _LOOK_BACK_S = 12.0
-_SETTINGS, _HEADER_BYTES = b"\x04", 9  # the first frame that a server of HTTP/2 sends
+_SETTINGS, _HEADER_BYTES = b"\x04", 9  # type of the first frame of an HTTP/2 server, and the size of a frame header
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-_MAX_ONGOING = 4096  # the gateway has limits of its own
+_MAX_ONGOING = 4096  # high, because the gateway has its own limits
 _KEEP_ALIVE_S = 65
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a replica without a GPU keeps its environment
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from replicas that reserve none
 }
 
 
 def application(config: CloudConfig) -> Any:
-    """Raises ConfigurationError, or MissingDependencyError without Ray."""
+    """Build the Ray Serve application. Raises ConfigurationError, or MissingDependencyError without Ray."""
     _require_ray()
     from ray import serve
 
@@ -53,9 +53,9 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """`_internal`: Ray gives each deployment a version at random, and so replaces replicas that are as wanted."""
-        found: Any = serve.deployment(kind)
-        return found.options(**options, _internal=True)
+        """Set `version`, which needs `_internal`: Ray's own random versions would replace unchanged replicas."""
+        declared: Any = serve.deployment(kind)
+        return declared.options(**options, _internal=True)
 
     ours = [model for model in config.models if model.kind == "updraft"]
     nodes = [
@@ -68,7 +68,7 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Another one where replicas would run something else. How many there are does not matter to Ray's own."""
+    """Return a version that changes with the replicas' options, except for their number if Ray runs them."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     told = runs if is_direct else replace(runs, workers=1)
     return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -80,12 +80,12 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Of options and of files that are read at the start. The keys in them are random: nothing can be guessed."""
-    found = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
+    """Hash the options and the files read at startup. The hash reveals no keys, because these are random."""
+    digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():
-            found.update(Path(file).read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def gateway_options(config: CloudConfig) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
 
 def node_options(model: ModelDeployment) -> dict[str, Any]:
     scaling = model.autoscaling
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": model.name,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": model.drain_seconds + _LEAVE_S,
@@ -111,14 +111,14 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
         "max_surge_percent": model.max_surge_percent,
         "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
     }
-    if model.devices > 1:  # of one machine
-        found["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
-        found["placement_group_strategy"] = "STRICT_PACK"
+    if model.devices > 1:  # all on one machine
+        options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
+        options["placement_group_strategy"] = "STRICT_PACK"
     if model.replicas.min == model.replicas.max:
-        return {**found, "num_replicas": model.replicas.min}
+        return {**options, "num_replicas": model.replicas.min}
     targets = {"requests": scaling.requests, "kv_usage": scaling.kv_usage}
     policy = {"policy_function": "updraft.cloud_engine.deploy.autoscaling:LoadPolicy", "policy_kwargs": targets}
-    found["autoscaling_config"] = {
+    options["autoscaling_config"] = {
         "min_replicas": model.replicas.min,
         "max_replicas": model.replicas.max,
         "upscale_delay_s": scaling.upscale_delay_s,
@@ -126,7 +126,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
         "look_back_period_s": _LOOK_BACK_S,
         "policy": policy,
     }
-    return found
+    return options
 
 
 def _actor(cpus: float, devices: int, labels: dict[str, str]) -> dict[str, Any]:
@@ -134,10 +134,10 @@ def _actor(cpus: float, devices: int, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str], None]) -> None:
-    """Deploy, or update what runs there. `on_ready` is told the gateway's address.
+    """Deploy or update a cloud, and call `on_ready` with the gateway's URL.
 
-    With an address of a cluster the cloud stays when this returns. Without, Ray is started on this machine, and serves
-    until KeyboardInterrupt. Raises ConfigurationError, PortInUseError, or MissingDependencyError without Ray.
+    With the address of a cluster, the cloud keeps running after this returns. Without one, start Ray on this machine
+    and serve until KeyboardInterrupt. Raises ConfigurationError, PortInUseError, or MissingDependencyError without Ray.
     """
     _require_ray()
     for name, value in _ENVIRONMENT.items():
@@ -156,7 +156,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     compiler = _start_compiler() if address is None else None
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     _join(address or "local", **own)
-    for number, handler in handlers.items():  # Ray's own would abort the process
+    for number, handler in handlers.items():  # Ray's handlers would abort the process
         signal.signal(number, handler)
     try:
         check_machines(config, ray.nodes())
@@ -178,14 +178,14 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
 
 
 def _start_compiler() -> subprocess.Popen[bytes] | None:
-    """For nodes of this machine, while Ray starts. None where kernels are there, of whatever version."""
+    """Compile the C kernels in the background while Ray starts. Return None if any version exists already."""
     if any((state_folder() / "native").glob("*.so")):
         return None
     return subprocess.Popen(python_command("-m", "updraft.kernels.runtime.native_library"), env=child_environment())
 
 
 def remove_from_ray(address: str) -> None:
-    """Stop the cloud on a cluster, when its requests are finished. Raises ConfigurationError."""
+    """Stop the cloud on a cluster after its requests have finished. Raises ConfigurationError."""
     _require_ray()
     import ray
     from ray import serve
@@ -199,25 +199,25 @@ def remove_from_ray(address: str) -> None:
 
 
 def _join(address: str, **options: Any) -> None:
-    """Raises ConfigurationError for an address without a cluster."""
+    """Connect to Ray. Raises ConfigurationError if there is no cluster at the address."""
     import ray
 
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
-        raise ConfigurationError(f"Ray cannot be reached at {address}: {error}", param="address") from error
+        raise ConfigurationError(f"Cannot connect to Ray at {address}: {error}", param="address") from error
 
 
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError where no server of HTTP/2 listens, as Ray's are: Ray itself would try for minutes."""
+    """Raises ConfigurationError if no HTTP/2 server such as Ray's listens there; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        return  # "auto", which finds a cluster or says that there is none
+        return  # "auto": Ray finds a cluster or reports an error
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
             connection.sendall(_HTTP2_HELLO)
             if connection.recv(_HEADER_BYTES)[3:4] != _SETTINGS and os.environ.get("RAY_USE_TLS", "0") == "0":
-                raise OSError("something else listens there")
+                raise OSError("another kind of server listens there")
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 
@@ -227,19 +227,19 @@ def check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
         return
     if not config.insecure:
         raise ConfigurationError(
-            "Between machines Updraft speaks plain HTTP with keys: set `insecure: true` if their network is private.",
+            "Between machines, Updraft sends keys over plain HTTP. Set `insecure: true` if their network is private.",
             param="insecure",
         )
     gateway = config.gateway
     if gateway.direct and (not gateway.labels or is_loopback(gateway.host) or gateway.host in ("", "0.0.0.0", "::")):
         raise ConfigurationError(
-            "A direct gateway listens on one machine: set `gateway.labels` to its labels, and `gateway.host` to its "
-            "address.",
+            "A direct gateway listens on one machine. Set `gateway.labels` to that machine's labels and `gateway.host` "
+            "to its address.",
             param="host",
         )
     if gateway.replicas > 1 and not gateway.labels:
         raise ConfigurationError(
-            "Replicas of the gateway share files: set `gateway.labels` to those of one machine, or `replicas: 1`.",
+            "Gateway replicas share files. Set `gateway.labels` to the labels of one machine, or `replicas: 1`.",
             param="labels",
         )
 

@@ -1,6 +1,6 @@
-"""The deployments on Ray Serve: the gateway, behind Serve's proxies or direct, and nodes that register with it.
+"""Ray Serve deployments: the gateway, behind Serve's proxies or direct, and the nodes that register with it.
 
-Requests go from the gateway to the nodes over HTTP, not through Ray: affinity, fail-over and metering are as ever.
+The gateway sends requests to nodes over HTTP, not through Ray, so affinity, fail-over and metering work as usual.
 """
 
 # pyright: reportMissingImports=false
@@ -26,7 +26,7 @@ from .servers import ServerProcess, gateway_options, node_options
 _TIMEOUT_S = 5.0
 _REGISTER_S = 60.0
 _PAUSE_S = 0.3
-_FOLLOWED_S = 1.0  # for which other replicas of the gateway may not know of a node
+_FOLLOWED_S = 1.0  # delay until all gateway replicas know a new node
 _GAUGES = {
     "updraft_engine_running": "requests",
     "updraft_engine_waiting": "requests",
@@ -36,7 +36,7 @@ _GAUGES = {
 
 @serve.ingress()
 class Gateway:
-    """One process of the gateway. It is given the deployments behind it so that Ray deploys them too."""
+    """A gateway process. The node deployments are only passed in so that Ray deploys them too."""
 
     def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
         self._options = gateway_options(config)
@@ -46,7 +46,7 @@ class Gateway:
 
 
 class DirectGateway:
-    """The whole gateway, in a process of its own that listens itself: Serve only watches over it."""
+    """The whole gateway in a separate process that listens directly; Serve only monitors the process."""
 
     def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
         self._process = ServerProcess(gateway_options(config), config.gateway.drain_seconds)
@@ -54,14 +54,14 @@ class DirectGateway:
 
     def check_health(self) -> None:
         if not self._process.is_alive:
-            raise EngineDownError("The gateway's process died.")
+            raise EngineDownError("The gateway process died.")
 
     async def __del__(self) -> None:
         await asyncio.to_thread(self._process.stop)
 
 
 class EngineNode:
-    """One node, in a process of its own. It is ready when the gateway knows of it."""
+    """A node in a separate process. The replica is ready once the node is registered with the gateway."""
 
     def __init__(self, config: CloudConfig, model: ModelDeployment) -> None:
         host = ray.util.get_node_ip_address() if config.insecure else "127.0.0.1"
@@ -75,28 +75,28 @@ class EngineNode:
         _register(config.url, credentials.register_key(), {"url": url, "proof": key_proof(node_key, url)})
 
     async def check_health(self) -> None:
-        """Raises for a node that is gone, or whose engine is: Ray then replaces the replica."""
+        """Raise if the node or its engine is down; Ray then replaces the replica."""
         if not self._process.is_alive:
-            raise EngineDownError("The node's process died.")
+            raise EngineDownError("The node process died.")
         (await self._node.get("/health")).raise_for_status()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The figures that `LoadPolicy` reads."""
+        """Return the metrics for `LoadPolicy`."""
         answer = (await self._node.get("/metrics")).raise_for_status()
-        found = {"requests": 0.0, "kv_usage": 0.0}
+        stats = {"requests": 0.0, "kv_usage": 0.0}
         for family in text_string_to_metric_families(answer.text):
             if family.name in _GAUGES:
-                found[_GAUGES[family.name]] += family.samples[0].value
-        return found
+                stats[_GAUGES[family.name]] += family.samples[0].value
+        return stats
 
     async def __del__(self) -> None:
-        """The node leaves the gateway at once, and finishes what is in flight."""
+        """Deregister the node from the gateway at once, and let its requests in flight finish."""
         await self._node.aclose()
         await asyncio.to_thread(self._process.stop)
 
 
 def _register(gateway: str, key: str, heartbeat: dict[str, str]) -> None:
-    """Once more than the node does itself: a replica that Ray counts as running must be one that gets requests."""
+    """Register the node and wait until it is accepted, so that replicas that Ray counts as running get requests."""
     until, reason = time.monotonic() + _REGISTER_S, ""
     while time.monotonic() < until:
         try:
@@ -115,6 +115,6 @@ def _register(gateway: str, key: str, heartbeat: dict[str, str]) -> None:
             reason = f"{type(error).__name__}: {error}"
         time.sleep(_PAUSE_S)
     raise ConfigurationError(
-        f"The gateway {gateway} does not take the node {heartbeat['url']}: {reason}. "
-        "Between machines, set `insecure: true`."
+        f"The gateway {gateway} does not accept the node {heartbeat['url']}: {reason}. "
+        "If they are on different machines, set `insecure: true`."
     )

@@ -1,4 +1,4 @@
-"""A gateway or a node as a child process, and the options that follow from a cloud's file."""
+"""Gateways and nodes as child processes, with their options from a cloud's file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ..node.registration import RegistrationOptions
 from .config import CloudConfig, ModelDeployment, absolute
 from .credentials import Credentials
 
-_LEAVE_S = 5.0  # from the end of the drain to that of the process
+_LEAVE_S = 5.0  # time between the end of the drain and the exit of the process
 _READY = "ready "
 
 
 class ServerStartError(UpdraftError):
-    """A gateway or node did not start; its own words are in the log."""
+    """A gateway or node process failed to start; its log has the cause."""
 
     type = "process_error"
     default_code = "process_failed"
 
 
 class ServerProcess:
-    """`python -m updraft.cloud_engine.deploy.launch`, told its options on standard input: they hold keys.
+    """A server process. Its options go through standard input, because they contain keys.
 
-    Its log goes where ours goes. It has a process group of its own, so that Ctrl-C reaches us alone.
+    The process inherits stderr for its log. It has its own process group, so that Ctrl-C reaches only the parent.
     """
 
     def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:
@@ -45,8 +45,8 @@ class ServerProcess:
             env=child_environment(PYTHONUNBUFFERED="1"),
             process_group=0,
         )
-        assert self._process.stdin is not None, "it is a pipe"
-        with suppress(BrokenPipeError), self._process.stdin as pipe:  # `wait_ready` tells of a child that is gone
+        assert self._process.stdin is not None, "Popen made a pipe"
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # `wait_ready` reports a dead child
             pipe.write(msgspec.json.encode(options, enc_hook=str))
 
     @property
@@ -58,20 +58,20 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_ready(self) -> str:
-        """Its address. Raises ServerStartError if it ends before it is ready."""
-        assert self._process.stdout is not None, "it is a pipe"
+        """Wait until the server is ready and return its URL. Raises ServerStartError if the process ends before."""
+        assert self._process.stdout is not None, "Popen made a pipe"
         for line in self._process.stdout:
             if (text := line.decode(errors="replace")).startswith(_READY):
                 return text.removeprefix(_READY).strip()
         code = self._process.wait()
-        raise ServerStartError(f"A {self.name} ended with code {code} before it was ready: see the log above.")
+        raise ServerStartError(f"A {self.name} exited with code {code} before it was ready. See the log above.")
 
     def ask_to_stop(self) -> None:
         if self.is_alive:
             self._process.terminate()
 
     def stop(self) -> None:
-        """It finishes what is in flight, and is gone when this returns."""
+        """Stop the process after its requests in flight have finished, and wait until it is gone."""
         self.ask_to_stop()
         try:
             self._process.wait(self._drain_s + _LEAVE_S)
@@ -83,7 +83,7 @@ class ServerProcess:
 
 
 def gateway_options(config: CloudConfig) -> GatewayOptions:
-    """Raises ConfigurationError."""
+    """Return the gateway's options. Raises ConfigurationError."""
     gateway = config.gateway
     return GatewayOptions(
         nodes=(),
@@ -107,7 +107,7 @@ def gateway_options(config: CloudConfig) -> GatewayOptions:
 
 
 def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0.0.1", **more: Any) -> NodeOptions:
-    """`more`: further fields of NodeOptions. Raises ConfigurationError."""
+    """Return a node's options, with further fields in `more`. Raises ConfigurationError."""
     credentials = Credentials(config.keys)
     return NodeOptions(
         model.model,

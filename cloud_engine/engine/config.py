@@ -1,4 +1,4 @@
-"""The settings of an engine, checked once."""
+"""The engine's settings, validated at construction."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ _CHOICES = (
 class EngineConfig:
     """Sizes and limits of one engine."""
 
-    # Tokens of prompt and answer together. None: the model's, or as many as the pool holds.
+    # Most tokens of prompt and answer together. None: the model's context length, or less if the KV cache is smaller.
     context_length: int | None = None
     # Tokens per KV block.
     block_size: int = 16
-    # Blocks in the pool. None: the whole context for a full batch, within 1 GiB, or most of what a GPU has left.
+    # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU or 80 % of free GPU memory.
     num_blocks: int | None = None
-    # Requests per step.
+    # Most requests per step.
     max_batch_size: int = 16
-    # Tokens per step, drafts included.
+    # Most tokens per step, drafts included.
     token_budget: int = 512
-    # Most tokens of an answer whose request sets no `max_tokens`.
+    # Most tokens of an answer if the request sets no `max_tokens`.
     default_max_tokens: int = 4096
-    # Milliseconds of a step, by what is measured: prompts and drafts are cut to fit. None: by the budget alone.
+    # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
-    # Who goes first: see `scheduler.order_of`.
+    # Order in which requests are served: see `scheduler.order_of`.
     policy: Policy = "fcfs"
-    # Queued requests beyond those that batch and pool have room for. With more, OverloadedError.
+    # Most queued requests that batch and KV cache have no room for yet; any further request raises OverloadedError.
     max_waiting: int = 256
     # Most tokens drafted per request and step.
     num_draft_tokens: int = 8
-    # How many of these: as pays by what is measured, or always all.
+    # "adaptive": draft as many tokens as measured times justify. "fixed": always draft `num_draft_tokens`.
     draft_length: DraftLength = "adaptive"
-    # Also draft by looking up what followed the same tokens before.
+    # Also draft by n-gram lookup: propose the tokens that followed the same n-gram earlier in the request's text.
     ngram: bool = False
-    # Keep what was computed, for requests that begin alike.
+    # Reuse the KV cache across requests that share a prefix.
     prefix_caching: bool = True
-    # Where requests without a seed get theirs from.
+    # Seed of the generator that draws the seeds of requests without one.
     seed: int = 0
     # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
-    # Of the weights.
+    # Data type of the weights.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Torch threads. None: torch's default.
     num_threads: int | None = None
-    # The same tokens and log-probabilities, to the last bit, whatever else is in the batch (on a CPU, at some cost).
+    # Keep tokens and log-probabilities bit-identical whatever else is in the batch. CPU only, and slower.
     batch_invariant: bool = False
-    # Plain torch, C for CPUs, or Triton for CUDA. "auto": what is fastest where the model is.
+    # Attention kernels: plain torch, C for CPUs or Triton for CUDA. "auto": the fastest for the model's device.
     attention_backend: AttentionChoice = "auto"
-    # Capture decoding and verification as CUDA graphs, where attention is Triton's.
+    # Capture decode and verification steps as CUDA graphs if the attention backend is Triton.
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class EngineConfig:
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
                 f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "
-                "or a full batch could not move by one token each.",
+                "so that each request of a full batch gets a token per step.",
                 param="token_budget",
             )
         for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):
@@ -93,9 +93,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Fields of `EngineConfig`. Within them the engine goes by what it measures: chunks by the time of a token, drafts
-    by what they win.
-    """
+    """Limits of an engine mode, named as in `EngineConfig`.
+
+    Within them, measured times decide the length of prefill chunks and drafts."""
 
     max_batch_size: int
     token_budget: int
@@ -103,7 +103,7 @@ class ModeLimits:
     num_draft_tokens: int
 
 
-#: For the first token and an even stream, for tokens per second of all, and between: where nothing was measured.
+#: Default limits of each mode, for machines without measured step times (see `planning/mode_limits`).
 MODES: dict[Mode, ModeLimits] = {
     "latency": ModeLimits(8, 256, 50, 8),
     "balanced": ModeLimits(16, 512, 200, 8),
@@ -112,10 +112,10 @@ MODES: dict[Mode, ModeLimits] = {
 
 
 def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Those limits, but for what is `given` itself."""
+    """Return `limits` as settings, overridden by the `given` values that are not None."""
     return asdict(limits) | {name: value for name, value in given.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:
-    """Tokens of a KV block: larger ones suit the tiles of a GPU's attention."""
+    """Return the default number of tokens per KV block; larger blocks suit the tiles of GPU attention."""
     return 16 if device == "cpu" else 64

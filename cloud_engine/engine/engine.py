@@ -1,4 +1,4 @@
-"""The synchronous engine. `Engine.step` tells the whole story: schedule, launch (draft, run, sample), advance."""
+"""The synchronous engine. `Engine.step` schedules a batch, launches it (draft, run, sample) and reads the result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from .types.sampling_row import SamplingRow
 
 
 class Engine:
-    """One model serving many requests, `step` by `step`. Not thread-safe: see `EngineLoop`."""
+    """A model that serves many requests, one `step` at a time. Not thread-safe: use `EngineLoop`."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Engine:
         draft: DraftWeights | None = None,
         drafters: Sequence[Drafter] = (),
     ) -> None:
-        """`drafters`: further ones, beside those of the configuration.
+        """Set up the engine; `drafters` are added to those of `config`.
 
-        Raises ConfigurationError if `draft` does not share the model's vocabulary or the device is not there, and what
-        `Sizes.of` raises.
+        Raises ConfigurationError if `draft` does not share the model's vocabulary, the device is not available, or
+        context and KV cache do not fit (`Sizes.of`).
         """
         use_device(config.device)
         if config.num_threads is not None:
@@ -93,7 +93,7 @@ class Engine:
         self._speculator = Speculator([*own, *drafters], config)
         self._counters = EngineStats()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
-        # Those that have a place in the queue but are not there yet, and when they arrived.
+        # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._seeds = random.Random(config.seed)
         self._ahead: LaunchedStep | None = None
@@ -102,18 +102,18 @@ class Engine:
     def from_folder(
         cls, folder: Path, *, draft: Path | None = None, config: EngineConfig, progress: Progress | None = None
     ) -> Engine:
-        """Load target and tokenizer from a Hugging Face style folder, and the draft from one or from a GGUF file.
+        """Load target and tokenizer from a Hugging Face style folder; `draft` is such a folder or a GGUF file.
 
-        The model is called what the folder is called. Raises ModelLoadError, and ConfigurationError as above.
+        The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
-        use_device(config.device)  # before anything is loaded
+        use_device(config.device)  # fail before loading any weights
         served = ServedModel.from_folder(folder, config, progress)
         return cls(served, config, draft=DraftWeights.from_path(draft, config) if draft else None)
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise ConfigurationError("This engine was built from a bare model, without a tokenizer.")
+            raise ConfigurationError("This engine has no tokenizer: it was built from a bare model.")
         return self._tokenizer
 
     @property
@@ -122,31 +122,31 @@ class Engine:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether somebody reads along with any of the answers."""
+        """Whether a client streams any of the answers."""
         return self._outputs.are_streamed
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may take much longer than one that only decodes."""
+        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         return self._scheduler.reads_prompts
 
     def expect(self, request: GenerationRequest) -> None:
-        """Keep a place in the queue for a request that is being prepared, until it is added or aborted.
+        """Reserve a place in the queue for a request that is being prepared, until it is added or aborted.
 
-        Raises what `add_request` raises, but for an unusable constraint.
+        Raises the errors of `add_request`, except the one for an unusable constraint.
         """
         self._check(request)
         self._expected[request.request_id] = request, time.monotonic()
 
     def prepare(self, request: GenerationRequest) -> GrammarState | None:
-        """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
+        """Compile the request's constraint, if it has one. Raises InvalidRequestError if the constraint cannot be used.
 
-        May be called from another thread, ahead of `add_request`, so that no step waits for it.
+        Another thread may call this before `add_request`, so that compiling delays no step.
         """
         return None if request.constraint is None else self._grammar(request, request.constraint)
 
     def add_request(self, request: GenerationRequest, grammar: GrammarState | None = None) -> None:
-        """Queue a request, with what `prepare` made of its constraint: that is done here if it was not.
+        """Queue a request. `grammar` is the result of `prepare`; without one, the constraint is compiled here.
 
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
         (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
@@ -163,7 +163,7 @@ class Engine:
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer is longer
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
@@ -172,15 +172,15 @@ class Engine:
         self._outputs.begin(state, search)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Drop a request and free its blocks; one that is not here (any more) is no error.
+        """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
 
-        With an `index` only this one of its answers, of which there was an output, while others go on.
+        With an `index`, drop only that answer, which must have had an output; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
 
     def step(self) -> StepOutputs:
-        """Move every scheduled request on by one step and return the tokens that came out; none where nobody waits."""
+        """Run one step over the scheduled requests and return the new tokens; empty if nothing is scheduled."""
         started = time.perf_counter()
         batch = self._scheduler.schedule()
         if not batch:
@@ -196,7 +196,6 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        """All that tensors are needed for: draft, run, sample."""
         self._copy_blocks(self._cache.take_copies())
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
@@ -205,31 +204,31 @@ class Engine:
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """The step behind one that has not been read yet, where it is sure and the device can have it already."""
+        """Launch the step after `launched` before reading it, if the batch is certain and the device runs ahead."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
         if not batch:
             return None
         step = launched.of(batch)
-        assert step is not None, "who goes on was there"
+        assert step is not None, "the next batch is part of the launched one"
         spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]
         rows = [msgspec.structs.replace(row, position=row.position + 1) for row in step.rows]
         return LaunchedStep(batch, sample_on_device(self._runner.run_ahead(spans, step.sampled), rows), rows, None)
 
     def _take_over(self, batch: list[ScheduledRequest]) -> LaunchedStep | None:
-        """The step as it was launched ahead, if that is what has been scheduled."""
+        """Return the step that was launched ahead if it covers the scheduled `batch`, else None."""
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
         if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # nobody drafts
+            self._speculator.propose([], self._sampling_row)  # reset the drafting figures: this step has no drafts
         return launched
 
     def reset(self) -> list[str]:
-        """Forget all requests and all that is cached, and return the ids of these requests.
+        """Drop all requests and the KV cache, and return the ids of the dropped requests.
 
-        For after a failure in the middle of a step, when nothing of what was in flight can be trusted. Requests that
-        are expected may still come.
+        Call this after a failure within a step, which leaves in-flight state unreliable. Expected requests (`expect`)
+        keep their places.
         """
         lost = self._outputs.request_ids()
         self._ahead = None
@@ -274,7 +273,7 @@ class Engine:
         self._scheduler.check_room([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Of one answer: where the request does not say, what the server allows, as far as there is room."""
+        """Return the most tokens of one answer: the request's limit, else the server's default within the context."""
         if request.embed:
             return 0
         room = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
@@ -282,7 +281,7 @@ class Engine:
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
         if self._grammars is None:
-            raise ConfigurationError("This engine was built from a bare model: without a tokenizer it has no grammars.")
+            raise ConfigurationError("This engine has no tokenizer, so it cannot constrain answers with a grammar.")
         return self._grammars.begin(constraint, ignore_eos=request.params.ignore_eos)
 
     def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
@@ -295,7 +294,7 @@ class Engine:
         return rows
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """The sampling of the `index`-th new token of a scheduled request, after as many of its drafts."""
+        """Return how to sample new token number `index` of a scheduled request, after its first `index` drafts."""
         state = item.state
         edits = mask = None
         if state.edits:
@@ -311,7 +310,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """The editor of the answer's logits, up to its last token."""
+    """Return the answer's logit editor, updated to its last token."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]

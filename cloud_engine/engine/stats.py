@@ -12,42 +12,42 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class EngineStats:
-    """Gauges of this moment, and counters, which only ever grow (from `steps` on)."""
+    """Current gauges, and counters that only grow (from `steps` on)."""
 
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
-    # Token slots in blocks that are in use.
+    # Token slots in the KV blocks in use.
     kv_slots_allocated: int = 0
-    # Of these, slots that hold nothing yet.
+    # Allocated slots that hold no token yet.
     kv_slots_wasted: int = 0
-    # How long ago an engine that has work last reported, else 0.
+    # Seconds since the engine last reported while it has work; 0 when idle.
     seconds_since_step: float = 0.0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    # Counted when their last answer leaves.
+    # Requests whose last answer has finished.
     finished_requests: int = 0
     aborted_requests: int = 0
     preemptions: int = 0
-    # Prompt tokens, counted when their requests begin.
+    # Prompt tokens looked up in the prefix cache, counted when a request starts.
     prefix_query_tokens: int = 0
-    # Of these, found in the prefix cache.
+    # Prompt tokens found in the prefix cache.
     prefix_hit_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
-    # Steps that verified drafts of any kind.
+    # Steps that verified draft tokens of any kind.
     speculative_steps: int = 0
-    # By the draft model.
+    # Tokens that the draft model proposed.
     draft_proposed: int = 0
     draft_accepted: int = 0
-    # Looked up in the request's own text.
+    # Tokens proposed by n-gram lookup in the request's own text.
     ngram_proposed: int = 0
     ngram_accepted: int = 0
-    # Of the engine's process. The other counters begin anew with each.
+    # Restarts of the engine process; each restart resets the other counters.
     restarts: int = 0
-    # From arrival to the first step.
+    # Seconds from a request's arrival to its first step.
     queue_seconds: Distribution = field(default_factory=lambda: Distribution(QUEUE_SECONDS))
-    # How long a step takes.
+    # Seconds per step.
     step_seconds: Distribution = field(default_factory=lambda: Distribution(STEP_SECONDS))

@@ -1,1 +1,1 @@
-"""Model architectures, one page each, over small shared layers."""
+"""Model architectures: one module per family, built from small shared layers."""

@@ -1,4 +1,4 @@
-"""A compile pass after loading and packing: all layers of a decoder in one call of C, where its weights allow it."""
+"""A compile pass after loading and packing: runs all layers of a decoder in one C call if its weights allow."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .layers import RMSNorm
 
 
 class CompiledDecoder:
-    """A decoder whose layers run in one call of C, with attention in C. Its weights stay where they are.
+    """A decoder whose layers run in one C call, with native attention. The weights are not copied.
 
-    Nothing of the model may be replaced or moved afterwards.
+    No module or weight of the model may be replaced or moved afterwards.
     """
 
     def __init__(self, model: Decoder, layers: NativeDecoder) -> None:
@@ -31,25 +31,25 @@ class CompiledDecoder:
         self._continuation = _continuation(model, layers)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attention: NativeAttention) -> Tensor:
-        """As `Decoder.forward`, to the last bit."""
+        """Return the last hidden states, bit-identical to `Decoder.forward`."""
         return self._layers.run(self._model.embed(token_ids), self._model.rotations(positions), attention)
 
     @property
     def can_continue(self) -> bool:
-        """Whether `continued` can be asked."""
+        """Whether `continued` is supported."""
         return self._continuation is not None
 
     def continued(
         self, first: Sequence[int], passes: Passes, attention: NativeAttention, sampling: Sampling
     ) -> list[list[int]]:
-        """See `NativeContinuation.run`."""
-        assert self._continuation is not None, "ask can_continue first"
+        """Run several passes in one C call: see `NativeContinuation.run`."""
+        assert self._continuation is not None, "check can_continue first"
         rotations = self._model.rotations(torch.from_numpy(passes.positions()))
         return self._continuation.run(first, passes, rotations, attention, sampling)
 
 
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
-    """A pass after packing. None where not all linear layers of `model` are packed for C."""
+    """Compile a packed model; return None unless all its linear layers are packed for C."""
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):
@@ -62,7 +62,7 @@ def compile_decoder(model: Decoder) -> CompiledDecoder | None:
 
 
 def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
-    """Whole passes of `model`, from token to token. None where the head is not packed for that, or caps its logits."""
+    """Return the continuation for whole passes of `model`; None if the head is not packed for C or caps its logits."""
     head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None

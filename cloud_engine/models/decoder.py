@@ -1,4 +1,4 @@
-"""The decoder that all families share: pre-norm layers with rotary positions over ragged batches."""
+"""The decoder of all families: pre-norm layers with rotary positions, over ragged batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rope import Rotary
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each added to the residual stream; Gemma also norms what it adds."""
+    """Attention and feed-forward, each added to the residual stream; Gemma also normalises both updates."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class DecoderLayer(nn.Module):
         self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
 
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """Add `update`, what the layer before has computed, to `residual` in place; return this layer's own."""
+        """Add the previous layer's `update` to `residual` in place, and return this layer's update."""
         normed = self.input_norm(residual) if update is None else self.input_norm.add(update, residual)
         attended = self.attention_out_norm(self.attention(normed, rotation, attention))
         return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. Which rows form which sequence is known to `attention` alone."""
+    """A decoder-only language model. Only `attention` knows which rows belong to which sequence."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Last hidden states after the final norm: (tokens, hidden_size). `token_ids`, `positions`: (tokens,) int64."""
+        """Return final hidden states after the norm, (tokens, hidden_size). Inputs are (tokens,) int64."""
         hidden, rotations = self.embed(token_ids), self.rotations(positions)
         update: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -56,21 +56,21 @@ class Decoder(nn.Module):
         return self.norm(hidden) if update is None else self.norm.add(update, hidden)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """(tokens, hidden_size): what the first layer reads."""
+        """Return the input of the first layer, (tokens, hidden_size)."""
         hidden = self.embed_tokens(token_ids)
         return hidden if self.config.embedding_scale == 1 else hidden * self.embedding_scale
 
     def rotations(self, positions: Tensor) -> tuple[Rotation, Rotation]:
-        """Of layers that see everything, and of those with a sliding window."""
+        """Return the rotations of layers with full attention and of layers with a sliding window."""
         plain = self._rotary(positions)
         return plain, plain if self._sliding_rotary is None else self._sliding_rotary(positions)
 
     @property
     def embedding_scale(self) -> float:
-        """Rounded to the dtype of the weights, as Gemma multiplies."""
+        """The factor of embeddings, rounded to the weights' dtype as in Gemma."""
         return float(torch.tensor(self.config.embedding_scale, dtype=self.embed_tokens.weight.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, hidden_size) to (rows, vocab_size) float32."""
+        """Map hidden states (rows, hidden_size) to logits (rows, vocab_size) float32."""
         logits = self.lm_head(hidden).to(torch.float32)
         return logits if self.config.logit_soft_cap is None else soft_capped(logits, self.config.logit_soft_cap)

@@ -1,4 +1,4 @@
-"""A `config.json` read with its types checked: every complaint names the file and the key."""
+"""Typed access to a `config.json`; every error names the file and the key."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, cast
 from ...protocol.errors import ModelLoadError
 from ...protocol.unicode_forms import read_text
 
-_MAX_NUMBER = 1e38  # of a number, and infinity is more
+_MAX_NUMBER = 1e38  # largest accepted number; excludes infinity
 
 
 class Fields:
-    """The values of one model configuration. `where` is what messages call it. All readers raise ModelLoadError.
+    """The values of a model configuration; `where` is its name in error messages. All readers raise ModelLoadError.
 
-    null counts as left out, as it does for Hugging Face.
+    A null value counts as missing, as in Hugging Face.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -26,7 +26,7 @@ class Fields:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)
         if value is None:
-            raise ModelLoadError(f"{self.where} lacks {key}.")
+            raise ModelLoadError(f"{self.where}: {key} is missing.")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelLoadError(f"{self.where}: {key} must be a positive integer, got {value!r}.")
         return value
@@ -67,22 +67,22 @@ class Fields:
         return cast("dict[str, Any]", value)
 
     def only(self, key: str, *supported: Any) -> None:
-        """Refuse a key with any value but the `supported` ones; the first of them is the default."""
+        """Raise ModelLoadError unless the value is one of `supported`, the first of which is the default."""
         value = self.values.get(key, supported[0])
         if value not in supported:
             raise ModelLoadError(
-                f"{self.where}: {key}={value!r} is not supported, only {' or '.join(map(repr, supported))} is."
+                f"{self.where}: {key}={value!r} is not supported; supported: {', '.join(map(repr, supported))}."
             )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelLoadError if there is none."""
+    """Read the JSON object in `path`. Raises ModelLoadError if the file is missing, unreadable or not an object."""
     try:
         value = json.loads(read_text(path, ModelLoadError))
     except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} does not exist: give a Hugging Face style model folder.") from error
+        raise ModelLoadError(f"{path} does not exist. Use a Hugging Face style model folder.") from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object.")
+        raise ModelLoadError(f"{path} must contain a JSON object.")
     return cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""The small layers every family is built from, over ragged batches: one row per token, no batch dimension."""
+"""Layers shared by all model families, over ragged batches: one row per token, no batch dimension."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """Without random weights at first: they come from a checkpoint, and drawing them loads torch's compiler."""
+    """A linear layer without random initial weights: a checkpoint sets them; drawing them loads torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class TokenEmbedding(nn.Embedding):
-    """Without random weights at first, as `Linear`."""
+    """A token embedding without random initial weights, like `Linear`."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class RMSNorm(nn.Module):
-    """Zhang & Sennrich 2019, computed in float32 as Llama does."""
+    """Root mean square norm (Zhang & Sennrich 2019), computed in float32 as in Llama."""
 
     def __init__(self, size: int, eps: float, *, unit_offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
-        self.unit_offset = unit_offset  # Gemma's: weights are stored less one, and the product is taken in float32
+        self.unit_offset = unit_offset  # Gemma: weights are stored minus one and multiplied in float32
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """A new tensor: `hidden` (rows, size), normed."""
+        """Return `hidden` (rows, size) normalised, as a new tensor."""
         return rms_norm(hidden, self._norm())
 
     def add(self, update: Tensor, residual: Tensor) -> Tensor:
-        """Add `update` to `residual` in place, and return the norm of the sum."""
+        """Add `update` to `residual` in place, and return the normalised sum."""
         return add_rms_norm(update, residual, self._norm())
 
     def _norm(self) -> Norm:
@@ -50,12 +50,12 @@ class RMSNorm(nn.Module):
 
 
 def norm(config: ModelConfig, size: int) -> RMSNorm:
-    """The norm of a model's family over the last dimension, which has `size` elements."""
+    """Create the model's norm over a last dimension of `size` elements."""
     return RMSNorm(size, config.rms_norm_eps, unit_offset=config.unit_offset_norms)
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention projections with `kv_heads` shared among `heads`; query, key and value are one matrix product."""
+    """Attention in which `heads` share `kv_heads`; query, key and value are one matrix product."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class GroupedQueryAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Shazeer 2020; gate and up projection are one matrix product."""
+    """Gated feed-forward (Shazeer 2020); the gate and up projections are one matrix product."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -93,5 +93,5 @@ class GatedMLP(nn.Module):
 
 
 def soft_capped(values: Tensor, cap: float) -> Tensor:
-    """`cap * tanh(values / cap)`: nothing exceeds `cap`, small values hardly change (Gemma 2)."""
+    """Return `cap * tanh(values / cap)`, which limits values to `cap` and hardly changes small ones (Gemma 2)."""
     return torch.tanh(values / cap) * cap

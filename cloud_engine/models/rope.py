@@ -1,7 +1,7 @@
-"""Rotary positions (Su et al. 2021): inverse frequencies of every scaling variant in use, and the angles they make.
+"""Rotary positions (Su et al. 2021): inverse frequencies of all supported scaling variants, and the angles.
 
-A variant only changes numbers that are known when a model is loaded, so a `RotaryConfig` holds these numbers and the
-running model knows nothing of variants. Parameter names are those of Hugging Face's `rope_parameters`.
+A scaling variant only changes frequencies known when a model is loaded, so `RotaryConfig` holds these numbers and the
+running model does not depend on the variant. Parameter names are those of Hugging Face's `rope_parameters`.
 """
 
 # torch leaves `Tensor.tolist` untyped
@@ -23,24 +23,24 @@ from ...protocol.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """The rotation of a model."""
+    """The rotation parameters of a model."""
 
-    # Radians per position, for each pair of the rotated dimensions.
+    # Radians per position, for each pair of rotated dimensions.
     inverse_frequencies: tuple[float, ...]
-    # Multiplies cosines and sines (YaRN's attention temperature).
+    # Factor of cosines and sines (YaRN's attention temperature).
     magnitude: float = 1.0
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any], *, rotary_dim: int, context_length: int) -> RotaryConfig:
-        """Frequencies for `rotary_dim` dimensions at positions up to `context_length`.
+        """Compute frequencies for `rotary_dim` dimensions at positions up to `context_length`.
 
-        Variants that differ between short and long sequences (`dynamic`, `longrope`) are settled by `context_length`:
-        keys in the cache must not change their meaning while a sequence grows. Raises ModelLoadError for an unknown
-        `rope_type` and for parameters that are missing or no numbers.
+        For variants that treat short and long sequences differently (`dynamic`, `longrope`), `context_length` decides:
+        cached keys must stay valid while a sequence grows. Raises ModelLoadError for an unknown `rope_type` and for
+        missing or invalid parameters.
         """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if not isinstance(kind, str) or kind not in _VARIANTS:
-            raise ModelLoadError(f"rope_type={kind!r} is not supported, only {', '.join(_VARIANTS)} are.")
+            raise ModelLoadError(f"rope_type={kind!r} is not supported; supported: {', '.join(_VARIANTS)}.")
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         try:
             theta = float(parameters.get("rope_theta", 10000.0))
@@ -50,24 +50,24 @@ class RotaryConfig:
         except (TypeError, ValueError) as error:
             raise ModelLoadError(f"rope_type={kind!r} has a parameter of the wrong type: {error}.") from error
         except ArithmeticError as error:
-            raise ModelLoadError(f"rope_type={kind!r} cannot be worked out: {error}.") from error
+            raise ModelLoadError(f"rope_type={kind!r} cannot be computed: {error}.") from error
         frequencies, magnitude = scaled
         if not (frequencies.isfinite() & (frequencies > 0)).all() or not math.isfinite(magnitude):
-            raise ModelLoadError(f"rope_type={kind!r} gives frequencies that are no numbers above 0.")
+            raise ModelLoadError(f"rope_type={kind!r} gives frequencies that are not finite and above 0.")
         if frequencies.shape != exponents.shape:
             raise ModelLoadError(f"rope_type={kind!r} needs {len(exponents)} factors, got {len(frequencies)}.")
         return cls(tuple(frequencies.tolist()), magnitude)
 
 
 class Rotary:
-    """Makes the angles of forward passes. The frequencies stay on the device of the first pass's positions."""
+    """Computes the rotation angles of a pass. The frequencies are cached on the device of the positions."""
 
     def __init__(self, config: RotaryConfig) -> None:
         self._config = config
         self._frequencies: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """Cosines and sines, float32, of `positions` (tokens,) int64."""
+        """Return cosines and sines, float32, for `positions` (tokens,) int64."""
         if self._frequencies is None or self._frequencies.device != positions.device:
             numbers = self._config.inverse_frequencies
             self._frequencies = torch.tensor(numbers, dtype=torch.float32, device=positions.device)
@@ -77,7 +77,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The base of a variant; `exponents` are 2i / rotary_dim, float32."""
+    """Inputs of a scaling variant; `exponents` are 2i / rotary_dim, float32."""
 
     theta: float
     exponents: Tensor
@@ -89,7 +89,7 @@ class _Base:
         return 1.0 / self.theta**self.exponents
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A parameter; null counts as left out. Raises KeyError if it is left out and has no default."""
+        """Return a parameter, or `default` if it is missing or null. Raises KeyError if there is no default."""
         value = self.parameters.get(name)
         if value is None and default is None:
             raise KeyError(name)
@@ -97,7 +97,7 @@ class _Base:
 
     @property
     def stretch(self) -> float:
-        """The context's length over that in training: `factor`, or what the two lengths say."""
+        """Ratio of the context length to the trained one: `factor`, else computed from the two lengths."""
         original = self.number("original_max_position_embeddings")
         return self.number("factor", self.context_length / original)
 
@@ -110,17 +110,17 @@ def _default(base: _Base) -> _Scaled:
 
 
 def _linear(base: _Base) -> _Scaled:
-    """Chen et al. 2023: positions are divided by `factor`."""
+    """Chen et al. 2023: divide positions by `factor`."""
     return base.plain / base.number("factor"), 1.0
 
 
 def _dynamic(base: _Base) -> _Scaled:
-    """NTK-aware scaling, which changes nothing up to the trained length; the engine refuses what is longer."""
+    """NTK-aware scaling. It only affects sequences beyond the trained length, which the engine refuses."""
     return base.plain, 1.0
 
 
 def _llama3(base: _Base) -> _Scaled:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    """Llama 3.1: stretch long wavelengths by `factor`, keep short ones, and interpolate in between."""
     factor, low, high = base.number("factor"), base.number("low_freq_factor"), base.number("high_freq_factor")
     original = base.number("original_max_position_embeddings")
     plain = base.plain
@@ -130,7 +130,7 @@ def _llama3(base: _Base) -> _Scaled:
 
 
 def _yarn(base: _Base) -> _Scaled:
-    """Peng et al. 2023: interpolation below one turn count, extrapolation above another, a ramp between the two."""
+    """Peng et al. 2023: interpolate dimensions with few turns, keep dimensions with many, and blend in between."""
     original = base.number("original_max_position_embeddings")
     dims = 2 * len(base.exponents)
 
@@ -157,12 +157,12 @@ def _yarn_magnitude(base: _Base) -> float:
 
 
 def _longrope(base: _Base) -> _Scaled:
-    """Ding et al. 2024: searched factors per dimension, one list for contexts of the trained length, one for longer."""
+    """Ding et al. 2024: tuned factors per dimension, one list for contexts up to the trained length, one for longer."""
     original = base.number("original_max_position_embeddings")
     name = "long_factor" if base.context_length > original else "short_factor"
     factors = torch.tensor([float(factor) for factor in base.parameters[name]])
     if factors.shape != base.exponents.shape:
-        return factors, 1.0  # the caller names the two lengths
+        return factors, 1.0  # the caller reports the wrong length
     stretch = base.stretch
     magnitude = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return 1.0 / (factors * base.theta**base.exponents), base.number("attention_factor", magnitude)

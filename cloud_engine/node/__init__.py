@@ -1,4 +1,4 @@
-"""One engine behind an OpenAI-compatible HTTP server. Importing this loads no torch; `run_node` does."""
+"""A node: one engine with an OpenAI-compatible HTTP server. Only the engine's process imports torch."""
 
 from .process import NodeOptions as NodeOptions
 from .process import run_node as run_node

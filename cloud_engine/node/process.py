@@ -1,4 +1,4 @@
-"""The node as a process: its options, and the way from a model folder to a served port."""
+"""The node process: its options, and starting its engine and HTTP server."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ _SET_KEY = "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway
 class NodeOptions:
     """The options of a node that serves one model."""
 
-    # A name as `models.hub.find_model` takes it.
+    # Model name, as accepted by `models.loading.hub.find_model`.
     model: str
     engine: EngineConfig
-    # A smaller model of the same vocabulary for speculative decoding, named in the same way.
+    # Name of a smaller model with the same vocabulary, for speculative decoding. None: no draft model.
     draft: str | None = None
     host: str = "127.0.0.1"
     port: int = 0
-    # Replace an engine that dies.
+    # Restart the engine process after a crash.
     restart: bool = False
-    # The time that requests in flight get to finish on SIGTERM.
+    # Time that requests in flight get to finish on SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
-    # A `ToolFormat`'s name, or "auto".
+    # Name of a `ToolFormat`, or "auto" to detect one in the chat template.
     tool_parser: str = "auto"
-    # `chatml`, or the path of a Jinja file. None: what the model has, or ChatML if it has none.
+    # `chatml`, or the path of a Jinja file. None: the model's template, or ChatML if it has none.
     chat_template: str | None = None
-    # The key that requests must send; needed beyond loopback. This and the next two: see `Access`.
+    # Key that requests must send; required beyond loopback. See `Access` for this option and the next three.
     api_key: str | None = field(default=None, repr=False)
-    # `/metrics` needs no key.
+    # Serve `/metrics` without a key.
     public_metrics: bool = False
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    # Certificate and private key of the server. None: plain HTTP, allowed beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
-    # Stop when the starting process is gone.
+    # Stop when the parent process is gone.
     exit_with_parent: bool = False
-    # The gateway that is told of this node. None: no gateway is.
+    # Registration with a gateway. None: do not register.
     registration: RegistrationOptions | None = None
 
 
@@ -61,9 +61,9 @@ prepare_types(NodeOptions)
 
 
 def run_node(options: NodeOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError, ConfigurationError.
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError or ConfigurationError.
 
-    The engine runs in a process of its own; this one never loads torch.
+    The engine runs in its own process; this process never imports torch.
     """
     if options.api_key is None:
         check_keyless(options.host, _SET_KEY)

@@ -1,4 +1,4 @@
-"""A node's registration with a gateway: heartbeats while it serves, and a word when it leaves."""
+"""A node's registration with a gateway: heartbeats while it serves, and a deregistration when it stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...protocol.http.access import is_loopback, key_proof
 from ...protocol.http.foreign import error_in
 from ...protocol.safety.redaction import is_sendable
 
-_HEARTBEAT_S = 3.0  # a lease is three of them
+_HEARTBEAT_S = 3.0  # a third of the gateway's lease
 _TIMEOUT_S = 5.0
 _LEAVE_S = 2.0
 _log = logging.getLogger("updraft.node")
@@ -23,43 +23,43 @@ _log = logging.getLogger("updraft.node")
 
 @dataclass(frozen=True, slots=True)
 class RegistrationOptions:
-    """The gateway, and the node's name there."""
+    """Options for registering a node with a gateway."""
 
-    # The gateway's URL. Each address of its name is a gateway of its own.
+    # URL of the gateway. If its host name has several addresses, each is a separate gateway.
     gateway: str
-    # A key of the scope `node`.
+    # API key with the scope `node`.
     key: str = field(repr=False)
-    # The URL under which the gateway reaches this node. None: the address that it listens on.
+    # URL at which the gateway reaches this node. None: the address that the node listens on.
     url: str | None = None
 
     def check(self, host: str, *, insecure: bool) -> None:
-        """Raises ConfigurationError for what cannot work with a node that listens on `host`."""
+        """Raises ConfigurationError if the options are invalid, or do not work for a node that listens on `host`."""
         try:
             gateway = httpx.URL(self.gateway)
-            _ = gateway.host  # is decoded only now
+            _ = gateway.host  # httpx decodes the host here and may raise
         except (httpx.InvalidURL, ValueError):
             gateway = httpx.URL()
         if gateway.scheme not in ("http", "https") or not gateway.host:
-            raise ConfigurationError("--register must be an http(s) URL, as http://10.0.0.1:8000.", param="register")
+            raise ConfigurationError("--register must be an http(s) URL, like http://10.0.0.1:8000.", param="register")
         if gateway.scheme == "http" and not is_loopback(gateway.host) and not insecure:
             raise ConfigurationError(
-                "--register would send the key unencrypted: use https, or --insecure in a private network.",
+                "--register would send the key unencrypted. Use https, or --insecure in a private network.",
                 param="register",
             )
         if not is_sendable(self.key):
-            raise ConfigurationError("The key of --register-key-file holds characters that no header can.")
+            raise ConfigurationError("The key in --register-key-file has characters that an HTTP header cannot hold.")
         if self.url is None and host in ("", "0.0.0.0", "::"):
             raise ConfigurationError(
-                f"--host {host} is no address for others: say with --register-as how the gateway reaches this node.",
+                f"The gateway cannot connect to --host {host}: set --register-as to a URL that reaches this node.",
                 param="register_as",
             )
 
 
 class Registration:
-    """Tells a gateway of this node, for as long as `run` runs."""
+    """Registers this node with a gateway and sends heartbeats, from `start` until `leave`."""
 
     def __init__(self, options: RegistrationOptions, url: str, concurrency: int, api_key: str | None = None) -> None:
-        """`api_key`: the key that requests to this node must carry."""
+        """Prepare the registration; `api_key` is the key that requests to this node must send."""
         self._options = options
         self._body: dict[str, Any] = {"url": options.url or url, "concurrency": concurrency}
         if api_key is not None:
@@ -75,13 +75,13 @@ class Registration:
         self._task = asyncio.create_task(self._run())
 
     async def leave(self) -> None:
-        """No more heartbeats; the gateway is told at once. A second time does nothing."""
+        """Stop the heartbeats and deregister at once. Further calls do nothing."""
         task, self._task = self._task, None
         if task is None:
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        failure = "time is up"
+        failure = "timed out"
         try:
             async with asyncio.timeout(_LEAVE_S):
                 failure = await self._send("DELETE")
@@ -90,7 +90,7 @@ class Registration:
         finally:
             await self._client.aclose()
         if failure:
-            _log.warning("The gateway does not hear that this node leaves: %s", failure)
+            _log.warning("Could not deregister from the gateway: %s", failure)
 
     async def _run(self) -> None:
         while True:
@@ -98,13 +98,13 @@ class Registration:
             await asyncio.sleep(_HEARTBEAT_S)
 
     async def _send(self, method: str) -> str:
-        """The gateways' objections to it; empty if there are none."""
+        """Send a heartbeat (POST) or a deregistration (DELETE) to all gateways. Return their errors, "" for none."""
         url = httpx.URL(f"{self._options.gateway.rstrip('/')}/admin/nodes")
         answers = [self._tell(method, url, address) for address in await _addresses(url)]
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
     async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
-        """By the name that a certificate has, whichever address is told."""
+        """Send to one address of the gateway, with its host name in TLS and Host header to match its certificate."""
         request = self._client.build_request(
             method,
             url.copy_with(host=address),
@@ -116,31 +116,31 @@ class Registration:
             answer = await self._client.send(request)
         except httpx.HTTPError as failure:
             if method == "DELETE" and isinstance(failure, (httpx.NetworkError, httpx.ProtocolError)):
-                return ""  # a gateway that ended: the lease does so by itself
+                return ""  # the gateway is gone, and its lease with it
             return f"{type(failure).__name__}: {failure}"
         if answer.status_code == 200:
             return ""
-        error: dict[str, Any] = error_in(answer.content, answer.status_code, f"it answered {answer.status_code}")
+        error: dict[str, Any] = error_in(answer.content, answer.status_code, f"HTTP status {answer.status_code}")
         return str(error["message"])
 
     def _say(self, failure: str) -> None:
-        """Each change once: heartbeats go on either way. A gateway that fails one of them may be starting anew."""
+        """Log each change of state once. A single failure after success is ignored: the gateway may be restarting."""
         was_lost, self._is_lost = self._is_lost, bool(failure)
         if failure == self._said or (self._said == "" and not was_lost):
             return
         self._said = failure
         if failure:
-            _log.warning("The gateway %s does not take this node: %s", self._options.gateway, failure)
+            _log.warning("The gateway %s does not accept this node: %s", self._options.gateway, failure)
         else:
             _log.info("Registered at %s as %s", self._options.gateway, self._body["url"])
 
 
 async def _addresses(url: httpx.URL) -> list[str]:
-    """Of the gateways behind the URL's name; the name itself if that stands for one."""
+    """Return the addresses of the URL's host name if there are several, else the name itself."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError:
         return [url.host]
-    # One gateway may have an address in each family.
-    addresses = sorted({str(address[0]) for family, *_, address in found if family == found[0][0]})
+    # Use only one address family, because one gateway may have an address in each.
+    addresses = sorted({str(address[0]) for family, *_, address in resolved if family == resolved[0][0]})
     return addresses if len(addresses) > 1 else [url.host]

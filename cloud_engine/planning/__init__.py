@@ -1,1 +1,1 @@
-"""The number of nodes that a load needs, simulated with the scheduler that serves."""
+"""Capacity planning: the number of nodes for a load, simulated with the engine's own scheduler."""

@@ -1,4 +1,4 @@
-"""The limits of a mode, from what the steps of a node were measured to take."""
+"""The limits of engine modes, computed from measured step times."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # in tokens per second, by a doubling that is worth it
-_CONTEXT = 512  # tokens that a request looks back on
-_CHUNKS = [2**power for power in range(6, 14)]  # tokens of prompts in a step
-_MAX_DRAFT = 8  # tokens
-_ACCEPTANCE = 0.8  # of drafts that are worth verifying
-_SLACK = 2.0  # times what a full step takes: what is slower was held up
+_GAIN = 1.05  # least factor in tokens per second for which a size is doubled
+_CONTEXT = 512  # assumed tokens of context per request
+_CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
+_MAX_DRAFT = 8  # most draft tokens per request
+_ACCEPTANCE = 0.8  # assumed acceptance rate of drafts
+_SLACK = 2.0  # ratio of the step time limit to the time of a full step
 _MAX_STEP_MS = 60_000
 
 
 def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """By the times in a file of `updraft bench engine --only steps`; without one, those of `MODES`.
+    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, those of `MODES`.
 
     Raises ConfigurationError.
     """
@@ -28,9 +28,9 @@ def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -
 
 
 def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """`latency`: the largest batch and chunk whose steps stay within `max_step_ms`.
+    """Compute a mode's limits from measured costs. `latency`: the largest sizes with steps within `max_step_ms`.
 
-    `throughput`: those whose last doubling still brought more tokens per second. `balanced`: the geometric means.
+    `throughput`: the largest sizes that still gain from doubling. `balanced`: geometric means of these two.
     """
     fastest = _throughput(costs)
     if mode == "throughput":
@@ -50,7 +50,7 @@ def _throughput(costs: StepTimeModel) -> ModeLimits:
 
 
 def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
-    """No larger than in `throughput`: that would only slow each stream down."""
+    """Return the latency limits, at most those of `throughput`: larger ones would only slow down each stream."""
     limit_s = max_step_ms / 1e3
     batch = _largest(range(1, fastest.max_batch_size + 1), lambda size: _step_s(costs, size) <= limit_s)
     most = fastest.token_budget - fastest.max_batch_size
@@ -60,13 +60,13 @@ def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> Mod
 
 
 def _step_s(costs: StepTimeModel, sequences: int, prompt_tokens: int = 0) -> float:
-    """Of requests with a token each, and of a chunk of another's prompt."""
+    """Return the seconds of a step with one token per request and a chunk of another request's prompt."""
     pairs = prompt_tokens * (_CONTEXT + prompt_tokens // 2)
     return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs, min(1, prompt_tokens)))
 
 
 def _drafts(costs: StepTimeModel, sequences: int) -> int:
-    """Tokens of a draft that bring the most tokens per second, where verifying one costs as much as reading one."""
+    """Return the draft length with the most tokens per second, if draft tokens cost as much as prompt tokens."""
 
     def tokens_per_s(drafted: int) -> float:
         expected = sum(_ACCEPTANCE**number for number in range(drafted + 1))
@@ -76,11 +76,11 @@ def _drafts(costs: StepTimeModel, sequences: int) -> int:
 
 
 def _knee(sizes: Iterable[int], seconds: Callable[[int], float]) -> int:
-    """The largest of these powers of two that brings more per second than half of it does."""
+    """Return the largest of these powers of two with a noticeably higher throughput than half that size."""
     return _largest(sizes, lambda size: seconds(size) * _GAIN <= 2 * seconds(size // 2))
 
 
 def _largest(sizes: Iterable[int], fits: Callable[[int], bool]) -> int:
-    """The first if none fits."""
+    """Return the largest of `sizes` that fits, or the first one if none fits."""
     first, *others = sizes
     return max((size for size in others if fits(size)), default=first)

@@ -1,4 +1,4 @@
-"""A plan: the nodes that an objective needs, what they cost, and what design choices are worth on this load."""
+"""Capacity plans: the nodes needed for an objective, their cost, and the effect of design choices on this load."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .simulation import NodeShape, SimulatedAnswer, simulate
 from .step_time import StepContent
 from .trace import PlannedRequest, faster, sample
 
-_RATES = (0.5, 0.8, 1.25, 2.0)  # of the trace, for the sensitivity
+_RATES = (0.5, 0.8, 1.25, 2.0)  # factors of the trace's request rate, for the sensitivity analysis
 
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """The promise to callers."""
+    """The latency objective."""
 
-    # Seconds to the first token.
+    # Longest time to the first token, in seconds.
     ttft_s: float
-    # Seconds per token after it.
+    # Longest time per token after the first, in seconds.
     tpot_s: float
-    # Of the requests, those for which both hold.
+    # Least share of requests that must meet both.
     share: float = 0.99
 
     def met_by(self, served: SimulatedAnswer) -> bool:
@@ -34,36 +34,36 @@ class PlanObjective:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """The figures of so many nodes under the load."""
+    """Simulated results of a fleet of nodes under the load."""
 
     nodes: int
-    # Requests within the objective.
+    # Share of requests that meet the objective.
     share: float
-    # Requests that no node took.
+    # Requests that no node accepted.
     refused: int
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_p50_s: float
     tpot_p99_s: float
-    # Tokens of answers, from the first arrival to the last answer.
+    # Answer tokens per second, from the first arrival to the last answer.
     tokens_per_s: float
-    # Share of that time in which a node computes.
+    # Share of that time during which nodes compute, on average.
     busy: float
-    # Empty slots, of those in KV blocks that requests hold.
+    # Share of empty token slots in the KV blocks held by requests.
     kv_waste: float
-    # US dollars for a million tokens of answers; None without a price.
+    # US dollars per million answer tokens; None without a price.
     usd_per_million: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A load, the nodes that there are to buy, and the objective."""
+    """Plans a fleet for a load: the trace, the shape of a node, and the objective."""
 
     trace: Sequence[PlannedRequest]
     shape: NodeShape
     objective: PlanObjective
     usd_per_hour: float | None = None
-    # More are not tried.
+    # Largest fleet to try.
     most_nodes: int = 64
 
     def figures(self, nodes: int) -> FleetFigures:
@@ -71,7 +71,7 @@ class Planner:
         answered = [each for each in served if each.last_s is not None]
         if not answered:
             raise ConfigurationError(
-                "No request of the trace fits a node: raise the context length or the number of blocks.", param="trace"
+                "No request of the trace fits on a node. Raise the context length or num_blocks.", param="trace"
             )
         end_s = max(each.last_s for each in answered if each.last_s is not None)
         tokens = sum(each.request.output for each in answered)
@@ -93,7 +93,7 @@ class Planner:
         )
 
     def smallest(self) -> list[FleetFigures]:
-        """All fleets that were tried, by size. Raises ConfigurationError where even the largest is too small."""
+        """Return all fleets tried, by size. Raises ConfigurationError if even the largest one is too small."""
         tried: dict[int, FleetFigures] = {}
 
         def is_enough(nodes: int) -> bool:
@@ -104,8 +104,8 @@ class Planner:
         while not is_enough(high):
             if high >= self.most_nodes:
                 raise ConfigurationError(
-                    f"Even {high} nodes keep the objective for {tried[high].share:.1%} of the requests only: "
-                    "loosen it, or plan with a faster node.",
+                    f"Even {high} nodes meet the objective for only {tried[high].share:.1%} of the requests. "
+                    "Loosen the objective, or plan with faster nodes.",
                     param="objective",
                 )
             low, high = high, min(2 * high, self.most_nodes)
@@ -115,55 +115,55 @@ class Planner:
         return [tried[nodes] for nodes in sorted(tried)]
 
     def enough(self) -> FleetFigures:
-        """The smallest fleet that keeps the objective."""
+        """Return the smallest fleet that meets the objective."""
         return next(each for each in self.smallest() if each.share >= self.objective.share)
 
     def at_rate(self, factor: float) -> Planner:
         return replace(self, trace=faster(list(self.trace), factor))
 
     def sensitivity(self) -> dict[str, int | None]:
-        """Nodes where so many times as many requests come. None: more than are tried."""
-        found: dict[str, int | None] = {}
+        """Return the nodes needed at multiples of the request rate; None if more than `most_nodes` are needed."""
+        nodes: dict[str, int | None] = {}
         for rate in _RATES:
             try:
-                found[f"{rate:g}"] = self.at_rate(rate).enough().nodes
-            except ConfigurationError:  # of the rate, not of the plan
-                found[f"{rate:g}"] = None
-        return found
+                nodes[f"{rate:g}"] = self.at_rate(rate).enough().nodes
+            except ConfigurationError:  # only this rate needs too many nodes
+                nodes[f"{rate:g}"] = None
+        return nodes
 
     def with_device(self, cloud_share: float) -> FleetFigures:
-        """The fleet for this share of the requests, which goes to the cloud as calibration promises."""
+        """Return the fleet if only `cloud_share` of the requests go to the cloud, the rest to devices."""
         left = sample(list(self.trace), cloud_share)
         if not left:
             raise ConfigurationError(
-                "The cloud's share of the trace is no request: plan with more.", param="cloud_share"
+                "The cloud's share of the trace has no requests. Use a longer trace.", param="cloud_share"
             )
         return replace(self, trace=left).enough()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
-        """As many nodes in each mode, with the limits that follow from the costs of their steps."""
+        """Return the results of `nodes` nodes in each mode, with limits computed from the step costs."""
         config = self.shape.config
         limits = {mode: settings_of(measured_limits(self.shape.costs, mode)) for mode in MODES}
-        shapes = {mode: replace(self.shape, config=replace(config, **found)) for mode, found in limits.items()}
+        shapes = {mode: replace(self.shape, config=replace(config, **given)) for mode, given in limits.items()}
         return {mode: replace(self, shape=shape).figures(nodes) for mode, shape in shapes.items()}
 
     def preallocated(self, nodes: int) -> FleetFigures:
-        """As many nodes whose requests each hold memory for a whole context: one block of this length."""
+        """Return the results if each request preallocates memory for a whole context: one block of that length."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
         length = config.context_length or max(row.prompt + row.output for row in self._servable())
         places = slots // length
         if not places:
-            raise ConfigurationError("The KV cache does not hold one context.", param="num_blocks")
+            raise ConfigurationError("The KV cache is smaller than one context. Raise num_blocks.", param="num_blocks")
         whole = replace(config, block_size=length, prefix_caching=False)
         return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
 
     def static_tokens_per_s(self) -> tuple[float, float]:
-        """Tokens of answers per second of one node that is never idle: continuous batching, and static batches."""
+        """Return answer tokens per second of a saturated node, with continuous batching and with static batches."""
         at_once = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=self._patient())
         return at_once.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
-        """Batches in order of arrival, each until its longest answer ends. Short prompts are padded to the longest."""
+        """Return tokens per second of batches that last until their longest answer ends, with padded prompts."""
         rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
         seconds = 0.0
         for first in range(0, len(rows), size):
@@ -184,6 +184,6 @@ class Planner:
         return replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
 
 
-def facts(found: FleetFigures) -> dict[str, float | None]:
-    """For JSON."""
-    return asdict(found)
+def facts(figures: FleetFigures) -> dict[str, float | None]:
+    """Return the figures as a dictionary for JSON."""
+    return asdict(figures)

@@ -1,4 +1,4 @@
-"""Nodes in simulated time: the scheduler, the block manager and the output processor that serve, without a model."""
+"""Simulation of nodes: the real scheduler, block manager and output processor in simulated time, without a model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
 from .trace import PlannedRequest
 
-_ANSWER_TOKEN = 2**32 - 1  # of no prompt, and ends nothing
+_ANSWER_TOKEN = 2**32 - 1  # occurs in no prompt and is no end token
 
 
 @dataclass(slots=True)
 class SimulatedAnswer:
-    """The times of one served request, in seconds behind the first arrival."""
+    """The times of one request, in seconds since the first arrival."""
 
     request: PlannedRequest
     first_s: float | None = None
     last_s: float | None = None
-    # It could never be served: longer than the context, or the queue was full.
+    # Whether the request was refused: longer than the context, or the queue was full.
     refused: bool = False
 
     @property
@@ -38,14 +38,14 @@ class SimulatedAnswer:
 
     @property
     def tpot_s(self) -> float:
-        """Per token after the first."""
+        """Seconds per token after the first."""
         if self.first_s is None or self.last_s is None:
             return float("inf")
         return (self.last_s - self.first_s) / max(1, self.request.output - 1)
 
 
 class SimulatedNode:
-    """One node. `kv_waste`: empty slots, of those in blocks that requests hold, over all steps."""
+    """A simulated node. `kv_waste` is the share of empty token slots in blocks held by requests, over all steps."""
 
     def __init__(self, config: EngineConfig, costs: StepTimeModel, num_blocks: int, *, caching: bool = False) -> None:
         self._config, self._costs = config, costs
@@ -99,7 +99,7 @@ class SimulatedNode:
         return served
 
     def run_until(self, time_s: float) -> None:
-        """All steps that begin before."""
+        """Run all steps that begin before `time_s`."""
         while self._now_s < time_s and (batch := self._scheduler.schedule()):
             self._step(batch)
 
@@ -110,7 +110,7 @@ class SimulatedNode:
         self._wasted += self._cache.num_wasted_slots(self._scheduler.running)
         self._allocated += self._cache.pool.num_used * self._cache.block_size
         self._now_s += step_s
-        # A request here has one answer without log-probabilities: of samples nothing but the tokens is asked.
+        # Requests have one answer without log-probabilities, so the samples only need tokens.
         samples: Any = SimpleNamespace(tokens=[_ANSWER_TOKEN] * sum(item.num_samples for item in batch))
         outputs = self._outputs.process(batch, samples)
         self._speculator.observe(batch, step_s)
@@ -124,21 +124,21 @@ class SimulatedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """The simulation of one node."""
+    """The parameters of a simulated node."""
 
     config: EngineConfig
     costs: StepTimeModel
-    # Of the KV cache.
+    # Blocks of the KV cache.
     num_blocks: int
 
 
 def simulate(
     trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
-    """Each request goes to the node with the fewest tokens in flight, as a gateway without a cached prefix does it."""
+    """Simulate a fleet. As in a gateway without cached prefixes, requests go to the node with the fewest tokens."""
     caching = shape.config.prefix_caching and any(request.blocks for request in trace)
     needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
-    num_blocks = min(shape.num_blocks, needed)  # more would only take our memory
+    num_blocks = min(shape.num_blocks, needed)  # more blocks would only waste memory
     fleet = [SimulatedNode(shape.config, shape.costs, num_blocks, caching=caching) for _ in range(nodes)]
     served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):

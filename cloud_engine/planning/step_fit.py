@@ -1,4 +1,4 @@
-"""The costs of a step, fitted to steps that were measured."""
+"""Fitting of a step time model to measured steps."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import numpy as np
 
 from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT, _ROWS = 3, 6  # the column of `context_tokens`, and the first of `StepContent.rows`
-_SMALLEST_CACHE = 9  # as a power of two tokens
-_HELD_UP = 8.0  # times what a step should take
+_CONTEXT, _ROWS = 3, 6  # columns of `context_tokens` and of the first of `StepContent.rows`
+_SMALLEST_CACHE = 9  # log2 of the smallest processor cache to try, in tokens
+_HELD_UP = 8.0  # steps slower than this multiple of the first estimate are outliers
 _ROUNDS = 5
 
 
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
-    """Least squares of relative errors, none of the costs negative, without the steps that something held up.
+    """Fit non-negative costs by least squares of relative errors, ignoring slow outliers.
 
-    Errors are relative to the estimate: relative to what was measured, short steps would count for more than long ones.
+    Errors are relative to the estimate; relative to the measurement, short steps would weigh more than long ones.
     """
     contents = np.zeros((len(steps), _ROWS + MAX_ROW_COSTS))
     for filled, (content, _) in zip(contents, steps, strict=True):
         rows = content.rows()
         filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
-    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # the last rows cost what tokens of prompts do
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # prompt tokens cover the cost of the last rows
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]
     looked_back = contents[:, _CONTEXT]
     sizes = [0.0, *(2.0**power for power in range(_SMALLEST_CACHE, int(looked_back.max()).bit_length()))]
-    return min((_fit(contents, seconds, size) for size in sizes), key=lambda found: found[0])[1]
+    return min((_fit(contents, seconds, size) for size in sizes), key=lambda fitted: fitted[0])[1]
 
 
 def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[float, StepTimeModel]:
-    """With so many tokens in the caches: the squared error, and the costs."""
+    """Return the squared error and the model, if the processor's caches hold `cached` tokens."""
     beyond = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
     columns, scale = np.column_stack([contents, beyond]), seconds
     costs = np.zeros(columns.shape[1])
@@ -42,9 +42,9 @@ def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[floa
         costs = _non_negative(columns, seconds, scale)
         scale = columns @ costs
     sums, rows, uncached = costs[:_ROWS], tuple(map(float, costs[_ROWS:-1])), float(costs[-1])
-    found = StepTimeModel(*map(float, sums), cached_tokens=cached, uncached_tokens=uncached)
-    found = replace(found, rows=rows, largest_batch=int(contents[:, 1].max()))
-    return float(np.square(seconds / scale - 1).sum()), found
+    model = StepTimeModel(*map(float, sums), cached_tokens=cached, uncached_tokens=uncached)
+    model = replace(model, rows=rows, largest_batch=int(contents[:, 1].max()))
+    return float(np.square(seconds / scale - 1).sum()), model
 
 
 def _non_negative(contents: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:

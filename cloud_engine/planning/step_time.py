@@ -1,4 +1,4 @@
-"""The time of an engine's step, by its content: measured, or given."""
+"""A model of an engine's step time by the step's content."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ..engine.types.request_state import ScheduledRequest
 
 _PREFIX, _ROWS = "step_time_", "rows_"
-_MAX_BATCH = 2**16  # requests
-MAX_ROW_COSTS = 9  # up to 512 tokens in a step: beyond, arithmetic takes longer than the weights
+_MAX_BATCH = 2**16  # largest accepted batch, in requests
+MAX_ROW_COSTS = 9  # covers 512 tokens per step; beyond that, arithmetic takes longer than reading the weights
 
 
 class _Report(msgspec.Struct):
-    # By name.
+    # Measurements by name.
     metrics: dict[str, float]
 
 
@@ -31,19 +31,19 @@ prepare_types(_Report)
 
 @dataclass(frozen=True, slots=True)
 class StepContent:
-    """The content of a step."""
+    """The content of a step, in the quantities that determine its time."""
 
-    # One for each step.
+    # Number of steps: 1.
     steps: int
-    # Requests in it.
+    # Requests in the step.
     sequences: int
-    # Tokens beyond one for each request.
+    # Tokens beyond one per request.
     prompt_tokens: int
-    # Tokens that the requests with a single token look back on.
+    # Context tokens of the requests that compute a single token.
     context_tokens: int
-    # Pairs of tokens in the attention of the others.
+    # Attention pairs of tokens in prompt chunks.
     prompt_pairs: int
-    # How many these are.
+    # Number of prompt chunks.
     chunks: int = 0
 
     @staticmethod
@@ -55,7 +55,7 @@ class StepContent:
         return StepContent(1, len(batch), tokens - len(batch), context, pairs, chunks)
 
     def rows(self) -> list[int]:
-        """Tokens of the step: of the first two, of the next two, of the next four, and so on."""
+        """Return the step's tokens split into groups: the first two, the next two, the next four, and so on."""
         tokens = self.sequences + self.prompt_tokens
         starts = (0, *(2**power for power in range(1, MAX_ROW_COSTS)))
         return [min(tokens - start, start or 2) for start in starts if start < tokens]
@@ -63,27 +63,27 @@ class StepContent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """Seconds of a step: a sum over what is in it. The fields are those of `StepContent`."""
+    """A linear model of the seconds of a step. The fields are costs of the fields of `StepContent`."""
 
-    # Seconds for a step, whatever is in it.
+    # Seconds per step, whatever its content.
     steps: float
-    # For a request.
+    # Seconds per request.
     sequences: float
-    # For a token of a prompt.
+    # Seconds per prompt token.
     prompt_tokens: float
-    # For a token that a decode looks back on.
+    # Seconds per context token of a decode.
     context_tokens: float = 0.0
-    # For a pair of tokens in a prompt.
+    # Seconds per attention pair of a prompt chunk.
     prompt_pairs: float = 0.0
-    # For a prompt of which a chunk is read.
+    # Seconds per prompt chunk.
     chunks: float = 0.0
-    # Tokens looked back on that the processor's caches hold.
+    # Context tokens that fit into the processor's caches.
     cached_tokens: float = 0.0
-    # More for each beyond those.
+    # Additional seconds per context token beyond `cached_tokens`.
     uncached_tokens: float = 0.0
-    # More for each token of the step, whose rows share the weights: of the first two, of the next two, four, eight, ...
+    # Additional seconds per token of the step, for the first two tokens, the next two, four, eight and so on.
     rows: tuple[float, ...] = ()
-    # Requests in a step, as far as was measured.
+    # Largest measured number of requests in a step.
     largest_batch: int = 256
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class StepTimeModel:
         are_sizes = 0 <= costs.pop("cached_tokens") < float("inf") and 1 <= costs.pop("largest_batch") <= _MAX_BATCH
         seconds = (*costs.pop("rows"), *costs.values())
         if not are_sizes or not all(0 <= each < 3600 for each in seconds) or not self.steps + self.sequences:
-            raise ConfigurationError("A step must take time: its costs are seconds of at least 0.", param="costs")
+            raise ConfigurationError("Step costs must be at least 0 seconds, and a step must take time.", param="costs")
 
     def seconds(self, content: StepContent) -> float:
         return (
@@ -106,14 +106,14 @@ class StepTimeModel:
         )
 
     def figures(self) -> dict[str, float]:
-        """By the names of `updraft bench engine`."""
+        """Return the costs under their names in `updraft bench engine`."""
         named = asdict(self)
         rows = {f"{_ROWS}{power}": cost for power, cost in enumerate(named.pop("rows"))}
         return {f"{_PREFIX}{name}": value for name, value in (named | rows).items()}
 
 
 def read_costs(path: Path) -> StepTimeModel:
-    """From the file that `updraft bench engine --only steps --json PATH` writes. Raises ConfigurationError."""
+    """Read a file written by `updraft bench engine --only steps --json PATH`. Raises ConfigurationError."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=_Report)
         costs = {name.removeprefix(_PREFIX): cost for name, cost in report.metrics.items() if name.startswith(_PREFIX)}
@@ -122,6 +122,6 @@ def read_costs(path: Path) -> StepTimeModel:
         return StepTimeModel(**{**named, "largest_batch": int(named["largest_batch"])}, rows=rows)
     except (OSError, KeyError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
-            f"{path} holds no times of steps ({error}): `updraft bench engine --only steps --json {path}` writes them.",
+            f"{path} has no step times ({error}). Create it: `updraft bench engine --only steps --json {path}`.",
             param="costs",
         ) from error

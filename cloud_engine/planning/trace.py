@@ -1,4 +1,4 @@
-"""The requests of a plan: when each came, and how long prompt and answer were."""
+"""Traces of requests for a plan: arrival times, and the lengths of prompts and answers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ...protocol.unicode_forms import text_lines
 from ..gateway.ledger.opening import is_url, open_reader
 
 _AZURE_TOKENS = ("ContextTokens", "GeneratedTokens")
-_HASHED_TOKENS = 512  # of Mooncake's blocks
+_HASHED_TOKENS = 512  # tokens per block in Mooncake's traces
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request of a trace."""
+    """A request of a trace."""
 
-    # Seconds behind the first one.
+    # Arrival time, in seconds since the first request.
     arrived_s: float
-    # Tokens of the prompt.
+    # Prompt tokens.
     prompt: int
-    # Tokens of the answer.
+    # Answer tokens.
     output: int
-    # Which blocks of 512 tokens the prompt is made of, where the trace says. Equal ones hold the same text.
+    # Ids of the prompt's blocks of 512 tokens, if the trace has them. Equal ids mean equal text.
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, number: int) -> list[int]:
-        """Token ids, equal to those of another request as far as the text is."""
+        """Return token ids that equal another request's as far as the blocks are equal."""
         if not self.blocks:
             return [number] * self.prompt
         ids = [block * _HASHED_TOKENS + offset for block in self.blocks for offset in range(_HASHED_TOKENS)]
@@ -44,7 +44,7 @@ class PlannedRequest:
 
 
 class _MooncakeRow(msgspec.Struct):
-    # Milliseconds.
+    # Arrival time, in milliseconds.
     timestamp: float
     input_length: _Tokens
     output_length: _Tokens
@@ -52,33 +52,33 @@ class _MooncakeRow(msgspec.Struct):
 
 
 def read_trace(source: str, most: int) -> list[PlannedRequest]:
-    """The first `most` requests of Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger (a file or a URL).
+    """Read the first `most` requests of Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger (a file or a URL).
 
-    Requests without an answer are left out. Raises ConfigurationError.
+    Requests without an answer are skipped. Raises ConfigurationError.
     """
     suffix = "" if is_url(source) else Path(source).suffix
     rows = {".csv": _azure, ".jsonl": _mooncake}.get(suffix, _ledger)(source)
     try:
-        found = list(islice((row for row in rows if row.prompt > 0 and row.output > 0), most))
+        requests = list(islice((row for row in rows if row.prompt > 0 and row.output > 0), most))
     except (OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
-            f"{source} is no trace: {error}. It must be a CSV with TIMESTAMP, ContextTokens and GeneratedTokens, "
+            f"{source} is not a trace: {error}. Use a CSV with TIMESTAMP, ContextTokens and GeneratedTokens, "
             "JSON Lines with timestamp, input_length and output_length, or a gateway's ledger.",
             param="trace",
         ) from error
-    if not found:
-        raise ConfigurationError(f"{source} holds no requests with an answer.", param="trace")
-    found.sort(key=lambda row: row.arrived_s)
-    return [replace(row, arrived_s=row.arrived_s - found[0].arrived_s) for row in found]
+    if not requests:
+        raise ConfigurationError(f"{source} has no requests with an answer.", param="trace")
+    requests.sort(key=lambda row: row.arrived_s)
+    return [replace(row, arrived_s=row.arrived_s - requests[0].arrived_s) for row in requests]
 
 
 def faster(trace: list[PlannedRequest], factor: float) -> list[PlannedRequest]:
-    """The same requests, `factor` times as many in the same time."""
+    """Return the same requests at `factor` times the rate."""
     return [replace(row, arrived_s=row.arrived_s / factor) for row in trace]
 
 
 def sample(trace: list[PlannedRequest], share: float, seed: int = 0) -> list[PlannedRequest]:
-    """Each request with a probability of `share`: those that are left to the cloud."""
+    """Sample each request with probability `share`: the cloud's part of the trace."""
     random = Random(seed)
     return [row for row in trace if random.random() < share]
 
@@ -88,7 +88,7 @@ def _azure(source: str) -> Iterator[PlannedRequest]:
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
             arrived = datetime.fromisoformat(row["TIMESTAMP"])
-            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # no hour of a clock is there twice
+            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC has no repeated hours
             prompt, output = (msgspec.convert(row[name], _Tokens, strict=False) for name in _AZURE_TOKENS)
             yield PlannedRequest(arrived.timestamp(), prompt, output)
 

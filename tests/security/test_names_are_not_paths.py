@@ -239,7 +239,7 @@ def test_a_repository_that_is_also_a_folder_is_refused(here: Path) -> None:
     (here / "cloud.yaml").write_text("models: [{name: m, model: owner/repo}]")
     with pytest.raises(ConfigurationError, match=r"Write \./owner/repo"):
         read_config(here / "cloud.yaml")
-    with pytest.raises(ModelLoadError, match=r"There is no model"):
+    with pytest.raises(ModelLoadError, match=r"not found"):
         find_model("hf:owner")
 
 

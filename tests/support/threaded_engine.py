@@ -32,7 +32,7 @@ class ThreadedEngine(EngineClient, CoreTransport):
         except BaseException as error:  # noqa: BLE001 - whatever it was, everyone waiting must hear of it
             cause = down_report(error).error
             failure = EngineDownError(
-                f"The engine is down ({cause.message}). Another node may take the request; restart this one."
+                f"The engine is down ({cause.message}). Send the request to another node, and restart this one."
             )
             failure.__cause__ = error
             self._call_soon(self._refuse, failure)

@@ -1,1 +1,1 @@
-"""Everything that touches tensors: the model runner, sampling, CUDA graphs, copies between host and device."""
+"""Tensor work of a step: the model runner, sampling, CUDA graphs and host-device copies."""

@@ -1,7 +1,7 @@
-"""Forward passes captured as CUDA graphs: a decoding step is then one launch instead of hundreds.
+"""Forward passes captured as CUDA graphs, so that a decode step is one launch instead of hundreds.
 
-Graphs have fixed sizes. There is one for each of `graph_sizes`, captured at the start, and a step takes the smallest it
-fits; rows and sequences that are left over are padding. Steps with prompts in them run without a graph.
+Graphs have fixed sizes: one for each of `graph_sizes`, captured at startup. A step is padded to the smallest graph
+that holds its rows and sequences. Steps with prompts run without a graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphSize:
-    """A graph for up to `rows` rows of up to `sequences` sequences."""
+    """The capacity of a graph in rows (tokens) and sequences."""
 
     rows: int
     sequences: int
@@ -34,7 +34,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """The size of a step without prompts: sequences, rows of one (a token and its drafts), blocks of one."""
+    """Limits of a step without prompts: sequences, and per sequence the rows (token and drafts) and KV blocks."""
 
     sequences: int
     queries: int
@@ -42,7 +42,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Smallest first. One row each for decoding; half and all of the drafts for verification."""
+    """Return graph sizes, smallest first: one row per sequence for decodes, half or all drafts for verification."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
@@ -52,30 +52,30 @@ def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
 
 
 def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> GraphSize | None:
-    """The smallest that holds them; None if none does. `sizes` are sorted."""
+    """Return the smallest of the sorted `sizes` that holds `rows` and `sequences`, or None."""
     return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
 class Recorder(Protocol):
-    """Keeps work on tensors, to be done again on whatever is in them then."""
+    """Records tensor operations, to replay them on the tensors' later contents."""
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """A callable that repeats what `compute` does."""
+        """Run and record `compute`; return a callable that replays it."""
         ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share their memory, so that one of them is replayed at a time."""
+    """Records CUDA graphs in one shared memory pool; only one of them may be replayed at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream that it is called on
+        self._side = torch.cuda.Stream()  # shared: cuBLAS keeps a workspace per stream
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            compute()  # kernels are compiled and libraries choose theirs before anything is captured
+            compute()  # warm up: kernels must be compiled and chosen before the capture
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -85,7 +85,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A pass that can be repeated, and what it reads: its plan, token ids and positions (rows,) int64."""
+    """A captured pass and its inputs: attention metadata, token ids and positions (rows,) int64."""
 
     replay: Callable[[], None]
     metadata: GraphMetadata
@@ -94,23 +94,23 @@ class _Captured:
 
 
 class StepGraphs:
-    """All graphs of a model. The result of `run` is overwritten by the next run."""
+    """All graphs of a model. Each `run` overwrites the result of the previous one."""
 
     def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
-        """Captures them, the largest first, so that all live in its memory. Takes seconds."""
+        """Capture the graphs, the largest first so that all others fit into its memory. Takes seconds."""
         started = time.perf_counter()
         self._model, self._backend, self._limits = model, backend, limits
         self._device = backend.cache.device
         self._sizes = graph_sizes(limits)
         shape = self._sizes[-1].rows, model.config.vocab_size
-        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # one graph runs at a time
+        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # shared: one graph runs at a time
         self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
     def run(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
-        """Logits of all rows, (rows, vocab) float32; None if no graph fits.
+        """Return the logits of all rows, (rows, vocab) float32, or None if no graph fits.
 
-        `token_ids` (rows,) int64, on the host, or on the device where they may not be computed yet.
+        `token_ids` (rows,) int64 may be on the host, or on the device and still being computed.
         """
         rows = len(token_ids)
         if max((span.length for span in spans), default=0) > self._limits.queries:

@@ -1,4 +1,4 @@
-"""The device that computes: it has to be there, Triton launches on the current one, and a CPU is shared."""
+"""Checks and selects the compute device, and yields CPU threads to other processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..config import EngineConfig
 
 
 def use_device(name: str) -> None:
-    """Check `cpu`, `cuda` or `cuda:1`, and make a CUDA device that has a number the current one of this thread.
+    """Check a device name such as `cpu`, `cuda` or `cuda:1`; make `cuda:N` the current device of this thread.
 
-    Raises ConfigurationError for anything else, and for a device that is not there.
+    Raises ConfigurationError if the name is invalid or the device is not available.
     """
     if name == "cpu":
         return
@@ -23,13 +23,13 @@ def use_device(name: str) -> None:
     if numbered is None:
         raise ConfigurationError(f"device must be cpu, cuda or cuda:NUMBER, got {name!r}.", param="device")
     if not torch.cuda.is_available():
-        raise ConfigurationError("device: torch sees no CUDA device here. Use --device cpu.", param="device")
+        raise ConfigurationError("device: torch finds no CUDA device here. Use --device cpu.", param="device")
     index = numbered.group(1)
     if index is None:
         return
     if int(index) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise ConfigurationError(f"device: there is no {name}, torch sees {count}, counted from 0.", param="device")
+        raise ConfigurationError(f"device: {name} not found; torch sees {count} devices, from 0.", param="device")
     torch.cuda.set_device(int(index))
 
 

@@ -1,4 +1,4 @@
-"""Between host and device, with neither waiting for the other: copies from and to pinned memory."""
+"""Asynchronous copies between host and device through pinned memory."""
 
 # torch leaves `tolist` untyped
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def to_device(staged: Tensor, device: torch.device) -> Tensor:
-    """`staged`, made on the host for this, on `device`; or what it is, if it is there already."""
+    """Copy `staged` from the host to `device` without waiting; return it unchanged if no copy is needed."""
     return staged if staged.is_cuda or device.type == "cpu" else staged.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:
-    """Of `values` as they are once everything that was launched before is done; nothing behind that is waited for."""
+    """A host copy of `values`, taken after all work launched so far. Reading it does not wait for later work."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._done = values, None
@@ -28,7 +28,7 @@ class HostCopy:
             self._done.record()
 
     def tolist(self) -> list[Any]:
-        """Numbers, nested as the tensor's dimensions are. Waits for the copy."""
+        """Return the values as nested lists. Waits for the copy."""
         if self._done is not None:
             self._done.synchronize()
         return self._values.tolist()

@@ -1,4 +1,4 @@
-"""Runs a model once over a ragged batch: any mix of prefill chunks, decodes and drafts, one row per token."""
+"""The model runner: one forward pass over any mix of prefill chunks, decodes and drafts, one row per token."""
 
 # torch leaves `from_numpy` untyped
 # pyright: reportUnknownMemberType=false
@@ -37,22 +37,22 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence."""
+    """Consecutive tokens of one sequence to compute in a pass."""
 
     token_ids: Sequence[int]
-    # The position of the first.
+    # Position of the first token.
     start: int
     block_table: Sequence[int]
-    # Logits are wanted of so many of the last tokens.
+    # Number of tokens, counted from the end, to return logits for.
     num_logits: int
-    # Takes in the hidden states of all tokens.
+    # Pool that receives the hidden states of all tokens.
     pool: MeanPool | None = None
 
 
 class Runner:
-    """A model with its paged KV cache, which belongs to the attention backend.
+    """A model with its paged KV cache, which the attention backend owns.
 
-    The model's weights are rearranged for the CPU in place (`pack_linears`).
+    On a CPU, the model's weights are repacked in place (`pack_linears`).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Runner:
         batch_invariant: bool = False,
         attention_backend: AttentionChoice = "auto",
     ) -> None:
-        """Raises ConfigurationError if the backend cannot serve the model, or `batch_invariant` cannot be had."""
+        """Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
@@ -76,9 +76,9 @@ class Runner:
         self._compiled: CompiledDecoder | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
-            load()  # norms and gates are in C, too: better compiled now than in the first step
+            load()  # compile the C kernels of norms and gates now rather than in the first step
             self._compiled = compile_decoder(model) if self._backend.name == "native" else None
-            _LOG.info("layers: %s", "one call of C for all" if self._compiled else "one kernel after the other")
+            _LOG.info("layers: %s", "all in one C call" if self._compiled else "one kernel call at a time")
 
     @property
     def block_size(self) -> int:
@@ -86,7 +86,7 @@ class Runner:
 
     @property
     def num_slots(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Capacity of the KV cache in tokens."""
         return self._backend.cache.shape[1] * self._block_size
 
     @property
@@ -94,13 +94,13 @@ class Runner:
         return self._backend.name
 
     def capture(self, limits: GraphLimits) -> None:
-        """Capture steps without prompts as CUDA graphs, where attention can be: a matter of seconds."""
+        """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
         if isinstance(self._backend, TritonBackend):
             self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute all chunks, store their keys and values, return logits (sum of num_logits, vocab) float32."""
+        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
         wanted = _wanted_rows(chunks)
@@ -114,23 +114,23 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the device computes while the host goes on, so that it pays to launch a step before the one in front
-        of it has been read."""
+        """Whether the device computes asynchronously, so that launching a step before reading the previous one saves
+        time."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
     def run_ahead(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
-        """Logits (spans, vocab) float32 behind one token each: `token_ids` (spans,) int64, which may be on the device,
-        and not computed yet."""
+        """Compute one token per span and return logits (spans, vocab) float32. `token_ids` (spans,) int64 may be on the
+        device and still being computed."""
         logits = self._replayed(spans, token_ids)
         return self.model.logits(self._hidden(spans, token_ids)[: len(spans)]) if logits is None else logits
 
     def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
-        """Logits of all rows, where a graph has been captured for as many."""
+        """Return the logits of all rows from a captured graph, or None if no graph fits."""
         return None if self._graphs is None else self._graphs.run(spans, token_ids)
 
     def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
-        """(rows, hidden_size) of all rows, padding behind them included."""
+        """Return the hidden states (rows, hidden_size), including padding rows at the end."""
         num_rows = max(len(token_ids), self._least_rows)
         batch = RaggedBatch.of(spans, num_rows, self._block_size)
         positions = torch.from_numpy(batch.positions().clip(0))
@@ -143,23 +143,22 @@ class Runner:
 
     @property
     def can_extend(self) -> bool:
-        """Whether `extend` is faster than one pass after the other, each waited for."""
+        """Whether `extend` is faster than separate passes with a wait after each."""
         return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()
     def extend(
         self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
     ) -> list[list[int]]:
-        """A pass for each row of the longest of `spans`, waited for once: what was sampled in one is computed in the
-        next. Begins with the tokens `first`, which may not be computed yet where it `runs_ahead`, and returns those
-        that were sampled, as many as each span is long; none may be longer than the one before it. `rows`: how to
-        sample in the first pass, all plain ones.
-        """
+        """Run several decode passes and wait once: each pass computes the tokens sampled in the pass before.
+
+        The first pass computes `first`, which may still be in flight if the runner `runs_ahead`, and samples by `rows`,
+        which must be plain. Returns as many tokens per span as it is long; `spans` must be sorted longest first."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self._block_size)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
-            assert isinstance(attention, NativeAttention), "only attention in C is compiled for"
+            assert isinstance(attention, NativeAttention), "compiled layers need the native attention backend"
             return self._compiled.continued([int(token) for token in first], passes, attention, sampling)
         return self._extend_on_device(first, passes, sampling)
 
@@ -186,7 +185,7 @@ class Runner:
         return to_device(staged, self._device)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
+        """Copy (source, target) blocks in all layers; all sources are read before any target is written."""
         sources, targets = (self._on_device(torch.tensor(blocks)) for blocks in zip(*copies, strict=True))
         cache = self._backend.cache
         cache[:, targets] = cache[:, sources]
@@ -201,7 +200,7 @@ def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
 
 
 def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """Those that logits are asked of."""
+    """Return the indices of the rows whose logits are requested."""
     rows: list[int] = []
     end = 0
     for chunk in chunks:
@@ -211,7 +210,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
-    """Of an engine's steps without prompts, with at most `num_drafts` draft tokens for a sequence; None: no graphs."""
+    """Return the limits of steps without prompts and with at most `num_drafts` drafts per sequence; None: no graphs."""
     if not config.cuda_graphs:
         return None
     return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens, chunk by chunk: never more logits at once than a step computes."""
+"""Log-probabilities of prompt tokens, computed chunk by chunk so that only one step's logits are held at a time."""
 
 # torch leaves `Tensor.tolist` untyped
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,9 +17,9 @@ from .sampler import log_probabilities
 
 
 def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
-    """Note in each request's state what its rows of `logits` (rows, vocab) say about its prompt.
+    """Append the prompt scores found in `logits` (rows, vocab) to each request's state.
 
-    Returns the rows that are left, which are those to sample.
+    Returns the remaining rows, from which tokens are sampled.
     """
     if not any(item.num_prompt_scores for item in batch):
         return logits
@@ -36,9 +36,9 @@ def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
 
 
 def _scores(item: ScheduledRequest, logits: Tensor) -> list[PromptLogprob]:
-    """Of the prompt tokens after those that are scored already."""
+    """Score the next prompt tokens that have no score yet."""
     state = item.state
-    begin = len(state.prompt_logprobs) + 1  # nothing is said about the first
+    begin = len(state.prompt_logprobs) + 1  # the first token has no score
     tokens = state.token_ids[begin : begin + len(logits)]
     scores = log_probabilities(logits, tokens, state.request.params.prompt_logprobs or 0)
     chosen = logits.gather(1, to_device(torch.tensor(tokens), logits.device)[:, None])

@@ -1,11 +1,11 @@
-"""From logits to tokens.
+"""Sampling of tokens and log-probabilities from logits.
 
 Sampling is Gumbel-max: argmax(logits / temperature + noise) draws from softmax(logits / temperature). The noise of a
-token depends on the request's seed, the token's position and its id, and on nothing else. So a seed gives the same
-tokens whatever else is in the batch, and a draft token can be verified by asking whether it is the very token that
-would have been sampled: the output with a draft is then the output without one, not only equal in distribution.
+token depends only on the request's seed, the token's position and its id. So a seed gives the same tokens whatever
+else is in the batch. A draft token is accepted exactly if it is the token that would have been sampled: the output
+with a draft equals the output without one, not only in distribution.
 
-Here the options of all rows become columns, which go to the device in one copy. `kernels/sampling` does the rest.
+This module packs the options of all rows into columns that one copy sends to the device; `kernels/sampling` samples.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -33,17 +33,17 @@ from .host_device_copy import HostCopy, to_device
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The result of `sample_on_device`, waited for."""
+    """Sample one token per row (`sample_on_device`) and wait for the result."""
     return sample_on_device(logits, rows).tolist()
 
 
 def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """One token per row of `logits` (rows, vocab) float32, which stay as they are: (rows,) int64, where the logits are.
+    """Sample one token per row of `logits` (rows, vocab) float32, into (rows,) int64 on the same device.
 
-    Rows at temperature 0 are argmax. Waits for nothing.
+    Rows at temperature 0 take the argmax. Does not modify `logits` and does not wait for the device.
     """
     edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
-    if edits:  # of tokens that a mask forbids they change nothing: it may come after them
+    if edits:  # the mask is applied later, which is fine: editing a masked token has no effect
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
     if not logits.is_cuda and all(row.params.temperature < MIN_TEMPERATURE and row.mask is None for row in rows):
@@ -52,7 +52,7 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Raw log-probability of each row's chosen token and of its `num_top` likeliest ones. Waits for the device once."""
+    """Return raw log-probabilities of each row's chosen token and `num_top` top tokens. Waits for the device once."""
     num_top = min(num_top, logits.shape[1])
     columns = _scores(logits, to_device(torch.tensor(chosen), logits.device), num_top)
     return [
@@ -62,10 +62,10 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
 
 
 def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
-    """(rows, 1 + 2 * num_top) float64, so that one copy brings all: of the chosen token, ids of the top, and theirs."""
+    """Return (rows, 1 + 2 * num_top) float64 for one copy: the chosen token's score, the top ids, the top scores."""
     if logits.is_cuda and num_top <= MAX_TOP_LOGPROBS:
         picked, values, ids = top_log_probabilities(logits, chosen, num_top)
-    else:  # the likeliest are looked for, not sorted out of the whole vocabulary
+    else:  # top-k avoids sorting the whole vocabulary
         logprobs = logits.log_softmax(dim=-1)
         values, ids = stable_topk(logprobs, num_top)
         picked = logprobs.gather(1, chosen[:, None]).flatten()
@@ -73,7 +73,7 @@ def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
 
 
 def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
-    """In columns on `device`, all but the edits."""
+    """Pack the sampling options of all rows, except logit edits, into columns on `device`."""
     params = [row.params for row in rows]
     staged, columns = _columns(7, len(rows), np.int64)
     columns[0] = _bits([one.temperature for one in params])
@@ -104,8 +104,8 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
 
 
 def _columns(number: int, length: int, dtype: type[np.generic]) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """A tensor to be sent, and in it `number` columns of `length`, each of which begins at a multiple of 16 bytes:
-    Triton would compile a kernel anew for a column that does not."""
+    """Return a host tensor and views of its `number` columns of `length`, each aligned to 16 bytes: Triton compiles a
+    separate kernel for unaligned columns."""
     aligned = 16 // np.dtype(dtype).itemsize
     whole = np.zeros((number, -(-length // aligned) * aligned), dtype=dtype)
     return torch.from_numpy(whole), whole[:, :length]
@@ -126,7 +126,7 @@ def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) ->
 
 
 def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:
-    """The edits of all rows, each with the index of its row."""
+    """Flatten the edits of all rows, each with its row index."""
     indices = np.repeat([index for index, _ in edits], [len(edit.token_ids) for _, edit in edits])
     staged, columns = _columns(4, len(indices), np.int32)
     columns[0] = indices

@@ -1,4 +1,4 @@
-"""A model with what serving it needs besides its weights: a name, a tokenizer, and its authors' defaults."""
+"""A model with its name, tokenizer and default sampling parameters, and the weights of a draft model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`eos_ids` are the tokens that end an answer; `sampling` holds where requests say nothing."""
+    """The served model. `eos_ids` end an answer; `sampling` has the defaults for requests that set no value."""
 
     weights: Decoder
     model_id: str = "model"
@@ -36,28 +36,28 @@ class ServedModel:
         """Load a Hugging Face style folder. Raises ModelLoadError naming what is missing, damaged or unsupported."""
         if folder.is_file():
             raise ModelLoadError(
-                f"{folder}: a single file can be the draft, but the served model needs a folder with its tokenizer."
+                f"{folder} is a file. The served model needs a folder with its tokenizer; only a draft may be a file."
             )
         weights = load_weights(folder, config, progress)
         tokenizer = Tokenizer.from_folder(folder)
         if tokenizer.vocab_size > weights.config.vocab_size:
             raise ConfigurationError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
-                f"{weights.config.vocab_size}: these files do not belong together."
+                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
+                f"{weights.config.vocab_size}. Use the tokenizer that belongs to the model."
             )
         return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, folder_sampling(folder))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """A draft model; `vocabulary` maps its tokens to their ids, None where its files do not tell."""
+    """A draft model. `vocabulary` maps tokens to ids; None if its files contain no tokenizer."""
 
     weights: Decoder
     vocabulary: Mapping[str, int] | None = None
 
     @classmethod
     def from_path(cls, path: Path, config: EngineConfig) -> DraftWeights:
-        """A Hugging Face style folder or a GGUF file. Raises ModelLoadError."""
+        """Load a Hugging Face style folder or a GGUF file. Raises ModelLoadError."""
         weights = load_weights(path, config)
         if path.suffix == ".gguf":
             return cls(weights, gguf_vocabulary(path))
@@ -66,5 +66,5 @@ class DraftWeights:
 
 
 def load_weights(path: Path, config: EngineConfig, progress: Progress | None = None) -> Decoder:
-    """A folder or a GGUF file, in the engine's dtype and on its device. Raises ModelLoadError."""
+    """Load weights from a folder or a GGUF file, in the engine's dtype and on its device. Raises ModelLoadError."""
     return load_model(path, dtype=_DTYPES[config.dtype], device=config.device, progress=progress)

@@ -62,10 +62,7 @@ class LaunchedStep:
 
 
 class StepResult:
-    """The tokens of a step, and the logits that are asked for. Waits for `launched`.
-
-    Log-probabilities are looked up once, for all rows that report them together.
-    """
+    """The tokens of `launched`, which this waits for. Log-probabilities are computed lazily, for all rows at once."""
 
     def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()
@@ -77,7 +74,7 @@ class StepResult:
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a branch has its own
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a fork's own token
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()
@@ -90,7 +87,7 @@ class StepResult:
     @property
     def _all_logits(self) -> Tensor:
         logits = self._launched.logits
-        assert logits is not None, "plain decodes ask for no logits"
+        assert logits is not None, "a step launched ahead keeps no logits"
         return logits
 
     def _look_up(self) -> dict[int, TokenLogprob]:

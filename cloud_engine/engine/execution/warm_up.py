@@ -1,7 +1,7 @@
-"""Compile and capture what steps on a GPU need before the first request, and report it.
+"""Warm-up on a GPU: compile kernels and capture CUDA graphs before the first request.
 
-Triton compiles a kernel when it is first launched, for seconds in which everybody would wait. What it compiled is kept
-on disk, so that the next start is short.
+Triton compiles a kernel at its first launch, which would delay all requests by seconds. Compiled kernels are cached
+on disk, so later starts are fast.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .model_runner import Chunk, Runner
 from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
-_MAX_ROWS = 512  # to sample: with more, what is left are two sizes that compile in a moment
-_MAX_QUERIES = 128  # of a sequence: with more, attention is launched as with so many
-_REPORTED = (0, 20)  # likeliest tokens beside the chosen one
+_MAX_ROWS = 512  # rows to sample in the warm-up; the two kernel sizes for more rows compile quickly
+_MAX_QUERIES = 128  # tokens per sequence; attention launches do not differ above this
+_REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 
 
 def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) -> None:
-    """Capture steps within `limits`, and launch once what else there is; does nothing on a CPU.
+    """Capture CUDA graphs within `limits` and launch all other kernels once. Does nothing on a CPU.
 
-    To be called while the KV cache is empty: it is written to.
+    Call this while the KV cache is empty, because the warm-up overwrites it.
     """
     if not runner.runs_ahead:
         return
@@ -46,24 +46,24 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
         _sample(passes[-1].repeat(number, 1))
     new, seconds = _entries(cache) - before, time.perf_counter() - started
-    _LOG.info("ready in %.1f s: %d kernels compiled, kept in %s", seconds, new, cache)
+    _LOG.info("warm-up took %.1f s: %d kernels compiled, cached in %s", seconds, new, cache)
 
 
 def prompt_lengths(most: int) -> list[int]:
-    """Tokens of a prompt for each way to launch attention: powers of two, as far as there are tiles of their own."""
+    """Return prompt lengths that cover every attention launch: powers of two up to the largest tile."""
     return [1 << power for power in range(_MAX_QUERIES.bit_length()) if 1 << power <= most]
 
 
 def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
-    """Of up to `most` rows to sample, one number for each size of kernel that a row's programs are put together by."""
-    found: dict[int, int] = {}
+    """Return row counts up to `most` that cover every size of the kernel that combines a row's programs."""
+    counts: dict[int, int] = {}
     for rows in range(1, min(most, _MAX_ROWS) + 1):
-        found.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)
-    return list(found.values())
+        counts.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)
+    return list(counts.values())
 
 
 def _sample(logits: Tensor) -> None:
-    """In each way there is, and as many likeliest tokens as may be asked for."""
+    """Launch every sampling variant, and log-probabilities with and without top tokens."""
     number, vocabulary = logits.shape
     for row in _rows(vocabulary):
         sample(logits, [row] * number)
@@ -76,7 +76,7 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 
 
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
-    """One for each way to sample: alone, cut in each way and in several, with a grammar, with a bias."""
+    """Yield one row per sampling variant: plain, each truncation and all of them, with a grammar, with a bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
     in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)
@@ -88,5 +88,4 @@ def _rows(vocabulary: int) -> Iterator[SamplingRow]:
 
 
 def _entries(cache: Path) -> int:
-    """Kernels that are kept."""
     return sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0

@@ -1,1 +1,1 @@
-"""The paged KV cache: blocks, block tables, the prefix cache, and how many blocks there are."""
+"""The paged KV cache: blocks, block tables, the prefix cache and its sizing."""

@@ -1,19 +1,18 @@
-"""The owners of KV blocks: reference counts, and finished blocks kept for reuse until their room is needed."""
+"""The pool of KV blocks: reference counts, and released blocks cached for reuse until they are evicted."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Stands in a block table where the block behind every window was, so that the others keep their places.
+#: Placeholder in a block table for a released block outside every attention window; it keeps the other indices valid.
 NO_BLOCK = -1
 
 
 class BlockPool:
     """Fixed-size blocks numbered 0 to `num_blocks - 1`. Every operation is O(1).
 
-    A block with references is in use. A free block may still be *cached*: registered under the hash of its content, or
-    under a number that stands in for it, found again by `lookup`, and evicted, least recently released first, when
-    `allocate` needs it.
+    A block with references is in use. A free block may still be *cached*: registered under the hash of its content or a
+    placeholder number, and returned by `lookup` until `allocate` evicts it, least recently released first.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -35,36 +34,36 @@ class BlockPool:
         return self._references[block]
 
     def allocate(self) -> int:
-        """A block for exclusive use. The caller checks `num_free` first; an empty pool raises KeyError."""
+        """Return a block for exclusive use. Check `num_free` first: raises KeyError if the pool is empty."""
         block, _ = self._free.popitem(last=False)
         self.forget(block)
         self._references[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        """Take one more reference on a block found by `lookup`; its content must not be written any more."""
+        """Add a reference to a block found by `lookup`, whose content must no longer be written."""
         if self._references[block] == 0:
             del self._free[block]
         self._references[block] += 1
 
     def release(self, block: int) -> None:
-        """Give one reference back. Raises ValueError on a block nobody holds."""
+        """Drop one reference. Raises ValueError if the block has none."""
         if self._references[block] == 0:
-            raise ValueError(f"block {block} is released more often than it was taken")
+            raise ValueError(f"block {block} was released more often than it was acquired")
         self._references[block] -= 1
         if self._references[block] == 0:
             self._free[block] = None
             if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)  # nothing worth keeping: reuse it first
+                self._free.move_to_end(block, last=False)  # not cached: reuse this block first
 
     def register(self, block: int, content_hash: bytes | int) -> None:
-        """Make a full block findable, unless it is. The first block with a content wins; later twins stay private."""
+        """Register a full block for `lookup`. Does nothing if the block or another with this content is registered."""
         if content_hash not in self._cached and self._hash_of[block] is None:
             self._cached[content_hash] = block
             self._hash_of[block] = content_hash
 
     def forget(self, block: int) -> None:
-        """Let nobody find a block any more, because its content changes."""
+        """Unregister a block whose content is about to change."""
         content_hash = self._hash_of[block]
         if content_hash is not None:
             del self._cached[content_hash]

@@ -1,4 +1,4 @@
-"""The shape of a model's KV cache, and what a block of it takes."""
+"""The shape of a model's KV cache, and the size of a block in bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:
-    """Memory of one KV block over all layers."""
+    """Return the bytes of one KV block over all layers."""
     config = model.config
     elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
     return elements * model.embed_tokens.weight.element_size()

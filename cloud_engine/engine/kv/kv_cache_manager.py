@@ -1,4 +1,4 @@
-"""Block tables: which blocks hold a request's keys and values, and which it can take over from earlier requests."""
+"""Block tables: the blocks that hold a request's keys and values, some of them shared with earlier requests."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tokens that a model looks back which has a sliding window in every layer."""
+    """The reach of a model that has a sliding attention window in every layer."""
 
-    # The widest window, the query's own token included.
+    # Widest window in tokens, including the query's own.
     num_tokens: int
-    # The most tokens that a step computes.
+    # Most tokens that a step computes.
     max_chunk: int
 
 
 def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
-    """Blocks that a request which grows to this many tokens ever holds at once."""
+    """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
     if window is None:
         return -(-num_tokens // block_size)
     in_reach = window.num_tokens - 1 + window.max_chunk
-    # One block more, as the window may begin inside a block.
+    # One extra block, because the window may begin inside a block.
     return min(-(-num_tokens // block_size), -(-in_reach // block_size) + 1)
 
 
 class KVCacheManager:
-    """Hands blocks to requests. Knows nothing of tensors; the runner turns block tables into memory.
+    """Assigns blocks to requests. Works on block numbers only; the runner maps block tables to memory.
 
-    Full blocks are found again by the prefix that ends in them (`PrefixCache`), and need not be computed again.
+    Full blocks are found again by the prefix that ends in them (`PrefixCache`), which saves computing them again.
 
-    Under a `window` a request gives back the blocks that none of its queries will see again, and takes blocks chunk by
-    chunk instead of all at the start: however long it is, it never holds more than window and chunk need. One layer
-    without a window is enough for all blocks to be needed to the end, because all layers share one block table.
+    With a `window`, a request takes blocks chunk by chunk and releases those that no later query sees, so it never
+    holds more than window and chunk need. All layers share one block table, so a single layer without a window
+    requires all blocks to the end.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
         self._window = window
-        self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
-        self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
+        self._drafted: set[int] = set()  # registered blocks that the draft model has filled too
+        self._copies: dict[int, int] = {}  # target block -> source block
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def most_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a request which grows to this many tokens ever holds at once."""
+        """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
         return most_blocks(num_tokens, self.block_size, self._window)
 
     def admit(self, state: RequestState) -> bool:
-        """Give a request blocks for its known tokens, cached ones first, or nothing at all.
+        """Assign blocks for the known tokens of a request, cached blocks first; assign none and return False if short.
 
-        For all of them, or for the first chunk of them where there is a window; there must be room for what they will
-        hold at most. On success `num_computed_tokens` covers the cached prefix. The last known token is always computed
-        anew: its logits are needed.
+        With a window, only the first chunk gets blocks, but the pool must have room for the most that the request will
+        hold. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
+        logits are needed.
         """
         cached = self._cached_prefix(state)
         if not self._has_room(state, cached):
@@ -80,9 +80,9 @@ class KVCacheManager:
         return True
 
     def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
-        """Whether `admit` would succeed for all if those `without` whom had given their blocks back.
+        """Whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
 
-        Of several it is supposed that they share nothing.
+        Several states are assumed to share no blocks.
         """
         released = Counter(block for other in without for block in _held(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
@@ -99,7 +99,7 @@ class KVCacheManager:
         return self._missing(state, cached) + revived <= self.pool.num_free
 
     def _missing(self, state: RequestState, cached: list[int]) -> int:
-        """Blocks that it needs beside the `cached` ones."""
+        """Return the number of blocks that the request needs in addition to the `cached` ones."""
         to_start = self._blocks_to_start(state, cached) - len(cached)
         return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _held(cached)))
 
@@ -110,10 +110,10 @@ class KVCacheManager:
         return self.blocks_for(min(known, len(cached) * self.block_size + self._window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens`, or change nothing and say False.
+        """Extend the block table to hold `num_tokens`; change nothing and return False if the pool has too few blocks.
 
-        A block that is about to be written but is shared with a fork is replaced by a copy first. One that a fork has
-        filled and left is no longer found by what the fork wrote.
+        A block that is about to be written is first replaced by a copy if a fork shares it; otherwise it is removed
+        from the prefix cache, where a fork that has ended may have registered it.
         """
         if num_tokens <= state.num_own_slots:
             return True
@@ -136,7 +136,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Give `child` the blocks of what it has in common with `parent`, its computed tokens; nothing is copied."""
+        """Share the blocks of the computed tokens of `child` with `parent`, without copying."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)
@@ -148,19 +148,19 @@ class KVCacheManager:
         child.num_drafted_blocks = min(parent.num_drafted_blocks, full)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """(source, target) blocks to copy before the next pass; all sources are to be read before any is written."""
+        """Return and clear the (source, target) blocks to copy before the next pass; read all sources first."""
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
         return copies
 
     def trim(self, state: RequestState) -> None:
-        """Give back blocks beyond the known tokens, left over from refuted drafts."""
+        """Release blocks beyond the known tokens, left over from rejected drafts."""
         for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
             self.pool.release(state.block_table.pop())
             state.num_own_slots = min(state.num_own_slots, len(state.block_table) * self.block_size)
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
-        """Give back blocks that lie wholly behind the window of the next query. Those registered stay findable."""
+        """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
         if self._window is not None:
             for state in states:
                 self._release_out_of_reach(state)
@@ -173,7 +173,7 @@ class KVCacheManager:
             index -= 1
 
     def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
-        """Token slots in the blocks of `states` that hold nothing yet; those of a shared block count once."""
+        """Return the number of empty token slots in the blocks of `states`; shared blocks count once."""
         own, shared = 0, dict[int, int]()
         for state in states:
             if state.num_own_slots:
@@ -185,7 +185,7 @@ class KVCacheManager:
         return own + sum(shared.values())
 
     def register(self, state: RequestState) -> None:
-        """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
+        """Register newly filled blocks with the prefix cache, and record which of them the draft model filled too."""
         if self._prefixes is None or not state.request.uses_prefix_cache:
             return
         full = state.num_computed_tokens // self.block_size
@@ -198,7 +198,7 @@ class KVCacheManager:
             state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
-        """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
+        """Release all blocks, last ones first, so that a prefix stays cached longer than its continuations."""
         for block in _held(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)
@@ -207,7 +207,7 @@ class KVCacheManager:
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
 
     def _oldest_in_reach(self, position: int) -> int:
-        """The index in a block table of the first block that a query at `position`, or any later one, can see."""
+        """Return the block table index of the first block that a query at `position` or later can see."""
         if self._window is None:
             return 0
         return max(0, position - self._window.num_tokens + 1) // self.block_size
@@ -220,7 +220,7 @@ class KVCacheManager:
         return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
-        """The blocks of the longest cached prefix: of those that the next query can see, all must be there."""
+        """Return the blocks of the longest cached prefix that has every block within reach of the next query."""
         if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size
@@ -228,13 +228,13 @@ class KVCacheManager:
             return self._prefix_in_reach(self._prefixes.each(state.prefix, state.token_ids, end))
         return self._prefixes.leading(state.prefix, state.token_ids, end)
 
-    def _prefix_in_reach(self, found: list[int | None]) -> list[int]:
-        """Under a window, the longest prefix whose end has all blocks that the next query sees."""
-        end = index = len(found)
+    def _prefix_in_reach(self, cached: list[int | None]) -> list[int]:
+        """Return the longest prefix whose blocks within the window of the next query are all cached."""
+        end = index = len(cached)
         blocks: list[int] = []  # from `index` to `end`
         while index > self._oldest_in_reach(end * self.block_size):
             index -= 1
-            block = found[index]
+            block = cached[index]
             if block is None:
                 end, blocks = index, []
             else:

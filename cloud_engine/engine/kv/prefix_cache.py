@@ -1,4 +1,4 @@
-"""The blocks that hold prefixes, so that later requests need not compute them again; hashed when somebody asks."""
+"""The prefix cache: finds computed blocks of earlier requests by their prefix, hashing lazily."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from .block_pool import NO_BLOCK, BlockPool
 class PrefixCache:
     """Finds blocks by the prefix that ends in them.
 
-    A request whose first block nobody else begins with is *alone*: only that block is hashed, and those behind it are
-    kept in the pool under stand-ins, until somebody comes with the same first block. So what nobody shares costs next
-    to nothing. `gaps`: first blocks may be gone before those behind them, as under a window; then nobody is alone.
+    A request is *alone* while no other request has the same first block. Then only its first block is hashed, and the
+    later ones are registered under placeholder keys until another request shares the first block, so unshared prefixes
+    cost next to nothing. With `gaps`, first blocks may be gone before later ones (sliding window): all are hashed.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, gaps: bool) -> None:
         self._pool = pool
         self._block_size = block_size
         self._gaps = gaps
-        self._alone: dict[int, PrefixHashes] = {}  # by first block
+        self._alone: dict[int, PrefixHashes] = {}  # first block -> prefix
         self._keys = count()
 
     def leading(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """The cached ones of the first `num_blocks` blocks, up to the first that is missing."""
+        """Return the cached blocks among the first `num_blocks`, up to the first that is missing."""
         blocks: list[int] = []
         if num_blocks > 0 and self._first_block(prefix, token_ids) is not None:
-            for found in self.each(prefix, token_ids, num_blocks):
-                if found is None:
+            for block in self.each(prefix, token_ids, num_blocks):
+                if block is None:
                     break
-                blocks.append(found)
+                blocks.append(block)
         return blocks
 
     def each(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int | None]:
-        """The place in the cache of each of the first `num_blocks` blocks, if it has one."""
+        """Look up each of the first `num_blocks` blocks; None for blocks that are not cached."""
         prefix.extend(token_ids, num_blocks, self._block_size)
         return [self._pool.lookup(content_hash) for content_hash in prefix.hashes[:num_blocks]]
 
     def register(
         self, prefix: PrefixHashes, token_ids: Sequence[int], block_table: Sequence[int], start: int, end: int
     ) -> None:
-        """Make `block_table[start:end]` findable, all of them full. `token_ids` may grow, but nothing in it changes."""
+        """Register the full blocks `block_table[start:end]`. `token_ids` may grow, but must not change otherwise."""
         if start == 0 and not self._gaps and self._first_block(prefix, token_ids) is None:
             self._pool.register(block_table[0], prefix.hashes[0])
             self._alone[block_table[0]] = prefix
@@ -60,7 +60,7 @@ class PrefixCache:
                 self._pool.register(block_table[index], prefix.hashes[index])
 
     def share(self, first_block: int) -> None:
-        """Others may begin with this block from now on: whoever was alone with it gives its blocks their hashes."""
+        """Replace the placeholder keys of the request that was alone with this first block by hashes."""
         prefix = self._alone.pop(first_block, None)
         if prefix is None or prefix.unhashed is None:
             return
@@ -74,18 +74,18 @@ class PrefixCache:
                 self._pool.register(block, content_hash)
 
     def forget(self, block: int) -> None:
-        """Let nobody find a block any more, because its content changes."""
+        """Unregister a block whose content is about to change."""
         self._pool.forget(block)
         self.evicted(block)
 
     def evicted(self, block: int) -> None:
-        """The pool has forgotten a block to give it to somebody else."""
+        """Drop the record of a block that the pool has evicted."""
         prefix = self._alone.pop(block, None)
         if prefix is not None:
-            prefix.unhashed = None  # out of reach now, and the first to be evicted
+            prefix.unhashed = None  # without the first block, later ones are unreachable
 
     def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
-        """The place of the first block in the cache, if it has one."""
+        """Return the cached first block of `prefix`, or None; a hit ends the other request's being alone."""
         if not prefix.hashes:
             prefix.extend(token_ids, 1, self._block_size)
         block = self._pool.lookup(prefix.hashes[0])

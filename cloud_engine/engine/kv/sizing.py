@@ -1,4 +1,4 @@
-"""The length of a sequence and the number of KV blocks: as the operator says, else as memory allows."""
+"""The context length and the number of KV blocks: as configured, else as memory allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # the rest is for what a step computes, and for graphs
+_DEVICE_CACHE_SHARE = 0.8  # of free GPU memory; the rest is for activations and CUDA graphs
 _LOG = logging.getLogger(__name__)
 
 
@@ -23,26 +23,26 @@ _LOG = logging.getLogger(__name__)
 class Sizes:
     """The size of a KV cache."""
 
-    # Tokens of prompt and answer together.
+    # Most tokens of prompt and answer together.
     context_length: int
-    # Enough for at least one full context.
+    # KV blocks, enough for at least one full context.
     num_blocks: int
-    # The widest of all models that share the block tables; None if one of them looks back to the start.
+    # Widest window of the models that share the block tables; None if any of them attends to the whole sequence.
     window: Window | None
 
     @classmethod
     def of(cls, models: Sequence[Decoder], config: EngineConfig) -> Sizes:
-        """For the target, first of `models`, and its draft model, if it has one.
+        """Compute the sizes for `models`: the target and, if there is one, its draft model.
 
-        Blocks for a full batch at full context, as far as memory goes. Where these do not hold the model's context
-        even once, it is cut to what they hold. Raises ConfigurationError if the operator asks for more than that, or
-        than the model's, and if there is no memory for a single block.
+        Aims at blocks for a full batch at full context, within memory. If they cannot hold the model's context once,
+        the context is shortened to fit. Raises ConfigurationError if the configured context exceeds the model's or the
+        KV cache, or if memory does not hold a single block.
         """
         trained = models[0].config.context_length
         wanted = config.context_length or trained
         if wanted > trained:
             raise ConfigurationError(
-                f"The model's context is {trained} tokens, {wanted} were asked for: lower context_length.",
+                f"context_length is {wanted} tokens, but the model supports {trained}: lower context_length.",
                 param="context_length",
             )
         window = _window(models, config)
@@ -53,11 +53,11 @@ class Sizes:
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
         if config.context_length is not None:
             raise ConfigurationError(
-                f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), there are "
+                f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
                 f"{num_blocks}: lower context_length to {held}, or set num_blocks to {needed}.",
                 param="context_length",
             )
-        why = f"the KV cache has {num_blocks} blocks, the whole context takes {needed} ({gib:.1f} GiB)"
+        why = f"the KV cache has {num_blocks} blocks, the whole context needs {needed} ({gib:.1f} GiB)"
         _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)
         return cls(held, num_blocks, window)
 
@@ -73,7 +73,7 @@ def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
 
 
 def _affordable(models: Sequence[Decoder], config: EngineConfig) -> int:
-    """Blocks that memory holds: 1 GiB of a computer's, most of what is left of a GPU's."""
+    """Return the number of blocks that fit into 1 GiB of host memory, or into 80 % of free GPU memory."""
     device = models[0].embed_tokens.weight.device
     room = _HOST_CACHE_BYTES
     if device.type == "cuda":
@@ -82,8 +82,8 @@ def _affordable(models: Sequence[Decoder], config: EngineConfig) -> int:
     blocks = room // _bytes_of_block(models, config)
     if blocks < 1:
         raise ConfigurationError(
-            f"There is no memory for a KV cache: a block of {config.block_size} tokens has "
-            f"{_bytes_of_block(models, config)} bytes, and {room} are left. Lower block_size, or free memory.",
+            f"There is too little memory for a KV cache: a block of {config.block_size} tokens needs "
+            f"{_bytes_of_block(models, config)} bytes, and {room} are free. Lower block_size, or free memory.",
             param="block_size",
         )
     return blocks

@@ -1,1 +1,1 @@
-"""Processing of sampled tokens: answers grow, branch off and end."""
+"""Output processing: appends sampled tokens to answers, forks answers and finishes them."""

@@ -1,9 +1,9 @@
-"""Beam search: of all continuations of a request's beams, the most probable ones go on, as forks that share blocks.
+"""Beam search: keeps the most probable continuations of a request's beams, as forks that share KV blocks.
 
-The definition is that of transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`. A beam is
-ranked by the sum of its tokens' log-probabilities, a finished one by that sum / length ** length_penalty, where the
-length counts generated tokens and the one that ended it. The `width` best finished ones are kept, and the search is
-over when the best beam, at its present length, is no better than the worst of these.
+Matches transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`. A beam is ranked by the sum
+of its tokens' log-probabilities, a finished beam by that sum / length ** length_penalty, where the length counts the
+generated tokens and the end token. The `width` best finished beams are kept. The search is over when the best beam, at
+its current length, scores no better than the worst finished one.
 """
 
 # torch leaves `Tensor.tolist` untyped
@@ -27,7 +27,7 @@ from ..types.request_state import RequestState, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished answer, without the token that ended it. `score`: what answers are ranked by."""
+    """A finished answer without its end token. Answers are ranked by `score`."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob]
@@ -37,7 +37,7 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class _Beam:
-    """An answer in progress. `total`: log-probability (nats) of all that it generated."""
+    """An unfinished answer; `total` is the log-probability of its generated tokens, in nats."""
 
     state: RequestState
     total: float = 0.0
@@ -50,7 +50,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One token more for the beam of logits row `row`; `total` is the log-probability with it."""
+    """A possible next token of a beam, from logits row `row`; `total` is the beam's log-probability including it."""
 
     beam: _Beam
     row: int
@@ -59,7 +59,7 @@ class _Candidate:
 
 
 class BeamSearch:
-    """The beams of one request. They choose together, once each of them has caught up with its known tokens."""
+    """The beams of one request. Continuations are chosen once every beam has computed all its known tokens."""
 
     def __init__(self, root: RequestState, params: BeamParams, scheduler: Scheduler, cache: KVCacheManager) -> None:
         self._params = params
@@ -73,15 +73,15 @@ class BeamSearch:
         return [beam.state for beam in self._beams]
 
     def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
-        """Take over what a step computed of these beams: each with its logits (1, vocab), (0, vocab) if it lags behind.
+        """Apply a step's result to the beams: logits (1, vocab) each, or (0, vocab) for beams that are not caught up.
 
-        Returns the finished answers, best first, when the search is over, and until then nothing. The caller then
-        removes `states`.
+        Returns an empty list until the search is over, then the finished answers, best first; the caller then removes
+        `states`.
         """
         rows = {item.state: logits for item, logits in items if item.is_caught_up}
         choosing = len(rows) == len(self._beams)
         for item, _ in items:
-            # Who has to wait for the others computes its last token once more then, for these logits are gone.
+            # A beam that waits for others computes its last token again later, because these logits are not kept.
             waits = item.is_caught_up and not choosing
             self._settle(item.state, item.start + item.num_tokens - waits)
         if not choosing:
@@ -99,7 +99,7 @@ class BeamSearch:
         self._cache.register(state)
 
     def _choose(self, logits: Tensor) -> list[_Candidate]:
-        """The candidates that go on, best first. Those of the first `width` that end are finished."""
+        """Return the candidates to continue, best first. Candidates that end are kept if among the first `width`."""
         width = self._params.width
         kept: list[_Candidate] = []
         for rank, candidate in enumerate(self._candidates(logits)):
@@ -113,7 +113,7 @@ class BeamSearch:
         return kept[:width]
 
     def _candidates(self, logits: Tensor) -> list[_Candidate]:
-        """The best continuations of all beams, best first: so many that at least `width` of them do not end."""
+        """Return the best continuations of all beams, best first; enough that at least `width` of them do not end."""
         totals = torch.tensor([beam.total for beam in self._beams], dtype=torch.float64, device=logits.device)
         totals = (logits.log_softmax(dim=-1) + totals[:, None]).flatten()
         count = (1 + max(1, len(self._beams[0].state.end_ids))) * self._params.width
@@ -143,7 +143,7 @@ class BeamSearch:
         return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
 
     def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
-        """A beam goes on with the best of its candidates and is forked for the others; one without any is dropped."""
+        """Continue each beam with its best candidate, fork it for further ones, and drop beams without candidates."""
         continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
         for candidate in kept:

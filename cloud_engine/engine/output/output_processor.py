@@ -1,6 +1,6 @@
-"""Processing of a step's sampled tokens: answers grow by them, branch off, and end.
+"""Output processing: appends a step's sampled tokens to the answers, forks answers and finishes them.
 
-No torch here: what takes logits is asked of `Samples`, so that all of this can be tested on integers.
+Imports no torch: everything about logits goes through `Samples`, so that tests can use plain integers.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """The results of a step: a token for each of its rows, and data about their logits."""
+    """The results of a step: one sampled token per row, and access to the logits."""
 
     @property
     def tokens(self) -> list[int]: ...
 
     def another(self, item: ScheduledRequest, row: int) -> int:
-        """A token of the same row for `item`, which branches off there."""
+        """Sample another token from the same row for `item`, a fork."""
         ...
 
     def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        """Of `tokens`, one for each row from `row` on, each with its `num_top` most likely rivals."""
+        """Return the log-probabilities of `tokens` in consecutive rows from `row`, each with `num_top` top tokens."""
         ...
 
     def logits(self, row: int, num_rows: int) -> Tensor:
-        """(num_rows, vocab) float32"""
+        """Return the logits of `num_rows` rows from `row`, (num_rows, vocab) float32."""
         ...
 
 
 class OutputProcessor:
-    """All answers that are in the making."""
+    """Tracks all unfinished answers and applies the result of each step to them."""
 
     def __init__(self, scheduler: Scheduler, cache: KVCacheManager, speculator: Speculator) -> None:
         self._scheduler = scheduler
         self._cache = cache
         self._speculator = speculator
         self._counters = scheduler.counters
-        self._states: dict[str, list[RequestState]] = {}  # by request
+        self._states: dict[str, list[RequestState]] = {}  # request id -> answers
         self._searches: dict[str, BeamSearch] = {}
         self._streamed: set[str] = set()
 
     def __len__(self) -> int:
-        """Requests, not answers."""
+        """Return the number of unfinished requests (not answers)."""
         return len(self._states)
 
     def __contains__(self, request_id: str) -> bool:
@@ -64,14 +64,14 @@ class OutputProcessor:
 
     @property
     def are_streamed(self) -> bool:
-        """Whether somebody reads along with any of them."""
+        """Whether a client streams any of the answers."""
         return bool(self._streamed)
 
     def request_ids(self) -> list[str]:
         return list(self._states)
 
     def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; the others branch off from it. `search`: of a request for beams."""
+        """Queue the first answer of a request; further answers fork from it. Beam requests bring their `search`."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
         if state.request.streamed:
@@ -80,7 +80,7 @@ class OutputProcessor:
             self._searches[state.request_id] = search
 
     def drop(self, request_id: str, index: int | None = None) -> bool:
-        """Give up a request, or one of its answers, and free the blocks. Whether a request was given up with it."""
+        """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
         states = self._states.get(request_id, [])
         kept = [state for state in states if index is not None and state.index != index]
         for state in states:
@@ -92,7 +92,7 @@ class OutputProcessor:
         return self._forget(request_id)
 
     def process(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
-        """Take over what a step computed and sampled, and return the tokens that come out."""
+        """Apply the result of a step to its requests and return the new tokens."""
         decoded, others = self._scheduler.decodes.take(batch, samples.tokens)
         self._counters.steps += 1
         self._counters.generated_tokens += len(decoded.token_ids)
@@ -112,7 +112,7 @@ class OutputProcessor:
         return StepOutputs(decoded, outputs)
 
     def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
-        """All answers of a beam search come out together, when it is over."""
+        """Advance a beam search; return all its answers once the search is over, else nothing."""
         search = self._searches[request_id]
         best = search.advance(items)
         states = self._states[request_id] = search.states
@@ -143,7 +143,7 @@ class OutputProcessor:
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
-        """A step that samples nothing has no output, unless it is the last one of an embedding."""
+        """Advance a request for which this step samples nothing. Only the last step of an embedding has an output."""
         state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)
@@ -156,7 +156,7 @@ class OutputProcessor:
         ]
 
     def _branch_off(self, item: ScheduledRequest, row: int, samples: Samples) -> list[TokenOutput]:
-        """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
+        """Fork the request's other answers at the end of its prompt, each with its own seed."""
         parent = item.state
         outputs: list[TokenOutput] = []
         for index in range(1, parent.unforked + 1):
@@ -178,7 +178,7 @@ class OutputProcessor:
         return outputs
 
     def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: Samples) -> TokenOutput:
-        """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
+        """Append the accepted draft tokens and the target's own next token to the answer."""
         state = item.state
         begins = state.num_generated_tokens == 0
         num_accepted = _agreement(item.draft_ids, sampled)
@@ -234,13 +234,12 @@ class OutputProcessor:
             self._counters.finished_requests += 1
 
     def _forget(self, request_id: str) -> bool:
-        """Whether it was here."""
         self._streamed.discard(request_id)
         self._searches.pop(request_id, None)
         return self._states.pop(request_id, None) is not None
 
     def _remove(self, state: RequestState) -> None:
-        """An answer leaves, at its end or given up: what became of its prediction, if it has begun, is known now."""
+        """Remove a finished or aborted answer; if it has begun, count the accepted and rejected predicted tokens."""
         self._scheduler.remove(state)
         if state.has_begun:
             accepted = state.prediction.num_accepted
@@ -249,7 +248,7 @@ class OutputProcessor:
 
 
 def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:
-    """Verify no more of a draft than its request's grammar allows."""
+    """Truncate drafts at the first token that the request's grammar forbids."""
     for item in batch:
         if item.draft_ids and item.state.grammar is not None:
             num_allowed = item.state.grammar.num_allowed(item.draft_ids)
@@ -262,7 +261,7 @@ def _stop_reason(state: RequestState, reason: FinishReason | None) -> StopReason
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
-    """The number of draft tokens that the target confirmed: the length of the common prefix."""
+    """Return the number of draft tokens that the target confirmed: the length of the common prefix."""
     for index, token in enumerate(draft_ids):
         if token != sampled[index]:
             return index
@@ -270,7 +269,7 @@ def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
 
 
 def _until_end(tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
-    """`tokens` up to the end of the answer, if it ends in them."""
+    """Return `tokens` up to the end of the answer, and the finish reason if it ends within them."""
     tokens = tokens[: state.num_remaining_tokens]
     for index, token in enumerate(tokens):
         if token in state.end_ids:

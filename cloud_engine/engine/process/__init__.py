@@ -1,1 +1,1 @@
-"""The engine's processes: the asyncio client, the core behind its sockets, and the loop that both drive."""
+"""Running an engine: the asyncio client, the core process behind sockets, and the engine loop."""

@@ -1,4 +1,4 @@
-"""The asyncio client of an engine that runs elsewhere, in a thread or a process: one iterator per request."""
+"""The asyncio client of an engine in another thread or process: one output iterator per request."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _Event = TokenOutput | UpdraftError
 
 
 class EngineClient(ABC):
-    """`generate` may be called by any number of tasks of the loop that called `start`.
+    """Asyncio client of an engine. Any task of the event loop that called `start` may call `generate`.
 
-    Below it a thread (`_run`) brings the engine's reports to that loop. Whatever ends the engine, every request in
-    flight hears of it, and later ones are refused at once with `failure`.
+    A thread (`_run`) passes the engine's reports to that loop. If the engine ends for any reason, all requests in
+    flight fail with the error, and new requests are refused at once with `failure`.
     """
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Queue[_Event]] = {}
-        self._unanswered: set[str] = set()  # requests of which nothing has come yet
-        self._refusal: UpdraftError | None = OverloadedError("The engine has not been started.")
+        self._unanswered: set[str] = set()  # requests without any output yet
+        self._refusal: UpdraftError | None = OverloadedError("The engine has not been started. Call start() first.")
         self._stats = EngineStats()
         self._reported_at = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -37,7 +37,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> UpdraftError | None:
-        """The error that refuses requests now; None while they are served."""
+        """The error with which new requests are refused; None while the engine serves."""
         return None if self._refusal is None else _again(self._refusal)
 
     async def start(self) -> None:
@@ -47,25 +47,25 @@ class EngineClient(ABC):
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop after the current step. Requests in flight get an OverloadedError, for another node to take."""
+        """Stop after the current step. Requests in flight fail with OverloadedError, so that another node can retry."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
-            refusal = "The engine is shutting down: try again, another node may take it."
+            refusal = "The engine is shutting down. Retry: another node may serve the request."
             self._refuse(OverloadedError(refusal, code="draining"))
             await asyncio.to_thread(self._stop)
             await asyncio.to_thread(thread.join)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        """Outputs of one request, the last of each answer with a finish reason. Closing the iterator aborts it.
+        """Yield the outputs of a request; the last of each answer has a finish reason. Closing the iterator aborts it.
 
-        Raises what `Engine.add_request` raises, EngineError if the engine fails, OverloadedError if it is closed.
+        Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError if it is closed.
         """
         if self._refusal is not None:
             raise _again(self._refusal)
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         if not self._has_work:
-            self._reported_at = time.monotonic()  # an engine at rest has nothing to report
+            self._reported_at = time.monotonic()  # an idle engine sends no reports
         self._send(Add(request))
         self._unanswered.add(request.request_id)
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
@@ -85,36 +85,36 @@ class EngineClient(ABC):
                 self._send(Abort(request.request_id))
 
     def stop_answer(self, request_id: str, index: int) -> None:
-        """No more is wanted of one of a request's answers, others go on: nothing more is computed for it."""
+        """Stop generating one answer of a request; the request's other answers continue."""
         self._send(Abort(request_id, index))
 
     def stats(self) -> EngineStats:
-        """As of some milliseconds ago, or before the step that goes on."""
+        """Return the latest reported statistics, which are some milliseconds old or from before the current step."""
         since_step = time.monotonic() - self._reported_at if self._has_work else 0.0
         return replace(self._stats, seconds_since_step=since_step)
 
     @property
     def _has_work(self) -> bool:
-        """Whether the engine has: also what it has not reported yet, but not what is left for slow readers."""
+        """Whether the engine has work, including requests it has not reported yet. Unread outputs do not count."""
         return bool(self._unanswered) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod
     def _send(self, command: Command) -> None:
-        """Hand a command to the engine, without waiting."""
+        """Send a command to the engine without waiting."""
 
     @abstractmethod
     def _run(self) -> None:
-        """The thread: bring reports to the loop (`_call_soon`) until `_stop` is called or the engine is down."""
+        """Run in the thread: pass reports to the loop (`_call_soon`) until `_stop` is called or the engine is down."""
 
     @abstractmethod
     def _stop(self) -> None:
-        """Make `_run` return. May take a moment; called in a thread of its own."""
+        """Make `_run` return. May block; `close` calls this in another thread."""
 
     def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    # The event loop's thread.
+    # The methods below run in the event loop's thread.
 
     def _receive(self, report: Report) -> None:
         match report:
@@ -126,25 +126,25 @@ class EngineClient(ABC):
                 for request_id in request_ids:
                     self._put(request_id, error)
             case _:
-                raise TypeError(f"A running engine reports no {type(report).__name__}.")
+                raise TypeError(f"Unexpected report of a running engine: {type(report).__name__}.")
 
     def _put(self, request_id: str, event: _Event) -> None:
         self._unanswered.discard(request_id)
-        if request_id in self._events:  # else its reader has gone, and the abort is on its way
+        if request_id in self._events:  # else the reader has gone and its abort is in flight
             self._events[request_id].put_nowait(event)
 
     def _serve(self) -> None:
         self._refusal = None
 
     def _refuse(self, error: UpdraftError) -> None:
-        """From now on nothing is served: every request in flight gets `error`, and so will later ones."""
+        """Stop serving: all requests in flight fail with `error`, and so will later ones."""
         self._refusal, self._stats = error, EngineStats()
         for request_id in self._events:
             self._put(request_id, _again(error))
 
 
 def _again(error: UpdraftError) -> UpdraftError:
-    """A copy to be raised: one error raised over and over would drag a growing traceback along."""
+    """Return a copy to raise: raising the same error repeatedly would grow its traceback."""
     copy = type(error)(error.message, param=error.param, code=error.code)
     copy.__cause__ = error.__cause__
     return copy

@@ -1,6 +1,6 @@
-"""The engine core's process, `python -m ...core FOLDER`: load an engine and run it, over two sockets in FOLDER.
+"""Main module of the engine core process: `python -m ...core_main FOLDER` runs an engine over two sockets in FOLDER.
 
-It holds nothing that must be saved, so its life is simple: it ends when its server says so, or is gone.
+The process holds no state to save, so it simply exits when the server tells it to or is gone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger("updraft.engine")
 
 
 class _Sockets(CoreTransport):
-    """The core's end of its sockets in `folder`."""
+    """The core's side of the sockets in `folder`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class _Sockets(CoreTransport):
         self._commands = context.socket(zmq.PULL)
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
-        self._reports.sndhwm = 0  # a step never waits for the server
+        self._reports.sndhwm = 0  # no limit: a step must never wait for the server
         self._reports.linger = _LINGER_MS
         self._reports.connect(socket_address(folder / REPORTS))
 
@@ -72,38 +72,38 @@ class _Sockets(CoreTransport):
         self._reports.send(encode_report(what))
 
     def send_back(self, command: Command) -> None:
-        with self._context.socket(zmq.PUSH) as back:  # sockets belong to one thread each
+        with self._context.socket(zmq.PUSH) as back:  # a ZeroMQ socket may be used by one thread only
             back.linger = _LINGER_MS
             back.connect(self._address)
             back.send(encode_command(command))
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the server ends in order
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the server shuts the core down
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
-    logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
+    logging.getLogger("updraft").setLevel(logging.INFO)  # show the choices made at startup
     threading.Thread(target=_send_heartbeats, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as transport:
         try:
             load = transport.next_command(True)
-            assert isinstance(load, Load), "the first command says what to load"
+            assert isinstance(load, Load), "the first command must be Load"
             engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
             from ..execution.devices import yields_to_neighbours
             from .loop import EngineLoop
 
             gc.collect()
-            gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
+            gc.freeze()  # exclude loaded objects from garbage collection, which would delay steps
             transport.report(Ready(engine.model_id, engine.context_length, engine.sampling))
             EngineLoop(engine, transport, before_step=yields_to_neighbours(load.config)).run()
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the server tells everyone who waits
+        except BaseException as error:  # noqa: BLE001 - the server reports any failure to all waiting requests
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")
             transport.report(down_report(error))
 
 
 def _engine(load: Load, progress: Progress) -> Engine:
-    """Raises what `Engine.from_folder` raises, and MissingDependencyError where there is no torch."""
+    """Load the engine. Raises the errors of `Engine.from_folder`, and MissingDependencyError without torch."""
     try:
         from ..engine import Engine
     except ModuleNotFoundError as error:
@@ -120,9 +120,9 @@ def _engine(load: Load, progress: Progress) -> Engine:
 
 
 def _send_heartbeats(folder: Path) -> None:
-    """Tell the server again and again that this process is alive, and end it with the server.
+    """Send heartbeats to the server, and exit as soon as the server is gone.
 
-    Our standard input is a pipe that only the server holds: its end means that the server is gone, however it went.
+    Standard input is a pipe that only the server holds, so end of file means that the server process has ended.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         reports.connect(socket_address(folder / REPORTS))

@@ -1,4 +1,4 @@
-"""One engine core as its server sees it: a child process, what it reports, and how it ended."""
+"""The server's handle of an engine core: a child process, its reports and its exit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_r
 COMMANDS = "commands"
 REPORTS = "reports"
 HEARTBEAT_S = 0.5
-"""Between two signs of life."""
+"""Interval between heartbeats, in seconds."""
 HUNG_S = 10.0
-"""Without a sign of life for so long, a core is hung. Only once it is loaded: a slow disk stops every thread."""
+"""Seconds without a heartbeat after which a loaded core counts as hung. While loading, a slow disk may stall it."""
 
 _POLL_MS = 100
 _STOP_S = 2.0
@@ -32,16 +32,16 @@ _MAX_OUTPUT = 500  # characters
 
 
 class CoreProcess:
-    """Starts with its construction and ends with `close`, from one thread; `send` and `stop` are for any.
+    """A core process, started by the constructor and ended by `close`. `send` and `stop` are thread-safe.
 
-    The sockets lie in a folder that nobody else can enter. The output of the core goes to our stderr. The core is in a
-    process group of its own, so that Ctrl-C reaches only us.
+    The sockets are in a folder that only this user can access. The core's output is copied to stderr. The core has its
+    own process group, so that Ctrl-C reaches only the server.
     """
 
     def __init__(self, load: Load) -> None:
         self._folder = socket_folder("updraft-core-", COMMANDS)
         self._context = zmq.Context()
-        self._lock = threading.Lock()  # sockets are not for several threads at once
+        self._lock = threading.Lock()  # ZeroMQ sockets are not thread-safe
         self._commands = self._context.socket(zmq.PUSH)
         self._reports = self._context.socket(zmq.PULL)
         for socket in (self._commands, self._reports):
@@ -64,14 +64,14 @@ class CoreProcess:
         self.send(load)
 
     def send(self, command: Command) -> None:
-        """Without waiting; to a core that has ended, nothing is sent. Raises InvalidRequestError."""
+        """Send a command without waiting; do nothing after `close`. Raises InvalidRequestError (`encode_command`)."""
         data = encode_command(command)
         with self._lock:
             if not self._commands.closed:
                 self._commands.send(data)
 
     def reports(self) -> Iterator[Report]:
-        """The core's reports, up to its end. The last is always a `Down`, whatever the core died of."""
+        """Yield the core's reports until it ends. The last one is always a `Down`, however the core ended."""
         silent_s = 0.0
         while True:
             dead = self._process.poll() is not None
@@ -83,17 +83,17 @@ class CoreProcess:
                     yield report
                 if isinstance(report, Down):
                     return
-            elif dead:  # and what it printed before has been read
+            elif dead:  # and no report is left to read
                 yield Down(EngineError(self._cause()))
                 return
             else:
                 silent_s += _POLL_MS / 1000
                 if self._loaded and silent_s > HUNG_S:
-                    yield Down(EngineError(f"its process gave no sign of life for {HUNG_S:.0f} s"))
+                    yield Down(EngineError(f"its process sent no heartbeat for {HUNG_S:.0f} s"))
                     return
 
     def stop(self) -> None:
-        """Ask it to end, and see to it."""
+        """Ask the core to end, and kill it if it does not end in time."""
         self.send(Close())
         try:
             self._process.wait(_STOP_S)
@@ -101,7 +101,7 @@ class CoreProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process at once, if it has not ended, and clean up behind it."""
+        """Kill the process if it still runs, and release its sockets and folder."""
         self._process.kill()
         self._process.wait()
         with self._lock:
@@ -123,8 +123,8 @@ class CoreProcess:
     def _cause(self) -> str:
         code = self._process.wait()
         if code == -KILL:
-            return "its process was killed by SIGKILL, as the system does when memory runs out"
-        self._echo.join(_POLL_MS / 1000)  # its last lines may still be on their way
+            return "its process was killed by SIGKILL, possibly because the system ran out of memory"
+        self._echo.join(_POLL_MS / 1000)  # wait for the last lines of output
         printed = " / ".join(filter(None, self._printed))[:_MAX_OUTPUT]
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
-        return f"its process {how}" + (f" and said: {printed}" if printed else "")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"its process {how}" + (f"; its last output: {printed}" if printed else "")

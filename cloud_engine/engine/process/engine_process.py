@@ -1,4 +1,4 @@
-"""The engine in a process of its own: HTTP never holds up a step, and the one's death is not the other's."""
+"""An engine in its own process, so that HTTP work never delays a step and a crash leaves the server running."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .core_process import CoreProcess
 from .messages import Command, Down, Load, Loading, Ready, down_report
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Before each restart in a row of cores that did not serve for `STABLE_S`. After the last the engine stays down."""
+"""Seconds to wait before each restart in a row; after the last one the engine stays down. A core that served for more
+than `STABLE_S` seconds resets the count."""
 STABLE_S = 60.0
 
 _log = logging.getLogger("updraft.engine")
 
 
 class EngineProcess(EngineClient):
-    """A core process, watched by a thread, in a `with` block that ends it.
+    """A core process watched by a thread. A context manager: leaving the block ends the process.
 
-    When the core dies, every request in flight gets an EngineDownError with the cause. With `restart` another one is
-    started. `wait_ready` comes before `start`.
-    """
+    When the core dies, all requests in flight fail with an EngineDownError that names the cause; with `restart`, a new
+    core is started. Call `wait_ready` before `start`."""
 
     def __init__(self, load: Load, *, restart: bool = False) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class EngineProcess(EngineClient):
         self._core.close()
 
     def wait_ready(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Ready:
-        """Until the core has its model. Raises what the core raised, ModelLoadError above all, or what it died of."""
+        """Wait until the core has loaded its model. Raises the error of the core, most likely ModelLoadError."""
         for report in self._core.reports():
             match report:
                 case Loading(done, total):
@@ -62,8 +62,8 @@ class EngineProcess(EngineClient):
                 case Down(error):
                     raise error
                 case _:
-                    raise TypeError(f"A core that loads reports no {type(report).__name__}.")
-        raise EngineError("The core reported nothing.")
+                    raise TypeError(f"Unexpected report of a loading core: {type(report).__name__}.")
+        raise EngineError("The engine core ended without a report.")
 
     def stats(self) -> EngineStats:
         return replace(super().stats(), restarts=self._restarts)
@@ -75,18 +75,18 @@ class EngineProcess(EngineClient):
         self._closing.set()
         self._core.stop()
 
-    # The watching thread.
+    # The methods below run in the watching thread.
 
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # noqa: BLE001 - unwatched, the engine is lost, and everyone must hear of it
-            _log.exception("The core can no longer be watched.")
+        except Exception as error:  # noqa: BLE001 - without its watcher the engine is lost: fail all requests
+            _log.exception("Watching the engine core failed; the engine is down.")
             self._call_soon(self._refuse, _failure_of(down_report(error).error, restarting=False))
         self._core.close()
 
     def _watch(self) -> None:
-        """Serve with one core after the other, until there is to be no other."""
+        """Follow the core and restart it after crashes, until the engine is closed or restarts are used up."""
         crashes = 0
         while True:
             error = self._follow()
@@ -103,11 +103,11 @@ class EngineProcess(EngineClient):
                 return
             self._core, self._ready_at = CoreProcess(self._load), None
             self._restarts += 1
-            if self._closing.is_set():  # whoever set it may have stopped the old one
+            if self._closing.is_set():  # `_stop` may have stopped the old core instead
                 return
 
     def _follow(self) -> UpdraftError:
-        """Pass on what the core reports, and return why it ended."""
+        """Pass the core's reports on to the event loop; return the error with which the core ended."""
         for report in self._core.reports():
             match report:
                 case Loading():
@@ -119,11 +119,11 @@ class EngineProcess(EngineClient):
                     return error
                 case _:
                     self._call_soon(self._receive, report)
-        raise EngineError("The core reported no end.")
+        raise EngineError("The engine core's reports ended without a Down report.")
 
 
 def _failure_of(error: UpdraftError, *, restarting: bool) -> EngineDownError:
     cause = error.message.rstrip(".")
     if restarting:
-        return EngineDownError(f"The engine is restarting: {cause}. Try again in a moment.", code="engine_restarting")
-    return EngineDownError(f"The engine is down: {cause}. Another node may take the request; restart this one.")
+        return EngineDownError(f"The engine is restarting: {cause}. Retry in a moment.", code="engine_restarting")
+    return EngineDownError(f"The engine is down: {cause}. Send the request to another node, and restart this one.")

@@ -1,4 +1,4 @@
-"""Constraints are compiled beside the step loop, as that may take longer than a step."""
+"""Compilation of constraints in a separate thread, because it may take longer than a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..types.request import GenerationRequest
 
 
 class Preparation(Future[GrammarState | None]):
-    """The result of preparing one request: its grammar, or why there is none."""
+    """The future of one request's preparation: its grammar or the error."""
 
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__()
@@ -20,9 +20,9 @@ class Preparation(Future[GrammarState | None]):
 
 
 class Preparations:
-    """Prepares requests in a thread, one after the other. `done`, called there, gets the id of each as it is over.
+    """Prepares requests one at a time in a thread, which calls `done` with the id of each finished request.
 
-    All else is for one thread. The thread is a daemon: whatever it is at, it holds up nobody's exit.
+    All methods must be called from one thread. The worker is a daemon thread, so it never delays the process's exit.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Preparations:
         self._queue.put(preparation)
 
     def cancel(self, request_id: str) -> None:
-        """Stop a preparation, begun or not. One that is not here (any more) is no error."""
+        """Cancel a preparation, started or not; do nothing if the id is unknown."""
         if preparation := self._open.pop(request_id, None):
             preparation.cancel()
 
     def take(self, request_id: str) -> Preparation | None:
-        """One that is over. None if it was cancelled meanwhile, even if another has its id by now."""
+        """Remove and return a finished preparation; None if it was cancelled, even if its id is in use again."""
         preparation = self._open.get(request_id)
         return self._open.pop(request_id) if preparation and preparation.done() else None
 
     def close(self) -> None:
-        """Without waiting for what has begun."""
+        """Cancel all preparations and end the thread, without waiting for the current one."""
         self._closed = True
         for request_id in list(self._open):
             self.cancel(request_id)
@@ -67,7 +67,7 @@ class Preparations:
     def _finish(self, preparation: Preparation) -> None:
         try:
             preparation.set_result(self._prepare(preparation.request))
-        except BaseException as error:  # noqa: BLE001 - for whoever takes it
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
             preparation.set_exception(error)
         if not self._closed:
             self._done(preparation.request.request_id)

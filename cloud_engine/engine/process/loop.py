@@ -1,4 +1,4 @@
-"""The engine's loop: what was asked is done between steps, and everything that comes of it is reported."""
+"""The engine loop: applies commands between steps and reports all results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from .transport import CoreTransport
 FAILURES_TO_GIVE_UP = 3
 REPORT_EVERY_S = 0.002
 REPORT_WHOLE_EVERY_S = 0.02
-"""Shorter steps are told of together, but for first tokens and ends, and before prompts are read: every message wakes
-the server, on a core that could compute. The longer time is for answers that nobody sees before their end."""
+"""Seconds between reports, if any answer is streamed or none is. Shorter steps are reported together, because every
+message wakes the server on a CPU core that could compute; first and last tokens are reported at once."""
 
 _log = logging.getLogger("updraft.engine")
 
 
 class EngineLoop:
-    """Runs `engine` by the commands that `transport` bring, until it is told to close.
+    """Runs `engine` with the commands of `transport` until a `Close` command.
 
-    A request with a constraint has its place in the queue while that is compiled (`Preparations`). A failing step takes
-    everything in flight with it: these requests get an EngineRestartedError with the cause, and the engine starts
-    afresh.
+    A request keeps its place in the queue while its constraint is compiled (`Preparations`). If a step fails, all
+    requests in flight fail with an EngineRestartedError that names the cause, and the engine is reset.
     """
 
     def __init__(
@@ -39,13 +38,13 @@ class EngineLoop:
         self._before_step = before_step
         self._transport = transport
         self._report = transport.report
-        self._failures = 0  # steps in a row
+        self._failures = 0  # failed steps in a row
         self._unreported: list[StepOutputs] = []
         self._reported_at = 0.0
         self._preparations = Preparations(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
 
     def run(self) -> None:
-        """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
+        """Run until a `Close` command. Raises the last step's error if `FAILURES_TO_GIVE_UP` steps in a row failed."""
         self._report_steps()
         try:
             while self._apply_commands():
@@ -54,7 +53,7 @@ class EngineLoop:
             self._preparations.close()
 
     def _apply_commands(self) -> bool:
-        """Carry out what was asked since the last step, and wait until there is work. False: close."""
+        """Apply pending commands and wait until there is work. Return False on `Close`."""
         while True:
             applied = 0
             while command := self._transport.next_command(not (self._engine.has_work or applied)):
@@ -79,7 +78,7 @@ class EngineLoop:
                 self._preparations.cancel(request_id)
                 self._engine.abort(request_id, index)
             case _:
-                raise TypeError(f"A running engine takes no {type(command).__name__}.")
+                raise TypeError(f"Unexpected command to a running engine: {type(command).__name__}.")
 
     def _add(self, request: GenerationRequest) -> None:
         if request.constraint is None:
@@ -89,7 +88,7 @@ class EngineLoop:
             try:
                 self._preparations.begin(request)
             except BaseException:
-                self._engine.abort(request.request_id)  # its place is for others now
+                self._engine.abort(request.request_id)  # give up the reserved place
                 raise
 
     def _add_prepared(self, request_id: str) -> None:
@@ -99,20 +98,20 @@ class EngineLoop:
         try:
             grammar = preparation.result()
         except BaseException:
-            self._engine.abort(request_id)  # its place is for others now
+            self._engine.abort(request_id)  # give up the reserved place
             raise
         self._engine.add_request(preparation.request, grammar)
 
     @contextmanager
     def _reporting_failure(self, request_id: str) -> Generator[None]:
-        """Taking in a request may fail for its own fault, or even ours: the others go on."""
+        """Report a failure to add a request to its client only; other requests continue."""
         try:
             yield
         except UpdraftError as error:
             self._report(Failed([request_id], error))
-        except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
-            _log.exception("A request could not be taken in.")
-            self._report(Failed([request_id], _failure_of(error, "ask differently")))
+        except Exception as error:  # noqa: BLE001 - reported to the client, and the engine continues
+            _log.exception("A request could not be added to the engine.")
+            self._report(Failed([request_id], _failure_of(error, "change the request")))
 
     def _step(self) -> None:
         try:
@@ -124,10 +123,10 @@ class EngineLoop:
             self._failures += 1
             if self._failures == FAILURES_TO_GIVE_UP:
                 raise
-            _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
+            _log.exception("An engine step failed; all requests in flight failed, and the engine was reset.")
             lost = self._engine.reset()
             self._report_steps()
-            self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
+            self._report(Failed(lost, _failure_of(error, "retry", EngineRestartedError)))
         else:
             self._failures = 0
             self._unreported.append(outputs)

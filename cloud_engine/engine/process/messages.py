@@ -1,7 +1,7 @@
-"""Messages between the server of an engine and its core: typed structs, as msgpack where they cross a process.
+"""Messages between an engine's server and its core: typed structs, encoded as msgpack between processes.
 
-Requests, outputs and counters are the engine's own dataclasses, encoded as they are: a new field needs nothing here.
-Nothing is ever unpickled.
+Requests, outputs and counters are the engine's own dataclasses, so new fields need no change here. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..types.request import GenerationRequest
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The first command to a core. `folder` and `draft` are paths as `Engine.from_folder` takes them."""
+    """The first command to a core: load a model. `folder` and `draft` are the paths for `Engine.from_folder`."""
 
     folder: str
     draft: str | None
@@ -33,34 +33,34 @@ class Add(msgspec.Struct, tag=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """Drop a request, or one of its answers; one that is not there (any more) is no error."""
+    """Drop a request, or one of its answers; ignored if the request is unknown or has finished."""
 
     request_id: str
     index: int | None = None
 
 
 class Prepared(msgspec.Struct, tag=True, frozen=True):
-    """From a thread of the engine to its loop: the constraint of this request is compiled, or found to be unusable."""
+    """Notice from the preparation thread to the loop: this request's constraint has been compiled, or has failed."""
 
     request_id: str
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """End after the current step."""
+    """Stop after the current step."""
 
 
 Command = Load | Add | Abort | Prepared | Close
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
-    """`done` of `total` bytes of weights are read."""
+    """Progress of loading: `done` of `total` bytes of weights are read."""
 
     done: int
     total: int
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The model is loaded. `context_length`: tokens of prompt and answer together. `sampling`: the model's own."""
+    """The model is loaded. `context_length` limits prompt plus answer, in tokens; `sampling` has model defaults."""
 
     model_id: str
     context_length: int
@@ -68,25 +68,25 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
-    """The outputs of the steps since the last report, and the counters after them."""
+    """The outputs of the steps since the last report, and the current statistics."""
 
     outputs: list[StepOutputs]
     stats: EngineStats
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """These requests are over, the engine goes on."""
+    """Failure of some requests; the engine continues."""
 
     request_ids: list[str]
     error: UpdraftError
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """Sent all the time, also during a long step: a core that does not is hung."""
+    """Heartbeat, sent even during long steps; a core that stops sending heartbeats is hung."""
 
 
 class Down(msgspec.Struct, tag=True, frozen=True):
-    """The engine's last report: it ends, because of `error`."""
+    """The engine's last report: it has ended with `error`."""
 
     error: UpdraftError
 
@@ -95,11 +95,11 @@ Report = Loading | Ready | Stepped | Failed | Alive | Down
 
 
 def encode_command(command: Command) -> bytes:
-    """Raises InvalidRequestError for a request with numbers or text that msgpack cannot hold."""
+    """Encode a command. Raises InvalidRequestError if the request holds numbers or text that msgpack cannot encode."""
     try:
         return _ENCODER.encode(command)
     except (OverflowError, UnicodeEncodeError) as error:
-        raise InvalidRequestError(f"The request holds a value out of all bounds: {error}.") from error
+        raise InvalidRequestError(f"The request holds a value that cannot be encoded: {error}.") from error
 
 
 def decode_command(data: bytes) -> Command:
@@ -115,7 +115,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def down_report(error: BaseException) -> Down:
-    """The report of a core that ends because of `error`: our own errors as they are, others by type and message."""
+    """Return the last report of a core that ends with `error`. Foreign errors are wrapped in an EngineError."""
     if isinstance(error, UpdraftError):
         return Down(error)
     failure = EngineError(f"{type(error).__name__}: {error}")
@@ -134,20 +134,20 @@ prepare_types(_Error)
 
 
 def _plain(value: object) -> object:
-    """An error travels as the nearest class of `protocol.errors` and what those are made of."""
+    """Encode an error as its nearest class in `protocol.errors` and that class's fields."""
     if not isinstance(value, UpdraftError):
-        raise NotImplementedError(f"{type(value).__name__} is not for the wire between server and core.")
+        raise NotImplementedError(f"{type(value).__name__} cannot be sent between server and core.")
     kind = next(kind for kind in type(value).__mro__ if kind.__module__ == errors.__name__)
     return _Error(kind.__name__, value.message, value.param, value.code)
 
 
 def _rebuilt(kind: type, value: Any) -> UpdraftError:
     if kind is not UpdraftError:
-        raise NotImplementedError(f"{kind.__name__} is not for the wire between server and core.")
+        raise NotImplementedError(f"{kind.__name__} cannot be sent between server and core.")
     fields = msgspec.convert(value, _Error)
     error = getattr(errors, fields.kind, None)
     if not (isinstance(error, type) and issubclass(error, UpdraftError)):
-        raise ValueError(f"{fields.kind!r} is no error of ours")
+        raise ValueError(f"{fields.kind!r} is not an Updraft error")
     return error(fields.message, param=fields.param, code=fields.code)
 
 

@@ -1,4 +1,4 @@
-"""The way of commands to an engine's loop and of its reports away: queues of a thread, or sockets of a process."""
+"""The transport between an engine loop and its server: queues of a thread, or sockets of a process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .messages import Command, Report
 class CoreTransport(ABC):
     @abstractmethod
     def next_command(self, wait: bool) -> Command | None:
-        """Without `wait`, None if there is none yet."""
+        """Return the next command; without `wait`, None if no command is pending."""
 
     @abstractmethod
     def report(self, what: Report) -> None:
-        """Without waiting for anybody."""
+        """Send a report without waiting."""
 
     @abstractmethod
     def send_back(self, command: Command) -> None:
-        """Let `next_command` bring this. May be called from any thread."""
+        """Queue a command for `next_command`. May be called from any thread."""

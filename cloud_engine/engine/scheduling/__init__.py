@@ -1,1 +1,1 @@
-"""The scheduler of steps. No torch here."""
+"""The scheduler of steps. Imports no torch."""

@@ -1,4 +1,4 @@
-"""The interface between scheduler and speculation: whom to grant drafts with what is left of a step."""
+"""The scheduler's interface to speculation, which grants drafts from the rest of a step's budget."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Grow = Callable[[RequestState, int], bool]
 
 
 class DraftPlanner(Protocol):
-    """`Speculator` is the one that serves."""
+    """Grants drafts to scheduled requests; implemented by `Speculator`."""
 
     @property
     def draft_tokens(self) -> int:
-        """Draft tokens of this step: as many as were granted, once it is over as many as were verified."""
+        """Draft tokens of this step: granted tokens at first, verified tokens once the step is over."""
         ...
 
     def grant(
         self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none.
+        """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
 
-        `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
+        `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
         """
         ...
 
     def may_draft(self, sequences: int) -> bool:
-        """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
+        """Whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
         ...

@@ -1,4 +1,4 @@
-"""The limits of a request to an engine, checked before it is queued."""
+"""Limits of requests to an engine, checked before a request is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The limits that a model and its server set for requests."""
+    """Limits on requests, set by the model and its server."""
 
     vocab_size: int
     context_length: int
@@ -23,7 +23,7 @@ class RequestLimits:
     config: EngineConfig
 
     def check(self, request: GenerationRequest, scheduler: Scheduler) -> None:
-        """Raises InvalidRequestError, and ContextLengthError for a request that could not even be served alone."""
+        """Raises InvalidRequestError, or ContextLengthError if the request does not fit even without other requests."""
         self._check_tokens("prompt", request.prompt_ids)
         self._check_tokens("prediction", request.draft_ids)
         if not request.prompt_ids:
@@ -32,13 +32,13 @@ class RequestLimits:
         self._check_branches(request)
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
-                f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
+                f"This server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
                 param="priority",
             )
         self._check_length(request, scheduler)
 
     def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
-        """Tokens that prompt and answer may have together; each beam needs blocks of its own."""
+        """Return the most tokens that prompt and answer may have together; each beam needs its own blocks."""
         return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:
@@ -51,23 +51,23 @@ class RequestLimits:
         most = self.config.max_batch_size
         if not 1 <= request.n <= request.num_branches <= most:
             raise InvalidRequestError(
-                f"n, best_of and the number of beams must be between 1 and {most} here (--max-batch-size), and there "
-                f"are no more answers than beams; got {max(request.n, request.num_branches)}.",
+                f"n, best_of and the number of beams must be between 1 and {most} (--max-batch-size), and n must not "
+                f"exceed the number of beams; got {max(request.n, request.num_branches)}.",
                 param="n",
                 code="invalid_value",
             )
         if request.beam:
             _check_beams(request, len(request.params.end_ids(self.eos_ids)), self.vocab_size)
         if request.embed and request.n != 1:
-            raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
+            raise InvalidRequestError("A prompt has only one embedding. Omit n.", param="n", code="invalid_value")
 
     def _check_length(self, request: GenerationRequest, scheduler: Scheduler) -> None:
         prompt, wanted = len(request.prompt_ids), request.params.max_tokens
         new = 0 if request.embed else wanted or 1
         if prompt + new > self.context_length:
             raise ContextLengthError(
-                f"The context holds {self.context_length} tokens; the prompt has {prompt} and {new} are to be "
-                f"generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
+                f"The context is {self.context_length} tokens, but the prompt has {prompt} and the answer needs {new}. "
+                f"Shorten the prompt{' or lower max_tokens' if new else ''}.",
                 param="prompt",
             )
         if prompt + new > self.longest(request, scheduler):
@@ -79,14 +79,14 @@ class RequestLimits:
 
 
 def _check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
-    """Raises InvalidRequestError for options that a beam search has no use for; `num_ends` tokens end an answer."""
+    """Raises InvalidRequestError for options that beam search does not support; `num_ends` counts the end tokens."""
     params = request.params.resolved(replace(PLAIN_SAMPLING, temperature=0.0))
     if request.num_branches + num_ends > vocab_size:
-        raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
+        raise InvalidRequestError("More beams than tokens in the vocabulary: use fewer beams.", param="n")
     if params.temperature or params.truncates or params.edits or request.constraint is not None:
         raise InvalidRequestError(
-            "Beam search follows the model's own probabilities: set temperature=0 and leave out top_p, top_k, min_p, "
-            "typical_p, penalties, logit_bias, min_tokens and constraints of the output.",
+            "Beam search uses the model's raw probabilities: set temperature=0 and omit top_p, top_k, min_p, "
+            "typical_p, penalties, logit_bias, min_tokens and output constraints.",
             param="use_beam_search",
             code="invalid_value",
         )

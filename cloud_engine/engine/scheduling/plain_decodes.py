@@ -1,7 +1,7 @@
-"""Plain decodes: what most requests do in most steps, namely to get one token, with nothing to decide about it.
+"""Plain decodes: requests that get exactly one token per step and need no decision, the most common case.
 
-At 256 sequences a step has half a microsecond for each, so nothing is done for one of them that can be done for all or
-can wait. No torch here.
+At 256 sequences, a step can spend half a microsecond on each, so work is batched over all of them or deferred. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from ..kv.kv_cache_manager import KVCacheManager
 from ..types.outputs import DecodedTokens
 from ..types.request_state import RequestState, ScheduledRequest
 
-#: Full blocks of an answer that others can find together: several are hashed in little more time than one.
+#: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
-
-#: Shares of a step that are no plain decodes, each with the first of its rows.
+#: Shares of a step that are not plain decodes, each with the index of its first row.
 Others = list[tuple[ScheduledRequest, int]]
 
 
 class PlainDecodes:
-    """Those of the running requests that get one token in every step, from the time they join until they leave.
+    """The running requests that get one token in every step, from `join` until `leave`.
 
-    Their shares of a step are made once (`RequestState.decode`). A request is looked at again only when its time has
-    come: its blocks will be full, or its answer at its length, in a step that is known beforehand. All other tokens are
-    appended unchecked, unless one of them ends an answer.
+    Each one's share of a step is created once (`RequestState.decode`). A request is only checked in steps known in
+    advance: when its blocks are full, its answer reaches its length, or a repetition check is due. All other tokens are
+    appended without checks, except for end tokens.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._columns = _Columns()
-        self._others: list[RequestState] | None = None  # who runs beside them; None: it has to be looked up
-        self._steps = 0  # taken so far
-        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> who is to be looked at behind it; some have left
-        self._full: list[ScheduledRequest] = []  # who needs a block before the next step; some have left
+        self._others: list[RequestState] | None = None  # all other running requests; None: not up to date
+        self._steps = 0  # steps taken so far
+        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; some may have left
+        self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; some may have left
 
     def join(self, state: RequestState) -> None:
-        """For a running request that has just got a token: keep its share, if only a plain decode can come of it."""
+        """Add a running request that has just received a token, if plain decodes suffice for it from now on."""
         request = state.request
         if state.grammar is None and request.params.logprobs is None and not request.draft_ids:
             state.decode = ScheduledRequest(state, 1)
@@ -47,45 +46,45 @@ class PlainDecodes:
             self._expect(state.decode)
 
     def leave(self, state: RequestState) -> None:
-        """Something else is to happen to a request that may be one of these."""
+        """Remove a request, if it is here, because its next step is not a plain decode."""
         if state.decode is not None:
             self._columns.remove(state.decode)
             self._others = None
             state.decode = None
 
     def running_changed(self) -> None:
-        """To be said when other requests have begun or ceased to run."""
+        """Note that other requests have started or stopped running."""
         self._others = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
-        """Of the running requests, in their order: the shares of these, and the requests that are none of these."""
+        """Return the shares of the plain decodes and all other running requests, both in their order."""
         return self._columns.items.copy(), self.others(running)
 
     def others(self, running: Sequence[RequestState]) -> list[RequestState]:
-        """The running requests that are none of these, in their order."""
+        """Return the running requests that are not plain decodes, in their order."""
         if self._others is None:
             self._others = [state for state in running if state.decode is None]
         return self._others
 
     def take_full(self) -> list[RequestState]:
-        """Those that lack a block for the next token, once. To each `has_room` is to be said, or it has to `leave`."""
+        """Return and clear the requests that need a block for the next token. Call `has_room` or `leave` for each."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
     def has_room(self, item: ScheduledRequest) -> None:
-        """It is sure of its next token."""
+        """Note that a request has a block for its next token."""
         self._expect(item)
 
     def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, Others]:
-        """Give everyone its token, from its row of `tokens`, but for those that end with it.
+        """Append to each plain decode its row of `tokens`, except if the token ends the answer.
 
-        `batch`: the shares of these first, as `shares` says them, then all others. Returns what came of it, and all
-        others, with those that end.
+        `batch` has the plain decodes first, as returned by `shares`. Returns the decoded tokens, and all other shares,
+        including the plain decodes that end.
         """
         columns, rows = self._columns, range(len(self._columns.items))
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
             others = _with_rows(batch[len(rows) :], len(rows))
-        else:  # some of those in between have left for drafts since
+        else:  # some of the plain decodes have since left to get drafts
             columns, rows, others = _partition(batch)
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
@@ -108,7 +107,6 @@ class PlainDecodes:
         return DecodedTokens(request_ids, indices, tokens_of), others
 
     def _expect(self, item: ScheduledRequest) -> None:
-        """Note when this one is to be looked at."""
         state = item.state
         known = state.num_computed_tokens
         if known >= state.num_own_slots:
@@ -119,15 +117,15 @@ class PlainDecodes:
 
 
 class _Columns:
-    """The columns of plain decodes that every step needs, one entry each, in the order of the running requests."""
+    """Columns of data about plain decodes for each step, one entry per request, in the order of running requests."""
 
     def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
-        """`items`: in that order."""
+        """Fill the columns from `items`, which must be in that order."""
         self.items = list(items)
         self.states = [item.state for item in items]
         self.request_ids = [state.request_id for state in self.states]
         self.indices = [state.index for state in self.states]
-        self._kinds = Counter(state.end_ids for state in self.states)  # few: most requests end by the same tokens
+        self._kinds = Counter(state.end_ids for state in self.states)  # few kinds: most requests share their end tokens
         self._end_ids = frozenset[int]().union(*self._kinds)
 
     def insert(self, item: ScheduledRequest) -> None:
@@ -151,25 +149,25 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Those whose answer ends with its token: at its length or by repetition (only those `due` are looked at for
-        it), or by the token itself."""
+        """Return the indices of answers that end with their new token: an end token, or, for those `due` for a check,
+        the maximum length or a repetition."""
         places = {self._place(item): item for item in due}
-        found = {
+        ended = {
             at
             for at, item in places.items()
             if item.start + 1 >= item.state.last_position or item.state.until_repetition(tokens[at : at + 1])
         }
         if not self._end_ids.isdisjoint(tokens):
-            found.update(at for at, token in enumerate(tokens) if token in self.states[at].end_ids)
-        return sorted(found)
+            ended.update(at for at, token in enumerate(tokens) if token in self.states[at].end_ids)
+        return sorted(ended)
 
     def _place(self, item: ScheduledRequest) -> int:
-        """Its index among those of equal order."""
+        """Return the index of `item`, searching from the first entry of equal order."""
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
 def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], Others]:
-    """The plain decodes of a batch and their rows, and all others."""
+    """Split a batch into plain decodes, their rows, and all other shares."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []
     others: Others = []
@@ -183,7 +181,7 @@ def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], 
 
 
 def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> Others:
-    """Each with the first of its rows, the first of all at `row`."""
+    """Pair each share with its first row, counting from `row`."""
     placed: Others = []
     for item in batch:
         placed.append((item, row))

@@ -1,10 +1,10 @@
-"""The scheduler: the requests of the next step, and their tokens.
+"""The scheduler: selects the requests of the next step and their tokens.
 
-There is no prefill phase and no decode phase. Each request has known tokens and computed tokens, and every step spends
-a token budget on catching up: a decode is a request that is one token behind, a prefill one that is many behind, a
-chunked prefill one that cannot catch up within one step, and a draft is some tokens that are not known yet.
+There is no prefill phase and no decode phase. Each request has known tokens and computed tokens, and each step spends a
+token budget on uncomputed ones. A decode has one uncomputed token, a prefill has many, a chunked prefill has more than
+fit into one step, and draft tokens are guesses beyond the known tokens.
 
-No torch here: the whole policy can be tested on integers.
+Imports no torch, so that the whole policy can be tested on integers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
+#: Seconds of waiting that equal one priority level, or one prompt token under "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 
 
 def order_of(state: RequestState, policy: Policy) -> float:
-    """A request's place among all others, lowest first; it never changes.
+    """Return a request's sort key among all others, lowest first; it never changes.
 
-    Under every policy waiting counts, so that nobody starves: a request that came later may go first only if it came
-    soon enough after. That is the same as ageing the waiting ones, without ever sorting them again.
+    Every policy includes the arrival time, so that no request starves: a later request goes first only if it arrived
+    soon enough after. This equals ageing of the waiting requests, but needs no re-sorting.
     """
     if policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
@@ -42,11 +42,11 @@ def order_of(state: RequestState, policy: Policy) -> float:
 
 
 class Scheduler:
-    """Serves requests in their order (`order_of`), with preemption by recompute.
+    """Serves requests in order (`order_of`) and preempts by recomputing.
 
-    Cannot deadlock: only requests that fit the pool alone are let in (`fits`), running requests take blocks in their
-    order, and one that lacks a block takes it from the last, in the last resort itself. So the first request always
-    moves. Beams of one request run or wait together, so that none holds blocks while it waits for another.
+    Cannot deadlock: every admitted request fits the pool alone (`fits`), running requests take blocks in their order,
+    and a request that lacks a block preempts the last one, possibly itself. So the first request always advances. All
+    beams of a request run or wait together, so that no waiting beam holds blocks.
     """
 
     def __init__(
@@ -56,49 +56,49 @@ class Scheduler:
         speculator: DraftPlanner,
         counters: EngineStats | None = None,
     ) -> None:
-        """`counters`: where to count who is let in and who is preempted."""
+        """Create a scheduler that counts admissions and preemptions in `counters`."""
         self._config = config
         self._cache = cache
         self._speculator = speculator
         self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
-        self._prompt_tokens = 0  # of the last step
+        self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # in the batch: of the running, and of all that is still to branch off from them
-        self.decodes = PlainDecodes(cache)  # those of them that are
+        self._places = 0  # batch rows of the running requests and of the forks that they have yet to make
+        self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
-        """Whether a request of this many tokens, prompt and output together, can ever be served by the pool.
+        """Whether the pool is large enough for a request of `num_tokens`, prompt and output together.
 
-        Beams go on together or not at all, and after a preemption they may share nothing: each needs its own blocks.
+        Each beam counts in full, because beams run together and may share no blocks after a preemption.
         """
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def longest(self, most: int, num_beams: int = 1) -> int:
-        """The most tokens that fit (`fits`), up to `most`."""
+        """Return the most tokens, up to `most`, for which `fits` is true."""
         if self.fits(most, num_beams):
             return most
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size
 
     def check_room(self, expected: Sequence[GenerationRequest] = ()) -> None:
-        """Raises OverloadedError when the queue is full, `expected` requests that are still to come included.
+        """Raises OverloadedError if the queue, including `expected` requests, is full.
 
-        Those do not count for whom batch and pool have room: nothing keeps them but that a step has to come first.
+        Queued requests that batch and pool have room for do not count: they only wait for the next step.
         """
         most, queued = self._config.max_waiting, len(self.waiting) + len(expected)
         if queued >= most and queued - self._num_with_room(expected) >= most:
-            raise OverloadedError(f"The queue is full ({most} requests waiting): try again later.")
+            raise OverloadedError(f"The queue is full ({most} requests waiting). Retry later.")
 
     def add(self, state: RequestState) -> None:
-        """Queue a request, for which there is room (`check_room`)."""
+        """Queue a request; call `check_room` first."""
         state.order = order_of(state, self._config.policy)
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
-        """The next step: running requests first, then new ones, then drafts with whatever budget is left.
+        """Plan the next step: running requests first, then new ones, then drafts with the remaining budget.
 
-        In the batch the plain decodes come first.
+        In the returned batch, plain decodes come first.
         """
         self._cache.release_out_of_reach(self.running)
         if self._config.policy == "priority":
@@ -111,17 +111,17 @@ class Scheduler:
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(others, left)
         self._prompt_tokens = for_prompts - left
-        # Drafts use budget, time and blocks nobody else wants: they never delay or preempt a request.
+        # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
         for item in self._speculator.grant(decodes, others, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *others]
 
     def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Of a batch of plain decodes that has not been read yet: who will go on in the step behind it, each with a
-        block for its token. Empty where there is to be more in that step than these: somebody who waits for the place
-        of one that ends, or drafts.
-        """
+        """Return the requests of a batch of plain decodes that will continue in the next step, with blocks allocated.
+
+        Called before the batch is read. Empty if the next step may include more: drafts, or a waiting request that
+        takes the place of one that ends."""
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         makes_room = bool(self.waiting) and len(going_on) < len(batch)
         if makes_room or self._speculator.may_draft(len(going_on)):
@@ -131,26 +131,26 @@ class Scheduler:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may have prompts in it, and so take much longer than one that only decodes."""
+        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         others = self.decodes.others(self.running)
         has_place = self._places < self._config.max_batch_size
         return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
 
     def observe(self, sequences: int, step_s: float) -> None:
-        """The step that was scheduled last is over; `sequences` were in it."""
+        """Learn from the last scheduled step, which had `sequences` and took `step_s` seconds."""
         self._step_budget.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
-        """Forget a finished or aborted request, wherever it is, and free its blocks."""
+        """Remove a finished or aborted request, running or waiting, and free its blocks."""
         if state in self.running:
             self._stop(state)
         else:
             self.waiting.remove(state)
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Let `child` run beside `parent`, whose blocks it shares.
+        """Start running `child`, which shares the blocks of `parent`.
 
-        `_admit` has kept a place for it, or the caller removes another beam for it.
+        `_admit` has reserved a place for the fork, or the caller removes another beam.
         """
         child.order = parent.order
         if parent.unforked:
@@ -163,16 +163,16 @@ class Scheduler:
         return list(chain(self.running, self.waiting))
 
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
-        """The shares of the running requests: plain decodes, and others. And what they leave of `budget`, in which a
-        token for each is left out. Blocks are taken in their order.
-        """
+        """Return the shares of the running requests, as plain decodes and others, and the rest of `budget`.
+
+        `budget` excludes one token per running request. Requests take blocks in their order."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._make_room(state, num_tokens):
-                continue  # it had to go, for an earlier one or as the last of all
+                continue  # preempted, by an earlier request or as the last one
             if state.decode is not None:
                 self.decodes.has_room(state.decode)
             else:
@@ -180,20 +180,20 @@ class Scheduler:
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
-            batch = [item for item in batch if item.state.block_table]  # others went with a beam behind them
+            batch = [item for item in batch if item.state.block_table]  # preempted with a later beam
         return plain, batch, budget
 
     def _make_room(self, state: RequestState, num_tokens: int) -> bool:
-        """Blocks for the next `num_tokens`, at the cost of later arrivals. False: the request itself had to go."""
+        """Allocate blocks for `num_tokens`, preempting later requests. Return False if `state` itself was preempted."""
         while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
             if state in self._preempt_last():
                 return False
         return True
 
     def _yield_to_priority(self) -> None:
-        """Stop running requests for a waiting one of higher priority that has no room beside them.
+        """Preempt running requests for a waiting one of higher priority that has no room otherwise.
 
-        Only if there is room without them, and time in this step: else they would have lost their places for nobody.
+        Do this only if that frees enough room and this step has budget left for the waiting request.
         """
         if not self.waiting:
             return
@@ -208,22 +208,22 @@ class Scheduler:
             self._preempt_last()
 
     def _has_room_without(self, others: list[RequestState]) -> bool:
-        """Whether the first of the waiting would have places and blocks if the `others` were not running."""
+        """Whether the first waiting request would have places and blocks if the `others` were not running."""
         states = self._first_waiting()
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
-        """Let in who comes before some running request, so that these do not use up the step's budget first."""
+        """Admit waiting requests that precede a running one, before running requests use up the step's budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
             if not self._admit(self._first_waiting()):
                 return
 
     def _first_waiting(self) -> list[RequestState]:
-        """The first of the waiting requests, with all its beams."""
+        """Return the first waiting request with all its beams."""
         return _beams_of(self.waiting[0], self.waiting)
 
     def _admit(self, states: list[RequestState]) -> bool:
-        """Make the first of the waiting requests a running one, if there is a place and there are blocks for it."""
+        """Start running `states` if the batch has places and the pool has blocks for all of them, else return False."""
         if not self._has_place(states):
             return False
         for index, state in enumerate(states):
@@ -240,7 +240,6 @@ class Scheduler:
         return True
 
     def _count(self, state: RequestState) -> None:
-        """A request begins."""
         counters = self.counters
         counters.queue_seconds.observe(time.monotonic() - state.arrived)
         counters.prompt_tokens += state.num_prompt_tokens
@@ -249,7 +248,7 @@ class Scheduler:
             counters.prefix_hit_tokens += state.num_cached_tokens
 
     def _preempt_last(self) -> list[RequestState]:
-        """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
+        """Preempt the last running request: free its blocks and return it to its place in the queue."""
         victims = _beams_of(self.running[-1], self.running)
         for victim in reversed(victims):
             self._stop(victim)
@@ -266,13 +265,13 @@ class Scheduler:
     def _stop(self, state: RequestState) -> None:
         self.running.remove(state)
         self._places -= 1 + state.unforked
-        self._cache.register(state)  # a plain decode may have full blocks that are not
+        self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
         self.decodes.leave(state)
         self.decodes.running_changed()
 
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
-        """Add new requests as far as the budget goes. Returns what they leave of it."""
+        """Admit waiting requests and add their shares to `batch`, within `budget`. Return the rest of the budget."""
         while self.waiting and budget > 0:
             states = self._first_waiting()
             if len(states) > budget or not self._admit(states):
@@ -284,7 +283,7 @@ class Scheduler:
         return budget
 
     def _num_with_room(self, expected: Sequence[GenerationRequest]) -> int:
-        """The number in the queue with places and blocks, the first of them first, as if nothing was cached."""
+        """Return how many queued requests, in order, have places and blocks, assuming that nothing is cached."""
         places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
@@ -298,27 +297,27 @@ class Scheduler:
         return len(self.waiting) + len(expected)
 
     def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
-        """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
+        """Whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
         return self._places - _places(without) + _places(states) <= self._config.max_batch_size
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
-    """All beams of this one's request; itself alone where there is no beam search."""
+    """Return all beams of the same request, or only `state` without a beam search."""
     return [other for other in among if other.request is state.request] if state.request.beam else [state]
 
 
 def _places(states: Iterable[RequestState]) -> int:
-    """Rows that they take in the batch, with all that is still to branch off from them."""
+    """Return the batch rows of `states`, including forks that they have yet to make."""
     return sum(1 + state.unforked for state in states)
 
 
 def _yields(running: RequestState, head: RequestState) -> bool:
-    """Whether it gives way to the `head` of the queue."""
+    """Whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
 
 
 def _missing(running: RequestState) -> int:
-    """Tokens that are known and not computed, but for the last one, which each step computes."""
+    """Return the number of uncomputed tokens beyond the one that every step computes."""
     return 0 if running.decode is not None else len(running.token_ids) - running.num_computed_tokens - 1
 
 

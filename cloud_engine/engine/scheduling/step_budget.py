@@ -1,39 +1,39 @@
-"""The tokens that fit into a step of limited length: between two steps streams move and aborts are obeyed.
+"""Token budgets that keep steps within a target time, so that streams and aborts never wait long.
 
-No torch here, and no clock: whoever measures reports.
+Imports no torch and reads no clock: callers report their measurements.
 """
 
 from __future__ import annotations
 
 from ..types.recent import Recent
 
-_MIN_TOKENS = 64  # also while nothing is known; fewer would be slow where a step takes long whatever is in it
+_MIN_TOKENS = 64  # lower bound, also before any measurement: smaller chunks waste a step's fixed cost
 
 
 class StepBudget:
-    """`limit_s`: what a step may take; None for as long as it wants. `least`: tokens of prompts that have to fit.
+    """Token budgets for a target step time of `limit_s` seconds (None: no limit); `least` prompt tokens always fit.
 
-    A token to be verified takes longer than one of a prompt: the model's head reads it too. So both are measured.
+    Draft tokens and prompt tokens are measured separately: a draft token also passes through the model's head.
     """
 
     def __init__(self, limit_s: float | None, least: int = 1) -> None:
         self._limit_s = limit_s
         self._least = max(least, _MIN_TOKENS)
-        self._prompt_s, self._draft_s = Recent(), Recent()  # per token
+        self._prompt_s, self._draft_s = Recent(), Recent()  # seconds per token
 
     def max_prompt_tokens(self, budget: int) -> int:
-        """Of `budget` that there are."""
+        """Return how many prompt tokens of `budget` fit into a step."""
         return budget if self._limit_s is None else min(budget, self._fitting_prompts(self._limit_s))
 
     def max_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
-        """Of `budget` that there are, in a step with as many tokens of prompts."""
+        """Return how many draft tokens of `budget` fit into a step that has `prompt_tokens` already."""
         if self._limit_s is None:
             return budget
         left = 1 - prompt_tokens / self._fitting_prompts(self._limit_s)
         return min(budget, int(left * max(_MIN_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
-        """A step of `step_s`, most of it prompts or drafts: what it took for everything else counts as theirs."""
+        """Learn the time per token from a step that is mostly prompts or drafts; all its time is charged to them."""
         tokens = prompt_tokens + draft_tokens
         if self._limit_s is not None and 2 * tokens >= max(sequences, self._least):
             taken = self._draft_s if draft_tokens > prompt_tokens else self._prompt_s

@@ -1,1 +1,1 @@
-"""Speculative decoding: the drafters, how much they draft, and what was learned from it."""
+"""Speculative decoding: drafters, the choice of draft lengths, and the measurements that it uses."""

@@ -1,11 +1,11 @@
-"""The length of each request's draft: the one that makes the batch fastest by measured times, often none.
+"""Draft lengths per request that maximise the batch's throughput by measured times; often 0.
 
-Drafts that are refuted cost verification and drafting, and what that costs depends on model, machine and load. So the
-policy knows no constants of either: it estimates how likely each request's drafts are accepted, takes the costs from
-`StepCosts`, and picks the lengths with the most expected tokens per second. Now and then it tries what it holds for
-the worse, within a small share of the time, so that it finds out when that has changed.
+Rejected drafts cost drafting and verification time, which depends on model, machine and load. So the policy has no
+built-in costs: it estimates each request's acceptance rate, takes the costs from `StepCosts`, and picks the lengths
+with the most expected tokens per second. Occasionally it tries the alternative that looks worse, within a small share
+of the time, to notice when the better choice has changed.
 
-No torch here: the whole policy can be tested on made-up costs.
+Imports no torch, so that the whole policy can be tested on made-up costs.
 """
 
 from __future__ import annotations
@@ -16,47 +16,46 @@ from dataclasses import dataclass, replace
 from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
-_TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
-_MAX_CHARGED = 2.0  # for a token in verification, in steps without drafts
-_UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
-_TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
-_REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
-_LEARNED_OF_REST = 2  # its last steps, and the one behind it
-_PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
-_MIN_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
+_TRIAL_SHARE = 0.005  # share of the time that trials may lose
+_MAX_CHARGED = 2.0  # most that verification is charged per token, in steps without drafts
+_UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # most draft tokens, per sequence and in all, while their cost is unknown
+_TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
+_REST_STEPS = 8  # least steps until drafts are considered again; at least one per sequence, as planning time grows too
+_LEARNED_OF_REST = 2  # steps at the end of a rest that are observed in full
+_PAYBACK_TOKENS = 64  # most tokens over which catching up must pay off
+_MIN_GAIN = 1.02  # least expected speed-up of drafts; the estimates are not exact enough for less
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request that could be drafted for, at most `limit` tokens, each accepted with `acceptance` if those before
-    are.
-    """
+    """A request that may get up to `limit` draft tokens. `acceptance`: probability that a token is accepted if all
+    tokens before it are."""
 
     acceptance: float
     limit: int
-    # Each token takes a pass of a draft model, which has to catch up on `lag` tokens first.
+    # Whether each token takes a pass of a draft model, which must first compute `lag` known tokens.
     takes_passes: bool = False
     lag: int = 0
-    # Tokens the request may still generate.
+    # Most tokens that the request may still generate.
     remaining: int = _PAYBACK_TOKENS
 
     @property
     def payback_tokens(self) -> int:
-        """Over how many tokens to come catching up has to pay."""
+        """Number of future tokens over which the cost of catching up is spread."""
         return max(1, min(self.remaining, _PAYBACK_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A way to do the next step."""
+    """A plan for the next step."""
 
-    # Drafts of each candidate.
+    # Draft length of each candidate.
     lengths: list[int]
-    # Expected from the step.
+    # Expected tokens of the step.
     tokens: float
-    # Expected for the step.
+    # Expected seconds of the step.
     seconds: float
-    # Needed once, before the first such step.
+    # One-time cost before the first such step, in seconds.
     upfront_s: float = 0.0
 
     @property
@@ -65,51 +64,51 @@ class _Plan:
 
 
 class DraftLengthPolicy:
-    """As many drafts as can be had, at most `most` for each request, whatever they cost."""
+    """The fixed policy: always as many drafts as possible, up to `most` per request."""
 
-    #: Whether there are drafts at present, so that a draft model should not fall behind.
+    #: Whether drafts are currently in use, so that a draft model should keep up with the target.
     drafts = True
 
     def __init__(self, most: int) -> None:
         self._most = most
 
     def rests(self, sequences: int, ahead: int = 0) -> bool:
-        """Whether a decision not to draft still stands in a step over so many: then there is nothing to plan.
+        """Whether a decision not to draft still holds for a step with this many `sequences`, so `plan` is not needed.
 
-        `ahead`: steps that come before it and have not been observed.
+        `ahead` is the number of steps before that one which have not been observed yet.
         """
         del sequences, ahead
         return False
 
     def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
-        """Draft lengths, one for each candidate, in a step over as many `sequences`."""
+        """Return a draft length for each candidate, in a step with this many `sequences`."""
         del sequences
         return [min(self._most, candidate.limit) for candidate in candidates]
 
     def learns_nothing(self, sequences: int) -> bool:
-        """Whether a step over so many, without drafts, need not be told about: `pass_by` will do, and is quicker."""
+        """Whether the faster `pass_by` suffices instead of `observe` for a step of this size without drafts."""
         del sequences
         return True
 
     def observe(self, step: StepReport) -> None:
-        """Learn from a step, which may have had drafts or not. To be called once for every step, or `pass_by`."""
+        """Learn from a step, with or without drafts. Call this or `pass_by` once per step."""
 
     def pass_by(self, sequences: int, step_s: float) -> None:
-        """A step from which there is nothing to learn."""
+        """Count a step without learning from it."""
 
 
 class AdaptiveDraftLength(DraftLengthPolicy):
-    """The lengths with the most expected tokens per second. Deterministic, given what it is told."""
+    """Chooses the lengths with the most expected tokens per second; deterministic for given step reports."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._costs = StepCosts()
         self._credit = DraftCredit()
-        self._rest = self._rest_size = 0  # steps still to go without asking again, while the batch is of this class
-        self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
-        self._trial_size = 0  # class of batch size that it is for
+        self._rest = self._rest_size = 0  # remaining steps without planning, for this class of batch sizes
+        self._trial_left = self._trial_length = 0  # a trial of drafts: remaining steps, and most tokens per request
+        self._trial_size = 0  # the trial's class of batch sizes
         self._since_trial_s = 0.0
-        self._drafted = False  # in the step before
+        self._drafted = False  # whether the previous step had drafts
         self.drafts = False
 
     def observe(self, step: StepReport) -> None:
@@ -121,7 +120,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
-        """The charge is capped: a step that takes longer than it ever should was held up by something else."""
+        """Return the seconds of the step lost to drafts, capped: very slow steps were held up by something else."""
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
@@ -129,13 +128,13 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # what prompts took of it is a guess
+            if target_s is None or step.prefill_tokens > 0:  # the share of prompts in the time is uncertain
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
-            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # it finds the caches full of what drafts need
+            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # caches still hold the draft model's data
         return lost_s
 
     def pass_by(self, sequences: int, step_s: float) -> None:
@@ -153,14 +152,14 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
 
     def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
-        if not candidates:  # nor need anybody look for some for a while, if looking has cost too much
+        if not candidates:  # rest if the search for candidates has cost too much
             if self._credit.is_overdrawn(sequences):
                 self._rest_for(max(_REST_STEPS, sequences), sequences)
             return []
         none = [0] * len(candidates)
         plain_s = self._costs.plain_s(sequences)
         if plain_s is None:
-            return none  # and the step will tell what one without drafts costs
+            return none  # this step measures the cost without drafts
         plain = _Plan(none, sequences, plain_s)
         if self._trial_left > 0 and self._trial_size == sequences.bit_length():
             self._trial_left -= 1
@@ -185,9 +184,9 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return best.lengths
 
     def _may_try(self, other: _Plan, best: _Plan, sequences: int) -> bool:
-        """Whether there is enough time since the last trial to lose on one of `other`.
+        """Whether enough time has passed since the last trial to afford a trial of `other`.
 
-        Longer drafts than were tried need not wait for that: then it is the credit that bounds what is lost.
+        Drafts longer than any tried before need not wait: the credit bounds their cost.
         """
         is_new = max(other.lengths) > self._costs.longest(sequences)
         return is_new or _lost_s(other, best) <= _TRIAL_SHARE * self._since_trial_s
@@ -200,21 +199,21 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             self._rest_for(_TRIAL_STEPS, sequences)
 
     def _repeat(self, plan: _Plan, sequences: int) -> None:
-        """For as long as a trial takes: from one step, a cold one, nobody knows what drafts of a new length cost."""
+        """Repeat the plan for a whole trial: a single, cold step does not tell the cost of a new draft length."""
         self._trial_size, self._trial_length = sequences.bit_length(), max(plan.lengths)
         self._trial_left = _TRIAL_STEPS - 1
 
     def _trial_length_of(self, candidate: DraftCandidate) -> int:
-        """Nobody catches up for the rest of a trial: whoever came meanwhile takes no part."""
+        """Return the candidate's draft length in the current trial; 0 if its draft model would have to catch up."""
         return min(self._trial_length, candidate.limit) if candidate.lag <= SHORT_LAG else 0
 
     def _rest_for(self, steps: int, sequences: int) -> None:
         self._rest, self._rest_size = steps, sequences.bit_length()
 
     def _best_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan | None:
-        """Column by column: who is worth a first token, a second one, and so on; and where it is best to stop.
+        """Extend drafts one token at a time, for the candidates where this pays, and return the best length found.
 
-        A token is worth it if the chance that it is accepted outweighs what it takes of everybody's time.
+        A draft token pays if its expected gain outweighs the time that it costs the whole batch.
         """
         costs = self._costs
         chances = [candidate.acceptance for candidate in candidates]
@@ -250,7 +249,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return replace(best, lengths=[min(length, best_length) for length in lengths])
 
     def _longest_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """As long as is dared and there is credit for, for everybody, whatever is expected of it."""
+        """Return the plan with the longest drafts for all candidates that the limits and the credit allow."""
         length, credit_s = self._max_draft_length(sequences), self._credit.of(sequences) * plain.seconds
         while length > 0:
             drafts = self._drafts_of(length, candidates, sequences, plain)
@@ -260,7 +259,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """The plan with drafts of at most `length`, at its highest cost."""
+        """Return the plan with drafts of at most `length`, at the highest estimate of its cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
@@ -273,18 +272,18 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
 
     def _max_draft_length(self, sequences: int) -> int:
-        """The longest drafts to try: nobody knows what much longer ones cost than were measured."""
+        """Return the longest draft to try: the cost of drafts much longer than the measured ones is unknown."""
         known, unknown = self._costs.longest(sequences), min(_UNTRIED_EACH, _UNTRIED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
 
 
 def _lost_s(other: _Plan, best: _Plan) -> float:
-    """On a trial."""
+    """Return the seconds that a trial of `other` is expected to lose against `best`."""
     return other.upfront_s + _TRIAL_STEPS * (other.seconds - other.tokens / best.rate)
 
 
 def _expected(acceptance: float, length: int) -> float:
-    """Accepted tokens of as many."""
+    """Return the expected number of accepted tokens of a draft."""
     if acceptance >= 1:
         return float(length)
     return acceptance * (1 - acceptance**length) / (1 - acceptance)

@@ -1,8 +1,8 @@
-"""The draft model: a small model that guesses the next tokens, so that the large one can check them in one pass.
+"""The draft model: a small model that guesses the next tokens, which the target verifies in one pass.
 
-Leviathan et al. 2023, in the form that needs no rejection sampling: see `sampler` on why a draft token is accepted if
-and only if it is the token the target samples at that position. To hit it often, the draft samples with the target's
-parameters and the target's noise.
+Leviathan et al. 2023, without rejection sampling: a draft token is accepted if and only if it is the token that the
+target samples at that position (see `sampler`). To match often, the draft model samples with the target's parameters
+and noise.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 
 class DraftModel(Drafter):
-    """Its KV cache uses the target's block tables. It computes a request only when it is to draft for it."""
+    """A drafter that runs a model. Its KV cache uses the target's block tables and is filled only when needed."""
 
     name = "draft"
     takes_passes = True
 
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: Sizes, config: EngineConfig) -> None:
-        """The target's head may have other rows than the draft's: vocabularies are padded differently."""
+        """Set up the runner. The heads of target and draft may have different numbers of rows due to padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows
-        # Behind the target's vocabulary there may be rows of padding, of which C knows nothing.
+        # `extend` cannot mask padding rows beyond the target's vocabulary.
         self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
 
     def offer(self, state: RequestState, limit: int) -> int:
@@ -61,12 +61,11 @@ class DraftModel(Drafter):
         self._runner.copy_blocks(copies)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
-        """A draft ends before a token that would end the answer: the target is to say that one itself.
+        """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
-        The first pass also catches up on what the target has computed without drafts: prompts, and pauses.
-
-        It takes prompts that are still being computed along, so that they need not be caught up on later. A request
-        that is too far behind for one pass catches up over several, and has no drafts until then.
+        The first pass also computes the tokens that the target computed without drafts, such as prompts. It includes
+        prompts that are still being prefilled, so that no catching up is needed later. A request with too many missing
+        tokens for one pass catches up over several, and gets no drafts until then.
         """
         started = time.perf_counter()
         drafting, chunks = self._first_pass(batch)
@@ -85,9 +84,9 @@ class DraftModel(Drafter):
         return DraftWork(lag, first_pass_s, len(drafting), passes)
 
     def _continue_on_device(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
-        """Behind each first draft token, which are read with the last of all, so that the device waits for nobody.
+        """Continue after each first draft token on the device, and read all tokens at the end to avoid waiting.
 
-        `first` (drafting,) int64, sampled as `rows` say. Returns the passes.
+        `first` (drafting,) int64 was sampled by `rows`. Returns the number of passes.
         """
         firsts = HostCopy(first)
         longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
@@ -104,7 +103,7 @@ class DraftModel(Drafter):
         return spans[0].length if spans else 0
 
     def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
-        """Behind each first draft token, in one call where that can be, else pass by pass. Most passes of one."""
+        """Continue after each first draft token, in one call if possible, else pass by pass. Return the most passes."""
         at_once = one_by_one = 0
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
@@ -118,7 +117,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """The requests that can draft after it, and their tokens: drafting ones first, then prompts."""
+        """Return the requests that draft after the first pass, and its chunks: drafting requests before prompts."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens
@@ -141,7 +140,7 @@ class DraftModel(Drafter):
         return drafting, chunks
 
     def _can_follow(self, state: RequestState) -> bool:
-        """Whether the blocks that its next query sees are still there; behind a sliding window they may be gone."""
+        """Whether the blocks that the request's next query sees still exist; a sliding window releases old ones."""
         if self._reach is None:
             return True
         oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
@@ -164,37 +163,36 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """All drafts but the last are computed, to know the one behind each."""
+        """Return the span of all drafts but the last: computing each yields the next."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
         return Chunk(self._known(token_ids), start, state.block_table, num_logits)
 
     def _known(self, token_ids: list[int]) -> list[int]:
-        """Without ids that no text produces, but the target's head has a row for."""
+        """Clamp token ids to the draft model's vocabulary; larger ids are padding rows that no text produces."""
         return [min(token_id, self._rows - 1) for token_id in token_ids] if self._missing_rows > 0 else token_ids
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
-        """Logits as wide as the target's, which sampling parameters and masks are made for."""
+        """Compute logits and pad or cut them to the target's width, which sampling parameters and masks expect."""
         logits = self._runner.run(chunks)
         return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
 
 
 def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> None:
-    """One more draft token for each."""
     for item, token in zip(drafting, tokens, strict=True):
         item.draft_ids.append(token)
 
 
 def _take(item: ScheduledRequest, tokens: list[int]) -> None:
-    """Further drafts, up to the one that would end the answer."""
+    """Append draft tokens up to the first end token."""
     kept = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
     item.draft_ids += kept
     item.draft_ends = len(kept) < len(tokens)
 
 
 def _can_continue(item: ScheduledRequest) -> bool:
-    """Whether there is more to draft behind its last draft token, which is taken back if it would end the answer."""
+    """Whether more tokens can be drafted. If the last one is an end token, remove it and return False."""
     if item.draft_ids[-1] in item.state.end_ids:
         item.draft_ids.pop()
         item.draft_ends = True
@@ -203,5 +201,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Whether the item is part of a prompt behind which there will be something to draft."""
+    """Whether the item is part of a prompt whose answer can be drafted for."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

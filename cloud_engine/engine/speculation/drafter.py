@@ -1,7 +1,7 @@
-"""The interface of drafters: guess the next tokens of a request, for the target to verify in one pass.
+"""The interface of drafters, which guess the next tokens of a request for the target to verify in one pass.
 
-Whatever a drafter says, the answer stays the same (see `sampler`): a bad one only costs time. So drafters may be added
-freely, and `speculation` finds out by measuring which of them pay.
+Drafters never change the answer (see `sampler`): a bad one only costs time. So drafters can be added freely, and
+measurements show which ones pay off.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """The work of a draft model in a step."""
+    """The work of a draft model in a step: passes, sequences drafted for, and seconds of the first pass."""
 
-    # Tokens that the target had computed and it had not; the first pass computed them, too.
+    # Tokens that the first pass computed.
     lag: int = 0
     first_pass_s: float = 0.0
     drafting: int = 0
@@ -28,9 +28,9 @@ class DraftWork:
 
 
 class Drafter(ABC):
-    """`name` goes into the statistics, which count "draft" and "ngram" (`EngineStats`).
+    """Base class of drafters. `EngineStats` has counters for the names "draft" and "ngram".
 
-    `takes_passes`: every token takes a pass of a model, so drafts are not free.
+    `takes_passes`: whether each token takes a pass of a model, so that drafts are not free.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Drafter(ABC):
 
     @abstractmethod
     def offer(self, state: RequestState, limit: int) -> int:
-        """The number of the request's next tokens that it would guess now, at most `limit`; 0 where it has no idea."""
+        """Return the number of tokens, at most `limit`, that this drafter would guess for the request now."""
 
     @abstractmethod
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
-        """Fill in `draft_ids` where this drafter was granted `num_drafts` of them; it may give fewer."""
+        """Fill in `draft_ids` of the requests granted to this drafter, with at most `num_drafts` tokens each."""
 
     def lag(self, state: RequestState) -> int:
-        """Tokens that it has to compute for the request before its first guess."""
+        """Return the number of tokens to compute for the request before the first guess."""
         del state
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Follow the target in copying KV blocks, (source, target) each."""
+        """Repeat the target's copies of KV blocks, as (source, target) pairs."""
         del copies

@@ -1,6 +1,6 @@
-"""Guesses by repetition: what followed the last time the request's text had just these tokens.
+"""The n-gram drafter: proposes the tokens that followed the same n-gram earlier in the request's text.
 
-Prompt lookup (Saxena 2023): answers often quote their prompt and themselves. No model is asked.
+Prompt lookup (Saxena 2023): answers often quote their prompt and themselves. Needs no model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NgramDrafter(Drafter):
-    """Proposes what followed the request's last tokens earlier in its prompt or answer."""
+    """Proposes the tokens that followed the request's last n-gram earlier in its prompt or answer."""
 
     name = "ngram"
 
@@ -29,6 +29,6 @@ class NgramDrafter(Drafter):
         for item in batch:
             if item.drafter == self.name:
                 start = item.state.drafts.ngrams.find(item.state.token_ids)
-                assert start is not None, "offered before"
+                assert start is not None, "drafts are only granted after an offer"
                 item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
         return DraftWork()

@@ -1,8 +1,8 @@
-"""Whether a prediction is verified whole at once, or a few tokens of it go ahead: by which is likely to take less time.
+"""The choice between verifying a whole prediction at once and probing its first few tokens, by expected time.
 
-Whole, one that fails at once costs the tokens behind its first few for nothing; a few at first, one that holds takes a
-step more. What tokens and steps cost depends on the model and the machine: on a GPU a step outweighs many of them, on a
-CPU few. No clock here: whoever measures reports.
+Verifying it whole wastes the remaining tokens if the prediction fails early; probing costs an extra step if it holds.
+Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Reads no clock: callers
+report their measurements.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections import deque
 from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
-_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # share of predictions that hold, while few have been seen
-_TRUSTED_SHARE = 0.75  # is enough while nothing is known about the costs
+_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # assumed share of predictions that hold, and its weight in predictions
+_TRUSTED_SHARE = 0.75  # share that suffices to verify predictions whole while costs are unknown
 
 
 class PredictionTrust:
-    """Learns from predictions and from steps, in which predicted tokens count as those of a prompt."""
+    """Learns from predictions and from steps; predicted tokens in a step count as prompt tokens."""
 
     def __init__(self) -> None:
-        self.is_asked = False  # else there is no use in observing
+        self.is_asked = False  # `observe` is only useful once this is True
         self._held: deque[bool] = deque(maxlen=_REMEMBERED)
         self._costs = StepCosts()
 
     def add(self, held: bool) -> None:
-        """The first few tokens of a prediction held, or they did not."""
+        """Record whether the first few tokens of a prediction were accepted."""
         self._held.append(held)
 
     def observe(self, step: StepReport) -> None:
         self._costs.observe(step)
 
     def takes_whole(self, num_behind: int, sequences: int) -> bool:
-        """Whether to verify the `num_behind` tokens behind a prediction's first few before these have held.
+        """Whether to verify the `num_behind` tokens after a prediction's first few in the same step.
 
-        They delay everybody in a batch of so many `sequences`; a step more costs the request's share of it.
+        Those tokens delay the whole batch; an extra step costs only this request's share, 1 / `sequences`.
         """
         self.is_asked = True
         share = (sum(self._held) + _PRIOR * _PRIOR_WEIGHT) / (len(self._held) + _PRIOR_WEIGHT)

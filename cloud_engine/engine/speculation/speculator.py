@@ -1,10 +1,10 @@
-"""Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
+"""Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
 
-A request's prediction goes first: it was sent to be verified. It goes whole, or a few tokens of it go ahead
-(`prediction_trust`), so that a useless one costs hardly anything. Where there is none, or it is lost, the other
-drafters take over, as far as `draft_length` finds that it pays.
+A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
+(`prediction_trust`), so that a useless one costs little. Without a usable prediction, other drafters propose tokens,
+as many as `draft_length` expects to pay off.
 
-No torch here: drafters that need it bring it along.
+Imports no torch; only drafters may import it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DrafterRecord:
-    """One drafter's counts of proposed and accepted tokens, and its acceptance rate by now."""
+    """A drafter's proposed and accepted tokens, and its current acceptance rate."""
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0
@@ -38,7 +38,7 @@ class DrafterRecord:
 
 
 class Speculator:
-    """Grants drafts to requests, has them made, and learns from what comes of it."""
+    """Grants drafts to requests, runs the drafters, and learns from the results."""
 
     def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
         self._drafters = tuple(drafters)
@@ -46,15 +46,15 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
         self._policy = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._granting_s = self._learning_s = 0.0  # in this step for drafters, and behind the one before
+        self._granting_s = self._learning_s = 0.0  # seconds of granting now, and of learning after the previous step
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
-        self._accepted_tokens = 0  # in this step, of what drafters proposed
-        self.draft_tokens = 0  # of this step: as many as were granted, once it is over as many as were verified
+        self._accepted_tokens = 0  # accepted tokens of drafters in this step
+        self.draft_tokens = 0  # draft tokens of this step: granted at first, verified once the step is over
 
     def counters(self) -> dict[str, int]:
-        """By their names in `EngineStats`."""
+        """Return the counters under their names in `EngineStats`."""
         named = {"speculative_steps": self._speculative_steps}
         for name, record in self._records.items():
             named |= {f"{name}_proposed": record.proposed, f"{name}_accepted": record.accepted}
@@ -63,9 +63,9 @@ class Speculator:
     def grant(
         self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none.
+        """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
 
-        `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
+        `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
         """
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
@@ -91,11 +91,11 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
+        """Whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
         return bool(self._drafters) and not self._policy.rests(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
-        """Have the granted drafts made."""
+        """Run the drafters for the granted drafts."""
         started = time.perf_counter()
         self._work = DraftWork()
         drafters = {item.drafter for item in batch}
@@ -107,9 +107,9 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
-        """The target has accepted so many of the request's drafts. `ends`: the answer ends behind these."""
+        """Record that the target accepted `accepted` of a request's drafts; `ends`: the answer ends after them."""
         proposed = len(item.draft_ids)
-        says_end = item.draft_ends and accepted == proposed  # which is a guess like any other
+        says_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
         if item.drafter is None or not (proposed or says_end):
             return
         right, guessed = accepted + (says_end and ends), proposed + says_end
@@ -123,13 +123,13 @@ class Speculator:
         drafts.accepted += accepted
 
     def settle(self, prediction: PredictionCursor) -> None:
-        """The prediction has been followed over the tokens of a step."""
+        """Learn whether a prediction held, once its cursor has advanced over the tokens of a step."""
         held = prediction.take_verdict()
         if held is not None:
             self._trust.add(held)
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
-        """Learn from a finished step, which took `step_s` in all."""
+        """Learn from a finished step, which took `step_s` seconds in all."""
         started = time.perf_counter()
         drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
         self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
@@ -139,13 +139,13 @@ class Speculator:
             return
         if not drafted and not self._trust.is_asked and self._policy.learns_nothing(len(batch)):
             self._policy.pass_by(len(batch), step_s)
-            self._learning_s = 0.0  # hardly anything
+            self._learning_s = 0.0  # negligible
             return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
         report = StepReport(
             sequences=len(batch),
             step_s=step_s + self._learning_s,
-            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # verified as a prompt is read
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # both cost the same
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
             passes=self._work.passes,
@@ -158,7 +158,7 @@ class Speculator:
         if self._trust.is_asked:
             self._trust.observe(report)
         if predicted:
-            self._policy.pass_by(len(batch), step_s)  # not a step as others are
+            self._policy.pass_by(len(batch), step_s)  # predictions distort the times of this step
         else:
             self._policy.observe(report)
         self._learning_s = time.perf_counter() - started
@@ -183,7 +183,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """The drafter that is likeliest to be right; of equals the one that is asked for nothing."""
+        """Return the drafter with the highest acceptance rate, the first one if equal; None if no drafter offers."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

@@ -1,6 +1,6 @@
-"""The costs of a step, learned from the steps themselves.
+"""Costs of a step, learned from reported steps.
 
-No torch here, and no clock: whoever measures reports, so the same steps always give the same estimates.
+Imports no torch and reads no clock, so the same reports always give the same estimates.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ import msgspec
 
 from ..types.recent import Recent
 
-#: Tokens to catch up on, for each sequence, that make a pass of the draft model no slower.
+#: Tokens to catch up on, per sequence, that do not noticeably slow a pass of the draft model.
 SHORT_LAG = 16
-_NEAR = 0.25  # a batch this much larger or smaller tells something about one that was not measured
+_NEAR = 0.25  # relative difference of batch sizes up to which measurements are extrapolated
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """One step as it was measured."""
+    """The measurements of one step."""
 
-    # Sequences in the step, each with one token.
+    # Sequences in the step, each with one known token.
     sequences: int
-    # Seconds of the whole step.
+    # Duration of the whole step, in seconds.
     step_s: float
     # Known tokens beyond one per sequence.
     prefill_tokens: int = 0
     # Draft tokens verified.
     draft_tokens: int = 0
-    # Sequences a draft model drafted for.
+    # Sequences that a draft model drafted for.
     drafting: int = 0
     # Passes of the draft model.
     passes: int = 0
-    # Tokens it caught up on in its first pass.
+    # Tokens computed in the draft model's first pass.
     lag: int = 0
-    # Seconds of drafting.
+    # Duration of drafting, in seconds.
     draft_s: float = 0.0
-    # Seconds of the first of its passes.
+    # Duration of the draft model's first pass, in seconds.
     first_pass_s: float = 0.0
-    # Draft tokens that were right.
+    # Accepted draft tokens.
     accepted_tokens: int = 0
-    # Seconds of looking for drafts, and of learning what they bring.
+    # Time spent on granting drafts and on learning, in seconds.
     deciding_s: float = 0.0
 
 
 class StepCosts:
-    """Seconds of a step without drafts, of verifying drafts, and of making them; nothing is known until reported."""
+    """Estimated seconds of a step without drafts, of verifying drafts and of making drafts, learned from reports."""
 
     def __init__(self) -> None:
         self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
-        self._verify: dict[int, dict[int, Recent]] = {}  # class of batch size -> tokens each -> see `verify_s`
-        self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of a draft model's first pass in a step
-        self._further: dict[int, dict[int, Recent]] = {}  # drafting sequences -> further passes -> seconds of them all
+        self._verify: dict[int, dict[int, Recent]] = {}  # batch size class -> draft tokens each -> see `verify_s`
+        self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of the draft model's first pass in a step
+        self._further: dict[int, dict[int, Recent]] = {}  # drafting sequences -> further passes -> their total seconds
         self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
-        self._drafted = False  # in the step before
+        self._drafted = False  # whether the previous step had drafts
 
     def plain_s(self, sequences: int) -> float | None:
-        """A step without drafts; None where nothing is sure of batches of about this size.
+        """Return the seconds of a step without drafts; None without reliable measurements near this batch size.
 
-        All shares are of this: of a single step that was held up, drafts would look as good as free for long.
+        All shares are relative to this time: based on a single slow step, drafts would look nearly free for long.
         """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_reliable:
@@ -71,13 +71,13 @@ class StepCosts:
         return once[(len(once) - 1) // 2] if len(once) > 1 else None
 
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
-        """The time that verifying `draft_tokens` adds to a step of `plain_s`.
+        """Return the seconds that verifying `draft_tokens` adds to a step of `plain_s` seconds.
 
-        Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
-        similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
-        measured ones rise, or half as steeply as proportion would have it where there is but one length: if that is
-        too good to be true, a try tells; what that may cost at most is told `in_proportion`, or, where nothing was
-        measured, as half of what so many sequences more would take.
+        Measured as a share of that step, by batch size and draft tokens per sequence, so that it applies to batches of
+        similar size; values in between are interpolated. Longer drafts extrapolate the measured slope. With a single
+        measured length, the slope is half of proportional, which is optimistic: a trial corrects it. `in_proportion`
+        gives the upper estimate instead: proportional to that length or, without measurements, half the cost of as many
+        additional sequences.
         """
         measured = self._shares(sequences)
         each = draft_tokens / sequences
@@ -94,10 +94,10 @@ class StepCosts:
         return share * plain_s
 
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
-        """The time that one more draft token adds, the `length`-th of a sequence, where others are verified anyway.
+        """Return the seconds that draft token number `length` of a sequence adds, if other drafts are verified anyway.
 
-        As much as with every further token on average, but no more than it takes to go so far at all: that long drafts
-        were slow when they were tried says nothing against short ones.
+        This is the average slope, capped by the cost of this step in length, so that slow long drafts do not make short
+        ones look slow.
         """
         measured = self._shares(sequences)
         if len(measured) < 2:
@@ -106,19 +106,19 @@ class StepCosts:
         return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
     def _rise(self, measured: dict[int, Recent]) -> float:
-        """Of the share, with every further token for each sequence."""
+        """Return the slope of the measured shares per additional draft token of each sequence."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 
     def longest(self, sequences: int) -> int:
-        """The longest drafts, in tokens each, of which it is known what verifying them adds."""
+        """Return the longest draft, in tokens per sequence, whose verification has been measured."""
         return max(self._shares(sequences), default=0)
 
     def drafting_s(self, drafting: int, passes: int) -> float:
-        """So many passes of the draft model over this many sequences in a step.
+        """Return the seconds of `passes` of the draft model over `drafting` sequences in a step.
 
-        The further ones may be one call, of which a part does not depend on their number: as with `verify_s`, what was
-        measured is interpolated, and goes on as it rises.
+        Passes after the first may be one call with a fixed cost, so, as in `verify_s`, measurements are interpolated
+        and extrapolated by their slope.
         """
         if passes == 0:
             return 0.0
@@ -144,19 +144,17 @@ class StepCosts:
 
     @property
     def prompt_token_s(self) -> float | None:
-        """The time that a prompt token adds to a step; None where it is not known."""
+        """Seconds that a prompt token adds to a step; None if unknown."""
         return self._prefill.median if self._prefill.is_reliable else None
 
     def catch_up_s(self, lag: int) -> float:
-        """The draft model's time for `lag` tokens that the target has computed and it has not."""
+        """Return the draft model's seconds for `lag` tokens that only the target has computed."""
         return self._catch_up.median * lag
 
     def observe(self, step: StepReport) -> float | None:
-        """Returns the seconds of the target in this step without those for prompts; None where these are the most of
-        it, so that it says little about the rest.
+        """Learn from a step. Return the target's seconds without prompts; None if prompts took most of the step.
 
-        The first step with drafts behind one without, or the other way round, is cold: it brings into the caches
-        what those that follow it find there.
+        The first step with drafts after one without, or vice versa, is cold: the caches do not hold its data yet.
         """
         cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
         self._observe_passes(step, cold)
@@ -169,7 +167,7 @@ class StepCosts:
             self._plain_of(sequences).add(target_s, cold=cold)
             return target_s
         plain_s = self.plain_s(sequences)
-        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # fewer drown in noise
+        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # with fewer, noise dominates
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
             shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1), cold=cold)
@@ -185,7 +183,7 @@ class StepCosts:
             self._first.setdefault(step.drafting, Recent()).add(step.first_pass_s, cold=cold)
 
     def _prefill_s(self, step: StepReport, target_s: float) -> float:
-        """The part of `target_s` that went into prompts, which also teaches what a token of a prompt costs."""
+        """Return the part of `target_s` spent on prompts, and learn the cost of a prompt token."""
         if step.prefill_tokens == 0:
             return 0.0
         if step.prefill_tokens >= step.sequences:
@@ -205,6 +203,6 @@ class StepCosts:
         return known
 
     def _shares(self, sequences: int) -> dict[int, Recent]:
-        """By draft tokens each, those of which anything is sure, of batches of this class."""
+        """Return the reliable shares for this batch size class, by draft tokens per sequence."""
         known = self._verify.get(sequences.bit_length(), {})
         return {each: share for each, share in known.items() if share.is_reliable}

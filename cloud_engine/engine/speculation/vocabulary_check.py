@@ -1,4 +1,4 @@
-"""Whether a draft model speaks the target's language: the same ids for the same tokens."""
+"""Checks that a draft model has the same token ids as its target."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ....protocol.errors import ConfigurationError
 def check_same_vocabulary(
     target_rows: int, draft_rows: int, target: Mapping[str, int] | None, draft: Mapping[str, int] | None
 ) -> None:
-    """Raise ConfigurationError unless drafts can be verified.
+    """Raise ConfigurationError if the draft model's token ids differ from the target's.
 
-    `target` and `draft` map tokens to ids, None where a model came without a tokenizer. Heads are often padded to a
-    round number of rows, so models of one tokenizer differ in rows: these decide only where there is nothing better.
+    `target` and `draft` map tokens to ids; None for a model without a tokenizer. Only then are the rows of the heads
+    compared: they are often padded, so models with the same tokenizer may differ in rows.
     """
     if target is None or draft is None:
         if target_rows != draft_rows:
-            raise _refusal(f"it has a vocabulary of {draft_rows}, the target of {target_rows}")
+            raise _refusal(f"its vocabulary has {draft_rows} tokens, the target's {target_rows}")
         return
     lacking = [token for token, token_id in target.items() if token_id >= draft_rows]
     if lacking:
-        raise _refusal(f"it has {draft_rows} tokens, and {len(lacking)} of the target's lie beyond, as {lacking[0]!r}")
+        raise _refusal(f"it has {draft_rows} tokens and lacks {len(lacking)} of the target's, such as {lacking[0]!r}")
     names = {token_id: token for token, token_id in draft.items()}
     different = [token for token, token_id in target.items() if names.get(token_id, token) != token]
     if different:
         token_id = target[different[0]]
         raise _refusal(
-            f"{len(different)} of {len(target)} tokens differ: {token_id} is {names[token_id]!r} there, "
-            f"{different[0]!r} in the target"
+            f"{len(different)} of {len(target)} tokens differ, such as id {token_id}: {names[token_id]!r} in the draft "
+            f"model, {different[0]!r} in the target"
         )
 
 
 def _refusal(reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The draft model cannot be used: {reason}. A draft model must share the target's tokenizer; without one, "
-        "predictions of requests are still verified, whatever model wrote them.",
+        f"The draft model cannot be used: {reason}. Use one with the target's tokenizer, or none: predictions in "
+        "requests are verified without a draft model.",
         param="draft",
     )

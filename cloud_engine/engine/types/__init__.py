@@ -1,1 +1,1 @@
-"""The types that all folders of the engine share. This leaf imports no other folder of it, and no torch."""
+"""Types shared by all subpackages of the engine. Imports no other subpackage, and no torch at import time."""

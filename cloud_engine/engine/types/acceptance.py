@@ -1,14 +1,14 @@
-"""The chance that a drafter's tokens are accepted, by what was seen."""
+"""The estimated probability that a drafter's tokens are accepted."""
 
 from __future__ import annotations
 
-_PRIOR = 0.7  # acceptance of a drafter of which nothing is known
-_PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
-_REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
+_PRIOR = 0.7  # acceptance rate assumed for a new drafter
+_PRIOR_WEIGHT = 8.0  # weight of the prior, in tested tokens
+_REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # decay length of past results, in tested tokens
 
 
 class Acceptance:
-    """The share of tested draft tokens that the target accepted; old ones fade. Behind a refuted one none is tested."""
+    """The decaying share of tested draft tokens that the target accepted. Tokens after a rejection are untested."""
 
     __slots__ = ("_accepted", "_horizon", "_tested")
 
@@ -27,5 +27,5 @@ class Acceptance:
 
     @classmethod
     def of_drafter(cls) -> Acceptance:
-        """Over all requests: the prior of a new one."""
+        """Create the record of a drafter over all requests, which serves as the prior of a new request."""
         return cls(_DRAFTER_HORIZON)

@@ -1,26 +1,26 @@
-"""Repetitions in a text: an index that grows with the text."""
+"""An n-gram index of a growing text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SIZE = 3  # tokens that must repeat
+_SIZE = 3  # tokens per n-gram
 
 
 class NgramIndex:
-    """The place at which each run of `_SIZE` tokens of one text was last followed by another token.
+    """Position after the latest occurrence of each n-gram of `_SIZE` tokens that another token follows.
 
-    One entry per token at most, and every token is read once.
+    At most one entry per token; each token is indexed once.
     """
 
     __slots__ = ("_follows", "_read")
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}
-        self._read = _SIZE  # tokens before this have been entered as followers
+        self._read = _SIZE  # tokens before this position are indexed
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """The continuation of an earlier occurrence of the text's end. `token_ids`: last time's, and more."""
+        """Return the position after the last n-gram's earlier occurrence. `token_ids` may only grow between calls."""
         for position in range(self._read, len(token_ids)):
             self._follows[tuple(token_ids[position - _SIZE : position])] = position
         self._read = max(self._read, len(token_ids))

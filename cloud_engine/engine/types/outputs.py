@@ -1,4 +1,4 @@
-"""The outputs of the engine: tokens with their log-probabilities, and the statistics of a request."""
+"""Outputs of the engine: tokens with their log-probabilities, and statistics per request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "error"]
 class TokenLogprob:
     """Log-probabilities from raw logits, in nats."""
 
-    # Of the chosen token.
+    # Log-probability of the chosen token.
     logprob: float
     # `(token_id, logprob)` of the most likely tokens.
     top: tuple[tuple[int, float], ...] = ()
@@ -25,9 +25,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprob(TokenLogprob):
-    """The same of a token of the prompt."""
+    """Log-probabilities of a prompt token, from raw logits, in nats."""
 
-    # 1 for the most likely token of the vocabulary at its place.
+    # Rank of the token in the vocabulary at this position; 1 is the most likely.
     rank: int = 1
 
 
@@ -36,16 +36,16 @@ class RequestStats:
     """The statistics of a finished request."""
 
     prompt_tokens: int
-    # Of the prompt, found in the prefix cache.
+    # Prompt tokens found in the prefix cache.
     cached_tokens: int
     completion_tokens: int
-    # Of the request's `draft_ids`.
+    # Accepted tokens of the request's `draft_ids`.
     accepted_prediction_tokens: int
-    # Of its `draft_ids`: refuted, or never reached.
+    # Tokens of `draft_ids` that were rejected or never reached.
     rejected_prediction_tokens: int
-    # By drafters.
+    # Tokens proposed by drafters.
     draft_proposed: int
-    # Of what drafters proposed.
+    # Accepted tokens of drafters.
     draft_accepted: int
 
 
@@ -53,29 +53,29 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """New tokens of one answer after one step."""
 
     request_id: str
-    # Without the end-of-sequence token.
+    # New tokens, without the end-of-sequence token.
     token_ids: list[int]
-    # One entry per token, if the request asked for any.
+    # One entry per token, if the request asked for log-probabilities.
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    # Comes with `finish_reason`.
+    # Set together with `finish_reason`.
     stats: RequestStats | None = None
-    # Which of the request's `n` answers.
+    # Index among the request's `n` answers.
     index: int = 0
-    # With the first output of the first answer, if asked for: one entry per prompt token but the first.
+    # One entry per prompt token after the first, if requested; only in the first output of the first answer.
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: str | None = None
-    """Why this answer could not go on; comes with the reason "error"."""
-    # Of the prompt, found in the prefix cache; None after an answer's first output.
+    """Error message, set if the finish reason is "error"."""
+    # Prompt tokens found in the prefix cache; None after an answer's first output.
     cached_tokens: int | None = None
-    # (hidden_size,) with `finish_reason`, if one was asked for.
+    # Embedding (hidden_size,), set together with `finish_reason` if the request asked for one.
     embedding: tuple[float, ...] = ()
-    # Why the finish reason is "length", where not by the request's own limit.
+    # Cause of the finish reason "length", unless it was the request's own limit.
     stop_reason: StopReason | None = None
 
 
 class DecodedTokens(msgspec.Struct, frozen=True, gc=False):
-    """One new token for each of many answers that go on. All lists are as long."""
+    """One new token for each of many unfinished answers, as lists of equal length."""
 
     request_ids: list[str]
     indices: list[int]
@@ -83,14 +83,14 @@ class DecodedTokens(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
-    """All outputs of a step, by iteration. Those of `decoded` are made only then, in the server's process."""
+    """All outputs of a step. Iteration expands `decoded` into TokenOutputs, which happens in the server process."""
 
     decoded: DecodedTokens = DecodedTokens([], [], [])
     others: list[TokenOutput] = []
 
     @property
     def is_urgent(self) -> bool:
-        """Whether an answer begins or ends with them."""
+        """Whether an answer starts or finishes in this step."""
         return any(output.cached_tokens is not None or output.finish_reason is not None for output in self.others)
 
     def __iter__(self) -> Iterator[TokenOutput]:

@@ -1,4 +1,4 @@
-"""Embeddings: the hidden states of a whole prompt, gathered chunk by chunk into one vector."""
+"""Embeddings: mean pooling of a prompt's hidden states, chunk by chunk."""
 
 # torch leaves `Tensor.tolist` untyped
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,18 +12,18 @@ from torch import Tensor
 class MeanPool:
     """The mean of a sequence's hidden states after the final norm, scaled to length 1.
 
-    Scaling makes the number of tokens cancel out, so the sum is all that has to be kept, in float32.
+    Keeps only the float32 sum: scaling to length 1 cancels out the number of tokens.
     """
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
 
     def add(self, hidden: Tensor, start: int) -> None:
-        """Take in `hidden` (tokens, hidden_size), the first at position `start`. From 0 on everything begins anew."""
+        """Add `hidden` (tokens, hidden_size) of the tokens from position `start`. Position 0 resets the sum."""
         total = hidden.to(torch.float32).sum(dim=0)
         self._sum = total if self._sum is None or start == 0 else self._sum + total
 
     def vector(self) -> list[float]:
-        """(hidden_size,). Waits for the device."""
-        assert self._sum is not None, "pooled before anything was computed"
+        """Return the embedding (hidden_size,). Waits for the device."""
+        assert self._sum is not None, "vector() called before add()"
         return torch.nn.functional.normalize(self._sum, dim=0).tolist()

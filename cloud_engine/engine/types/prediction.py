@@ -1,4 +1,4 @@
-"""A request's place in its predicted output: the text another model wrote, verified here as a draft."""
+"""The cursor over a request's predicted output: text of another model, verified here as a draft."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
-# These go ahead of a prediction, and tell whether it holds: twice as many cost a useless one twice as much.
+ALIGN_ON = 3  # generated tokens that must reappear in the prediction to realign after a miss
+# First tokens of a prediction, verified as a probe: doubling them doubles the cost of a useless prediction.
 FIRST_TOKENS = 4
-PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
+PROBE_TOKENS = 8  # tokens proposed after a miss; doubles with every fully accepted window
 
 
 class PredictionCursor:
-    """Proposes the next stretch of a prediction and follows what the model really said.
+    """Proposes the next tokens of a prediction and tracks the model's real output.
 
-    Until the first miss everything that is left is proposed at once, or a few tokens first as a probe. After a miss
-    behind tokens that held it goes on behind the refuted one, as if only that had been another: half of what a larger
-    model changes are single tokens. After a second miss at once nothing is proposed, until the last few generated
-    tokens reappear further on in the prediction. Wherever it goes on, it does so cautiously.
+    Until the first miss, all remaining tokens are proposed at once, or a few tokens first as a probe. After a miss
+    that follows accepted tokens, the cursor skips only the rejected token: half of a larger model's changes are single
+    tokens. After a second miss in a row, nothing is proposed until the last few generated tokens reappear later in the
+    prediction. After any miss, proposals restart at `PROBE_TOKENS`.
     """
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
         self._draft = list(draft_ids)
-        self._next: int | None = 0 if self._draft else None  # None: lost
-        self._searched_to = 0  # draft tokens before this are spent: confirmed, refuted or passed over
+        self._next: int | None = 0 if self._draft else None  # None: not aligned with the output
+        self._searched_to = 0  # draft tokens before this are used up: accepted, rejected or skipped
         self._window = len(self._draft)
-        self._has_held = False  # any token since it went on from where it is
+        self._has_held = False  # a token was accepted since the last realignment
         self._judged = False
         self._held: bool | None = None
-        self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # run of tokens -> where it ends
+        self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram -> positions after its occurrences
         for end in range(ALIGN_ON, len(self._draft)):
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
     def again(self) -> PredictionCursor:
-        """The same prediction, from its start."""
+        """Return a new cursor at the start of the same prediction."""
         return PredictionCursor(self._draft)
 
     def propose(self, limit: int, takes_whole: Callable[[int], bool] = lambda _: True) -> list[int]:
-        """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
+        """Return the next predicted tokens, at most `limit`; empty if the prediction is used up or not aligned.
 
-        Nothing behind its first few tokens until these have held, unless `takes_whole` of so many says otherwise.
+        The first proposal stops after `FIRST_TOKENS`, unless `takes_whole(number of further tokens)` is true.
         """
         if self._next is None:
             return []
@@ -52,15 +52,15 @@ class PredictionCursor:
         return proposed[:num_first]
 
     def take_verdict(self) -> bool | None:
-        """Whether the first few tokens held, as soon as that is known, and once; None before and after."""
+        """Return once whether the first few tokens were accepted; None while unknown and after the first return."""
         held, self._held = self._held, None
         return held
 
     def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
-        """Follow the last `num_new` of the `generated` tokens, which came after `num_proposed` were proposed.
+        """Advance over the last `num_new` of the `generated` tokens, in a step that proposed `num_proposed` tokens.
 
-        Any run of new tokens that repeats the prediction counts as accepted, proposed or not: the last token of a
-        step is the model's own, and may well be the predicted one.
+        New tokens that match the prediction count as accepted even if they were not proposed: the last token of a
+        step is the model's own, and may match too.
         """
         if not self._draft:
             return
@@ -77,13 +77,13 @@ class PredictionCursor:
                 self._next = self._searched_to
                 self._window *= 2 if num_proposed >= self._window else 1
             else:
-                self._searched_to += 1  # the refuted token
+                self._searched_to += 1  # skip the rejected token
                 self._next = None
         if self._next is None:
             self._next = self._realigned(tuple(generated[-ALIGN_ON:]))
 
     def _realigned(self, tail: tuple[int, ...]) -> int | None:
-        """The place to go on from after a miss, if there is one."""
+        """Return the position to resume from after a miss, or None."""
         ends = self._ends.get(tail, [])
         index = bisect_right(ends, self._searched_to)
         if index < len(ends):

@@ -1,4 +1,4 @@
-"""The hashes of a request's full blocks, by which the prefix cache finds them."""
+"""Hashes of a request's full blocks, the keys of the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Unhashed:
-    """The blocks of `token_ids` behind the first one, in the pool under `keys` that stand in for their hashes."""
+    """Blocks of `token_ids` after the first, registered in the pool under placeholder `keys` instead of hashes."""
 
     token_ids: Sequence[int]
     keys: list[int] = field(default_factory=list[int])
@@ -18,10 +18,10 @@ class Unhashed:
 
 @dataclass(slots=True, eq=False)
 class PrefixHashes:
-    """The hashes of a request's full blocks, as far as anybody needed them, chained: the parent's hash and the tokens.
+    """Lazily computed, chained hashes of a request's full blocks: each covers its parent's hash and its tokens.
 
-    Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed`: what has no hashes yet, while the request is
-    alone.
+    Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed` holds the blocks without hashes while no other
+    request shares the first block.
     """
 
     salt: str
@@ -29,7 +29,7 @@ class PrefixHashes:
     unhashed: Unhashed | None = None
 
     def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
-        """Hash the first `num_blocks` blocks of `token_ids`, so far as that is not done."""
+        """Hash those of the first `num_blocks` blocks of `token_ids` that have no hash yet."""
         tokens = array("I", token_ids[len(self.hashes) * block_size : num_blocks * block_size])
         parent = self.hashes[-1] if self.hashes else self.salt.encode()
         data, width = tokens.tobytes(), block_size * tokens.itemsize

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-_REMEMBERED = 5  # measurements behind an estimate
+_REMEMBERED = 5  # measurements kept
 
 
 class Recent:
-    """The (lower) median of the last few measurements: a step that was held up by something else does not count.
+    """The lower median of the last few measurements, which ignores single outliers.
 
-    One measurement is not reliable, the second makes it so. That of a cold step (`StepCosts.observe`) is kept only
-    until there is another.
+    It is reliable from the second measurement on. Measurements of cold steps (`StepCosts.observe`) are dropped as soon
+    as a warm one arrives.
     """
 
     __slots__ = ("_cold", "_values", "median")

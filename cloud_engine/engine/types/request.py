@@ -1,4 +1,4 @@
-"""The requests to the engine: tokens in, and how to go on from them."""
+"""Requests to the engine: the prompt's tokens and the options of generation."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from ....protocol.structured import Constraint
 class BeamParams:
     """Options of a beam search (`beam_search`)."""
 
-    # Beams.
+    # Number of beams.
     width: int
-    # Exponent of the length by which a finished beam's score is divided.
+    # Exponent p: a finished beam's score is divided by its length to the power of p.
     length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Tokens in, tokens out."""
+    """A request to generate answers to a prompt, or to embed it."""
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    # Tokens of the request's `prediction`, to be verified as a draft.
+    # Tokens of the request's `prediction`, which the engine verifies as a draft.
     draft_ids: list[int] = field(default_factory=list[int])
-    # Answers wanted. They share the prompt's blocks until they write to them; with a `beam`, the `n` best beams.
+    # Number of answers, which share the prompt's KV blocks (copy on write); with `beam`, the `n` best beams.
     n: int = 1
     priority: int = 0
-    """Lower goes first, under policy "priority"."""
-    # Only requests with the same salt share cached prefixes, so that timings tell nobody what others have asked.
+    """Priority under policy "priority"; lower values are served first."""
+    # Only requests with equal salts share cached prefixes, so that timings do not reveal other clients' prompts.
     cache_salt: str = ""
-    # Beam search instead of sampling. It takes no drafts, and its answers come out together at its end.
+    # Use beam search instead of sampling. Beams take no drafts, and all answers are returned at the end.
     beam: BeamParams | None = None
-    # The constraint on every answer.
+    # Constraint on every answer.
     constraint: Constraint | None = None
-    # Generate nothing: the prompt's embedding is wanted.
+    # Return the prompt's embedding instead of generating.
     embed: bool = False
-    # Somebody reads along. Without, a client may bundle tokens, and drop the last ones of an aborted request.
+    # The client streams the answer. If False, tokens may be bundled, and the last ones of an aborted request dropped.
     streamed: bool = True
 
     @property
     def num_branches(self) -> int:
-        """Answers in the making at the same time."""
+        """Sequences generated in parallel: beams, or answers without a beam search."""
         return self.n if self.beam is None else self.beam.width
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """An embedding needs the hidden states of every token, and the cache has none: it neither looks nor adds."""
+        """False for embeddings: they need the hidden states of every token, which the prefix cache does not hold."""
         return not self.embed

@@ -1,4 +1,4 @@
-"""A request's life in the engine: how far it got, and its share of a step. No torch here."""
+"""The state of a request in the engine, and its share of a step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DraftRecord:
-    """The record of drafting for one answer."""
+    """Drafting statistics of one answer."""
 
-    # Tokens.
+    # Proposed tokens.
     proposed: int = 0
-    # Tokens.
+    # Accepted tokens.
     accepted: int = 0
-    # By drafter name.
+    # Acceptance rate by drafter name.
     acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
-    # Where the n-grams of the answer's text are, for the n-gram drafter.
+    # Index of the answer's n-grams, for the n-gram drafter.
     ngrams: NgramIndex = field(default_factory=NgramIndex)
 
 
@@ -42,64 +42,64 @@ class DraftRecord:
 class RequestState:
     """One answer of a request inside the engine.
 
-    Every step brings `num_computed_tokens` closer to the number of known tokens: that is all there is to scheduling.
+    Each step advances `num_computed_tokens` towards the number of known tokens; there are no other phases.
     """
 
     request: GenerationRequest
-    # Tokens this answer may have.
+    # Most tokens of this answer.
     max_tokens: int
-    # How its tokens are sampled.
+    # Sampling parameters of the answer's tokens.
     params: ResolvedParams
     seed: int
     # Tokens that end the answer.
     end_ids: frozenset[int]
-    # Known tokens: the prompt, then what was generated.
+    # Known tokens: the prompt and the tokens generated so far.
     token_ids: list[int]
-    # Where the answer stands in the request's prediction.
+    # Cursor over the request's predicted output.
     prediction: PredictionCursor
-    # Gathers the embedding, where one is wanted.
+    # Pool of the hidden states, if the request asked for an embedding.
     pool: MeanPool | None = None
-    # `time.monotonic` seconds.
+    # Arrival time, in `time.monotonic` seconds.
     arrived: float = field(default_factory=time.monotonic)
-    # Place among all requests, lowest first; the scheduler sets it once.
+    # Sort key among all requests, lowest first; the scheduler sets it once.
     order: float = 0.0
-    # Which of the request's answers.
+    # Index among the request's answers.
     index: int = 0
-    # Answers that are still to branch off behind the prompt.
+    # Answers that have yet to fork off after the prompt.
     unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
-    # Where the answer stands in the request's constraint.
+    # Position of the answer in the request's constraint.
     grammar: GrammarState | None = None
     # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
-    # Leading known tokens whose keys and values are in the cache.
+    # Leading known tokens whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
-    # Tokens that fit into the blocks before one that is shared would be written to.
+    # Token slots that may be written without calling `grow` again; 0 after a fork, until a shared block is copied.
     num_own_slots: int = 0
-    # The same as `num_computed_tokens`, of the draft model.
+    # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
-    # Full blocks that the prefix cache knows.
+    # Full blocks registered in the prefix cache.
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0
-    # Of the prompt, found in the prefix cache.
+    # Prompt tokens found in the prefix cache.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    # Some of its tokens have come.
+    # The answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Its share of the next step, where that is sure to be a plain decode (`plain_decodes`).
+    # Share of the next step, if that is certain to be a plain decode (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
-    # Changes its logits; made with the first row that is sampled. Every fork makes its own.
+    # Logit editor, created when the first row is sampled; each fork creates its own.
     editor: LogitEditor | None = field(init=False, default=None)
-    # Its logits may be changed.
+    # The sampling parameters may edit logits.
     edits: bool = field(init=False)
-    # The changes depend on the answer so far.
+    # The logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
-    # Of the last token that it may generate.
+    # Position of the last token that the answer may have.
     last_position: int = field(init=False)
-    # It ends where it repeats itself.
+    # The answer ends when it repeats itself.
     detects_repetition: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,17 +119,17 @@ class RequestState:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens whose keys and values are not in the cache: one of an answer that is only decoded."""
+        """Known tokens whose keys and values are not in the KV cache; 1 while the answer only decodes."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens this request may still generate."""
+        """Tokens that this answer may still generate."""
         return self.max_tokens - self.num_generated_tokens
 
     @property
     def num_skippable_tokens(self) -> int:
-        """Known tokens that a cached prefix may spare: not the last, nor one whose logits tell of the prompt."""
+        """Leading tokens that a cached prefix may replace: not the last one, and none whose logits score the prompt."""
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
@@ -138,13 +138,13 @@ class RequestState:
 
     @property
     def next_check(self) -> int:
-        """Position of the token behind which the answer is next looked at for repetition."""
+        """Position of the token after which the answer is next checked for repetition or length."""
         if not self.detects_repetition:
             return self.last_position
         return self.num_prompt_tokens + next_check(self.num_generated_tokens) - 1
 
     def until_repetition(self, new: Sequence[int]) -> int:
-        """The number of these tokens before the answer ends because it repeats itself; 0 if it does not."""
+        """Return the number of `new` tokens until the answer ends because it repeats itself; 0 if it does not."""
         known = self.num_generated_tokens
         if self.detects_repetition:
             for length in range(next_check(known), known + len(new) + 1, INTERVAL):
@@ -167,38 +167,38 @@ class RequestState:
 
 
 class ScheduledRequest(msgspec.Struct, eq=False):
-    """One request's share of a step. What it says of the tokens holds until the request has got the step's result."""
+    """One request's share of a step. Its token counts are valid until the step's result is applied to the request."""
 
     state: RequestState
-    # Known tokens to compute, from `start` on.
+    # Known tokens to compute, beginning at `start`.
     num_tokens: int
-    # Tokens to verify behind these.
+    # Draft tokens to verify after the known tokens.
     draft_ids: list[int] = []
-    # Name of the drafter that proposes `draft_ids`; None where they are the request's prediction.
+    # Name of the drafter of `draft_ids`; None if they come from the request's prediction.
     drafter: str | None = None
-    # Tokens granted to the drafter.
+    # Tokens that the drafter may propose.
     num_drafts: int = 0
-    # The drafter holds that the answer ends behind `draft_ids`.
+    # The drafter predicts that the answer ends after `draft_ids`.
     draft_ends: bool = False
 
     @property
     def start(self) -> int:
-        """Position of the first of the known tokens."""
+        """Position of the first known token to compute."""
         return self.state.num_computed_tokens
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this step reaches the last known token, and therefore yields a new one."""
+        """Whether this step computes the last known token, and therefore yields a new token."""
         return self.start + self.num_tokens == len(self.state.token_ids)
 
     @property
     def num_samples(self) -> int:
-        """Rows to sample: one behind the last known token and one behind each draft token; none for an embedding."""
+        """Rows to sample: one after the last known token and one after each draft token; 0 for an embedding."""
         return 1 + len(self.draft_ids) if self.is_caught_up and not self.state.request.embed else 0
 
     @property
     def num_prompt_scores(self) -> int:
-        """Rows before those to sample whose logits tell how likely the next token of the prompt was."""
+        """Rows, before the sampled rows, whose logits score the next prompt token."""
         state = self.state
         if state.request.params.prompt_logprobs is None:
             return 0

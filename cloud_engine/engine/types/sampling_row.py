@@ -1,4 +1,4 @@
-"""The sampling of one row of logits."""
+"""Sampling parameters per row of logits."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .request_state import ScheduledRequest
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
-    """The parameters with which one row of logits is sampled."""
+    """The sampling parameters of one row of logits."""
 
     seed: int
-    # Index in the sequence of the token to be sampled.
+    # Position in the sequence of the token to sample.
     position: int
     params: ResolvedParams
     # Changes to the logits before sampling.
     edits: LogitEdits | None = None
-    # Tokens that a grammar allows; None for all.
+    # Tokens that the grammar allows; None allows all.
     mask: Mask | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it depends on nothing but its logits, its noise, and how many come first."""
+        """Whether the row has no logit edits, no grammar mask and no typical_p."""
         return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 
-#: How the target will sample a request's next token after as many of its drafts: see `Engine._sampling_row`.
+#: Function (request, n) -> how the target samples the request's token after n drafts; see `Engine._sampling_row`.
 RowOf = Callable[[ScheduledRequest, int], SamplingRow]

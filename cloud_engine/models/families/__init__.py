@@ -1,4 +1,4 @@
-"""The model families, a page each. A new one is a page and a line here."""
+"""The model families, one module each. Register a new family in `FAMILIES`."""
 
 from __future__ import annotations
 

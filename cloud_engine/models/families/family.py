@@ -1,4 +1,4 @@
-"""The description of a model family: how its configuration reads and how its tensors are called."""
+"""Description of a model family: reading its configuration, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..config import ModelConfig
 from ..fields import Fields
 from ..rope import RotaryConfig
 
-#: Our parameter of a layer -> the parts it is made of in a checkpoint, joined along the output dimension.
+#: Layer parameter -> its parts in a checkpoint, which are joined along the output dimension.
 SPLIT = {
     "input_norm": ("input_layernorm",),
     "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -24,19 +24,19 @@ SPLIT = {
 }
 
 
-_MAX_HEAD_DIM = 2**16  # frequencies are worked out before the shapes of weights are known
+_MAX_HEAD_DIM = 2**16  # sanity limit: frequencies are computed before the shapes of weights are known
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`architectures` are names in `config.json`; `layer_parts` is `SPLIT` or a variation of it."""
+    """A model family. `architectures` are names in `config.json`; `layer_parts` is `SPLIT` or a variant."""
 
     architectures: tuple[str, ...]
     read_config: Callable[[Fields], ModelConfig]
     layer_parts: Mapping[str, tuple[str, ...]]
 
     def sources(self, parameters: list[str]) -> dict[str, tuple[str, ...]]:
-        """For each of the model's `parameters` the checkpoint tensors it is made of."""
+        """Return, for each of the model's `parameters`, the names of its checkpoint tensors."""
         top = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
         sources: dict[str, tuple[str, ...]] = {}
         for name in parameters:
@@ -51,11 +51,11 @@ class Family:
 
 
 def read_decoder(fields: Fields, **differences: Any) -> ModelConfig:
-    """A configuration with Llama's keys; `differences` are the fields in which a family is not Llama."""
+    """Read a configuration with Llama's keys; `differences` override fields that the family reads differently."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelLoadError(f"{fields.where}: {heads} attention heads cannot share {kv_heads} KV heads.")
+        raise ModelLoadError(f"{fields.where}: {heads} attention heads are not a multiple of {kv_heads} KV heads.")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
     context_length = fields.integer("max_position_embeddings", 2048)
     read: dict[str, Any] = {
@@ -82,7 +82,7 @@ def architecture(fields: Fields) -> str:
 
 
 def rope_parameters(fields: Fields) -> dict[str, Any]:
-    """`rope_parameters` since transformers 5; `rope_theta` and `rope_scaling` before."""
+    """Return `rope_parameters` (transformers 5), merged with the older `rope_theta` and `rope_scaling`."""
     older = {"rope_theta": fields.number("rope_theta", 10000.0)}
     if "partial_rotary_factor" in fields.values:
         older["partial_rotary_factor"] = fields.number("partial_rotary_factor", 1.0)
@@ -91,13 +91,13 @@ def rope_parameters(fields: Fields) -> dict[str, Any]:
 
 
 def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, context_length: int) -> RotaryConfig:
-    """The rotation that `parameters` describe, for heads of `head_dim`."""
+    """Read the rotation described by `parameters`, for heads of `head_dim` dimensions."""
     merged = dict(parameters)
-    if "original_max_position_embeddings" in fields.values:  # Phi-3 keeps it beside the rope parameters
+    if "original_max_position_embeddings" in fields.values:  # Phi-3 has this outside the rope parameters
         merged["original_max_position_embeddings"] = fields.integer("original_max_position_embeddings")
     rotary_dim = int(head_dim * Fields(merged, fields.where).number("partial_rotary_factor", 1.0))
     if not 0 < rotary_dim <= head_dim <= _MAX_HEAD_DIM:
-        raise ModelLoadError(f"{fields.where}: {rotary_dim} of {head_dim} dimensions of a head cannot be rotated.")
+        raise ModelLoadError(f"{fields.where}: cannot rotate {rotary_dim} of {head_dim} head dimensions.")
     try:
         return RotaryConfig.from_parameters(merged, rotary_dim=rotary_dim, context_length=context_length)
     except ModelLoadError as error:
@@ -105,7 +105,7 @@ def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, co
 
 
 def windows_of(fields: Fields, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Per layer the `sliding_window`, or None: as `layer_types` says, or else `sliding` of the layer's index."""
+    """Return the `sliding_window` or None for each layer, by `layer_types` if given, else by `sliding(index)`."""
     window = fields.optional_integer("sliding_window")
     layers = fields.integer("num_hidden_layers")
     types = fields.strings("layer_types")

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and everything that copies them: the decoder as it is."""
+"""Llama 2, Llama 3 and models with the same architecture: the decoder without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama with, in its first version, a sliding window in every layer."""
+"""Mistral: Llama, with a sliding window in every layer in the first version."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a name, a folder or a GGUF file to a model with its weights."""
+"""Loading of models and weights from a hub name, a folder or a GGUF file."""

@@ -1,4 +1,4 @@
-"""Sources of weights: a Hugging Face style folder, whole or in shards, or a GGUF file, behind one interface."""
+"""The interface to model weights on disk, and its implementation for Hugging Face style folders."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _BYTES_AT_ONCE = 2**24
 
 
 class Checkpoint(Protocol):
-    """A model on disk under Hugging Face's tensor names. All methods raise ModelLoadError for damaged files.
+    """A model on disk, with Hugging Face's tensor names. All methods raise ModelLoadError for damaged files.
 
-    `where` is what messages call it; `fields` is its configuration in the words of `config.json`.
+    `where` is its name in error messages; `fields` is its configuration with the keys of `config.json`.
     """
 
     where: str
     fields: Fields
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
-        """The `expected` tensors that are missing, and the others that are there."""
+        """Return the `expected` tensors that are missing, and the existing tensors that are not expected."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def copy_into(self, name: str, target: Tensor) -> None:
-        """Write the tensor into `target`, which has its shape, converted to its dtype."""
+        """Copy a tensor into `target`, which has the same shape, converting to its dtype."""
         ...
 
 
 class SafetensorsFolder:
-    """`config.json` beside `model.safetensors`, or beside shards with an index.
+    """A folder with `config.json` and `model.safetensors`, or shards with an index.
 
-    Files are mapped, not read, and let go after every few megabytes, so that a loaded model never took much more memory
-    than its weights.
+    Files are memory-mapped and unmapped after every few megabytes, so that loading never needs much more memory than
+    the weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class SafetensorsFolder:
         self._file_of = self._find(folder)
         layers = self.fields.optional_integer("num_hidden_layers") or 0
         if layers > len(self._file_of):
-            raise ModelLoadError(f"{folder} says it has {layers} layers, and has {len(self._file_of)} tensors.")
+            raise ModelLoadError(f"{folder}: {layers} layers in config.json, but {len(self._file_of)} tensors.")
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
         return expected - self._file_of.keys(), self._file_of.keys() - expected
@@ -71,7 +71,7 @@ class SafetensorsFolder:
             return dict.fromkeys(_names(folder / _SINGLE), folder / _SINGLE)
         if not (folder / _INDEX).is_file():
             raise ModelLoadError(
-                f"{folder / _SINGLE} does not exist, nor does {_INDEX}: give a folder with safetensors weights."
+                f"{folder / _SINGLE} does not exist, nor does {_INDEX}. Use a folder with safetensors weights."
             )
         listed = Fields(read_json(folder / _INDEX), str(folder / _INDEX)).mapping("weight_map")
         shards = {str(shard) for shard in listed.values()}
@@ -80,13 +80,13 @@ class SafetensorsFolder:
             raise ModelLoadError(f"{folder / _INDEX} names files outside its folder: {', '.join(stray[:3])}.")
         absent = sorted(shard for shard in shards if not (folder / shard).is_file())
         if absent:
-            raise ModelLoadError(f"{folder} lacks {len(absent)} of {len(shards)} shards: {', '.join(absent[:3])}.")
+            raise ModelLoadError(f"{folder}: missing {len(absent)} of {len(shards)} shards: {', '.join(absent[:3])}.")
         return {name: folder / shard for shard in sorted(shards) for name in _names(folder / shard)}
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[safe_open]:
-    """A mapped file; what safetensors raises becomes ModelLoadError."""
+    """Memory-map a safetensors file. Raises ModelLoadError instead of the errors of safetensors."""
     try:
         with safe_open(path, framework="pt") as weights:
             yield weights

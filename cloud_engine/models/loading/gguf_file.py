@@ -1,7 +1,7 @@
-"""A GGUF file as a checkpoint: its metadata as a `config.json` has them, its tensors dequantised.
+"""GGUF files as checkpoints: metadata with the keys of a `config.json`, and dequantised tensors.
 
-So the very file that runs on a device can be the draft in the cloud. Our own reader checks the header; the `gguf`
-package names the tensors and dequantises them.
+With it, the file of a device's model can be the draft model in the cloud. Updraft's own reader checks the header; the
+`gguf` package maps tensor names and dequantises.
 """
 
 # the gguf library is untyped
@@ -25,7 +25,7 @@ from ....model_files.gguf_reader import read_header, read_texts
 from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
-_NUMBERS_AT_ONCE = 2**20  # dequantised, in memory beside the model
+_NUMBERS_AT_ONCE = 2**20  # most dequantised numbers held in memory besides the model
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.
@@ -51,7 +51,7 @@ _SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_len
 
 
 class GgufFile:
-    """See `Checkpoint`. Raises ModelLoadError for bad headers, unknown architectures and quantisations."""
+    """A `Checkpoint` from a GGUF file. Raises ModelLoadError for bad headers, or unknown architectures and types."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -67,12 +67,12 @@ class GgufFile:
         self._arch = self._header.architecture
         if self._arch not in _ARCHITECTURES:
             raise ModelLoadError(
-                f"{path}: architecture {self._arch!r} is unknown; supported: {', '.join(_ARCHITECTURES)}."
+                f"{path}: architecture {self._arch!r} is not supported; supported: {', '.join(_ARCHITECTURES)}."
             )
         self.fields = Fields(self._config(), self.where)
         layers = self.fields.integer("num_hidden_layers")
         if layers > len(self._tensors):
-            raise ModelLoadError(f"{path} says it has {layers} layers, and has {len(self._tensors)} tensors.")
+            raise ModelLoadError(f"{path}: {layers} layers in the header, but only {len(self._tensors)} tensors.")
         self._names = gguf.get_tensor_name_map(_enum_of(gguf.MODEL_ARCH_NAMES, self._arch), layers)
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
@@ -92,14 +92,13 @@ class GgufFile:
             numbers = self._dequantised(tensor, slice(start, start + rows_at_once))
             rows = torch.from_numpy(np.require(numbers, requirements="W"))
             into[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
-            self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
+            self._mapping.madvise(mmap.MADV_DONTNEED)  # release pages that have been read
         if self._arch == "llama" and ".self_attn.q_proj." in name:
             _to_halves(target, self.fields.integer("num_attention_heads"))
         elif self._arch == "llama" and ".self_attn.k_proj." in name:
             _to_halves(target, self.fields.integer("num_key_value_heads"))
 
     def _dequantised(self, tensor: GgufTensor, rows: slice) -> Any:
-        """Some rows of a tensor, as numbers."""
         import gguf
 
         start = self._header.data_start + tensor.start
@@ -118,9 +117,9 @@ class GgufFile:
 
     def _config(self) -> dict[str, Any]:
         config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
-        config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for none
+        config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for no window
         if "token_embd.weight" not in self._tensors:
-            raise ModelLoadError(f"{self.where} lacks tensors: token_embd.weight.")
+            raise ModelLoadError(f"{self.where}: missing tensors: token_embd.weight.")
         return {
             **config,
             "architectures": [_ARCHITECTURES[self._arch]],
@@ -148,7 +147,7 @@ class GgufFile:
             head_dim = sizes.optional_integer("attention.key_length")
             head_dim = head_dim or sizes.integer("embedding_length") // sizes.integer("attention.head_count")
             parameters["partial_rotary_factor"] = sizes.integer("rope.dimension_count") / max(1, head_dim)
-        if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, worked out by the converter
+        if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, precomputed by the converter
             factors = self._numbers("rope_freqs.weight")
             same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
             parameters |= {**same, "original_max_position_embeddings": self._of_arch("context_length")}
@@ -161,7 +160,7 @@ class GgufFile:
         return {key: value for key, value in parameters.items() if value is not None}
 
     def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """llama.cpp's built-in knowledge of Gemma 3: attention is scaled by the head size but in the 27B."""
+        """Return settings that llama.cpp hard-codes for Gemma 3: the head size scales attention, except in the 27B."""
         sizes = Fields(config, self.where)
         is_27b = config["num_hidden_layers"] == 62
         return {
@@ -175,12 +174,12 @@ class GgufFile:
     def _numbers(self, name: str) -> list[float]:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelLoadError(f"{self.where} lacks tensors: {name}.")
+            raise ModelLoadError(f"{self.where}: missing tensors: {name}.")
         return [float(number) for number in self._dequantised(tensor, slice(None)).ravel()]
 
 
 def gguf_vocabulary(path: Path) -> dict[str, int] | None:
-    """The tokens of a GGUF file that could be loaded, with their ids; None if it has none. Raises ModelLoadError."""
+    """Return the tokens of a GGUF file with their ids, or None if it has no tokenizer. Raises ModelLoadError."""
     tokens = read_header(path).arrays.get("tokenizer.ggml.tokens")
     return None if tokens is None else {token: token_id for token_id, token in enumerate(read_texts(path, tokens))}
 
@@ -190,7 +189,7 @@ def _enum_of(names: Mapping[Any, str], name: str) -> Any:
 
 
 def _to_halves(weight: Tensor, heads: int) -> None:
-    """Reorder rows of each head, in place, from neighbouring rotary pairs to two halves."""
+    """Reorder the rows of each head in place: from adjacent rotary pairs to two halves."""
     per_head = weight.shape[0] // heads
     halves = weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2)
     weight.copy_(halves.reshape(weight.shape))

@@ -1,6 +1,6 @@
-"""Models by name: a path on this machine, or a repository or single file on a model hub.
+"""Lookup of models by name: a path on this machine, or a repository or single file on a model hub.
 
-What is downloaded lies in the hub's usual cache, where other servers find it and where theirs is found.
+Downloads go to the hub's standard cache, which is shared with other servers.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from .progress import loading_bar
 _FILE = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[\w./-]+\.gguf)", re.ASCII)
 _REPO = re.compile(r"(hf:)?(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)", re.ASCII)
 _NEEDED = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "model*.safetensors*")
-_HEX = re.compile(r"[0-9a-f]{40,64}")  # a commit, a checksum
+_HEX = re.compile(r"[0-9a-f]{40,64}")  # a commit hash or checksum
 _log = logging.getLogger("updraft.engine")
 
 
 def find_model(name: str) -> Path:
-    """The folder or GGUF file that `name` means; one on the hub is downloaded on first use.
+    """Return the folder or GGUF file of a model, downloading models from the hub on first use.
 
-    `name`: a path, `owner/repo` for a folder of safetensors, or `hf:owner/repo/file.gguf`. Raises ModelLoadError if
-    there is no such model, ConfigurationError for a malformed name, and what a download raises.
+    `name` is a path, `owner/repo` for a folder of safetensors, or `hf:owner/repo/file.gguf`. Raises ModelLoadError if
+    the model does not exist, ConfigurationError for a malformed name, and download errors.
     """
     if is_node_path(name):
         if not (path := Path(name).expanduser()).exists():
-            raise ModelLoadError(f"There is no model folder or GGUF file {name!r}.")
+            raise ModelLoadError(f"Model folder or GGUF file {name!r} does not exist.")
         return path
     if file := _FILE.fullmatch(name):
         if ".." in Path(file["file"]).parts:
-            raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
-        return _snapshot(file["repo"], lambda found: found == file["file"]) / file["file"]
+            raise ConfigurationError(f"{name!r} must have the form hf:owner/repo/file.gguf.")
+        return _snapshot(file["repo"], lambda path: path == file["file"]) / file["file"]
     repo = _REPO.fullmatch(name)
     if repo is None:
         raise ModelLoadError(
-            f"There is no model {name!r}. Name a model folder or a GGUF file by its path (./name for one in this "
-            "folder), owner/repo on a model hub, or hf:owner/repo/file.gguf."
+            f"Model {name!r} not found. Use the path of a model folder or GGUF file (./name in the current folder), "
+            "owner/repo on a model hub, or hf:owner/repo/file.gguf."
         )
-    return _snapshot(repo["repo"], lambda found: any(fnmatch(found, pattern) for pattern in _NEEDED))
+    return _snapshot(repo["repo"], lambda path: any(fnmatch(path, pattern) for pattern in _NEEDED))
 
 
 def name_of(path: Path) -> str:
-    """The name of a model in answers: its folder's name, or owner/repo where the hub's cache holds it."""
+    """Return a model's name for answers: owner/repo if its path is in the hub's cache, else the folder's name."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")
@@ -64,21 +64,21 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
-    """The cache's folder with the wanted files, completed by the hub; where that cannot be asked, as it was left."""
+    """Return the cache folder with the wanted files, downloading missing ones; offline, the folder as it is."""
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
         repository = ask_hub(OnHub(repo), RetryPolicy(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
-            raise ModelLoadError(f"{repo} holds no such file, or no model in safetensors.")
+            raise ModelLoadError(f"{repo} does not contain this file, or no safetensors model.")
         return _completed(cache, repository, files)
     except DownloadError as error:
         if here is not None and not isinstance(error, ChecksumError):
             return here
         raise ModelLoadError(
-            f"{repo} cannot be downloaded: {error.message} Without a network, name a model on this machine; a mirror "
-            "of the hub is named by HF_ENDPOINT."
+            f"{repo} cannot be downloaded: {error.message} Offline, use the path of a model on this machine; to use a "
+            "mirror of the hub, set HF_ENDPOINT."
         ) from error
 
 
@@ -95,13 +95,13 @@ def _left(cache: Path, wanted: Callable[[str], bool]) -> Path | None:
     if not main.is_file():
         return None
     folder = cache / "snapshots" / main.read_text(encoding="utf-8").strip()
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return folder if any(map(wanted, found)) else None
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return folder if any(map(wanted, files)) else None
 
 
 def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) -> Path:
     if not _HEX.fullmatch(repository.revision):
-        raise DownloadError(f"The hub calls a revision of {repository.name} {repository.revision[:80]!r}.")
+        raise DownloadError(f"The hub sent an invalid revision of {repository.name}: {repository.revision[:80]!r}.")
     folder = cache / "snapshots" / repository.revision
     for file in files:
         blob = cache / "blobs" / _blob_name(repository, file)
@@ -111,7 +111,7 @@ def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) ->
         if not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
-            with suppress(FileExistsError):  # another node was faster
+            with suppress(FileExistsError):  # another process has created the link
                 link.symlink_to(Path(*[".."] * len(link.relative_to(cache).parent.parts), "blobs", blob.name))
     main = cache / "refs" / "main"
     main.parent.mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) ->
 
 def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
     def waiting() -> None:
-        _log.warning("Another process downloads %s: waiting for it.", offer.source)
+        _log.warning("Waiting for another process to download %s", offer.source)
 
     with lock(cache, blob.name, waiting), loading_bar("downloading") as progress:
         if blob.exists():
@@ -138,6 +138,6 @@ def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
 
 
 def _blob_name(repository: Repository, file: HubFile) -> str:
-    """The hub's own name for the content, as its cache has it; where it has none, one of this revision and path."""
+    """Return the hub cache's name for a file's content; without one, a hash of the revision and path."""
     named = [name for name in (file.sha256, file.blob) if name is not None and _HEX.fullmatch(name)]
     return named[0] if named else hashlib.sha256(f"{repository.revision}/{file.path}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""From a folder or a GGUF file to a model ready to run. Every tensor must be there, and none may be left over."""
+"""Loading of a model from a folder or a GGUF file. Missing and unexpected tensors are errors."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..fields import Fields
 from .checkpoint import Checkpoint, SafetensorsFolder
 from .gguf_file import GgufFile
 
-#: Called after every parameter with how many bytes are loaded, and of how many.
+#: Callback after each parameter, with the bytes loaded so far and the total.
 Progress = Callable[[int, int], None]
 
 
 def load_model(
     path: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", progress: Progress | None = None
 ) -> Decoder:
-    """Load a Hugging Face style folder or a GGUF file, weights converted to `dtype` one by one.
+    """Load a Hugging Face style folder or a GGUF file, converting the weights to `dtype` one by one.
 
-    Raises ModelLoadError for an unknown architecture, a missing or damaged file, and for tensors that are missing,
-    unexpected or of the wrong shape; the message names them.
+    Raises ModelLoadError for an unknown architecture, a missing or damaged file, and missing, unexpected or wrongly
+    shaped tensors; the message names them.
     """
     checkpoint = GgufFile(path) if path.suffix == ".gguf" else SafetensorsFolder(path)
     family = family_of(checkpoint.fields)
     config = family.read_config(checkpoint.fields)
     with torch.device("meta"):
         model = Decoder(config)
-    parameters = dict(model.named_parameters())  # a tied head is not listed twice
+    parameters = dict(model.named_parameters())  # lists a tied head only once
     sources = family.sources(list(parameters))
     _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
     total = sum(parameter.numel() for parameter in parameters.values()) * dtype.itemsize
@@ -47,39 +47,39 @@ def load_model(
         loaded += state[name].nbytes
         if progress:
             progress(loaded, total)
-    model.load_state_dict(state, assign=True, strict=False)  # `_check_names` has been stricter
+    model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval().requires_grad_(False)
 
 
 def family_of(fields: Fields) -> Family:
-    """The family whose configuration `fields` are. Raises ModelLoadError for an architecture that is not known."""
+    """Return the family of a model configuration. Raises ModelLoadError for an unknown architecture."""
     wanted = architecture(fields)
     for family in FAMILIES:
         if wanted in family.architectures:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    raise ModelLoadError(f"{fields.where}: architecture {wanted!r} is unknown; supported: {known}.")
+    raise ModelLoadError(f"{fields.where}: architecture {wanted!r} is not supported; supported: {known}.")
 
 
 def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool) -> None:
     expected = {part for parts in sources.values() for part in parts}
     missing, unexpected = checkpoint.difference(expected)
-    _refuse(checkpoint.where, "lacks", missing)
-    # Some exporters write what follows from the rest: rotary frequencies, a tied head.
+    _refuse(checkpoint.where, "missing", missing)
+    # Some exporters also write derived tensors: rotary frequencies, a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
-    _refuse(checkpoint.where, "has unexpected", {name for name in unexpected if not name.endswith(derived)})
+    _refuse(checkpoint.where, "unexpected", {name for name in unexpected if not name.endswith(derived)})
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
-    """Of each part; their shapes are looked at before there is memory for what the configuration says."""
+    """Return the rows of each part, and check the shapes before memory is allocated for the parameter."""
     shapes = [checkpoint.shape(part) for part in parts]
     rows = [shape[0] for shape in shapes]
     if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:
-        found = " + ".join(f"{part} {shape}" for part, shape in zip(parts, shapes, strict=True))
+        stored = " + ".join(f"{part} {shape}" for part, shape in zip(parts, shapes, strict=True))
         raise ModelLoadError(
-            f"{checkpoint.where}: {found} has the wrong shape, the configuration asks for {tuple(wanted)}."
+            f"{checkpoint.where}: {stored} has the wrong shape; the configuration needs {tuple(wanted)}."
         )
     return rows
 
@@ -87,4 +87,4 @@ def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...
 def _refuse(where: str, what: str, names: set[str]) -> None:
     if names:
         shown = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise ModelLoadError(f"{where} {what} tensors: {shown}.")
+        raise ModelLoadError(f"{where}: {what} tensors: {shown}.")

@@ -1,4 +1,4 @@
-"""The bar that an operator watches while weights are fetched or read."""
+"""The progress bar for downloading and reading weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loading_bar(title: str = "loading weights") -> Iterator[Progress]:
-    """A `Progress` that draws to stderr where that is a terminal, and says nothing elsewhere."""
+    """Provide a `Progress` that draws a bar on stderr if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

@@ -1,1 +1,1 @@
-"""From the engine's tokens to the answers that clients see."""
+"""Conversion of the engine's tokens to the answers that clients see."""

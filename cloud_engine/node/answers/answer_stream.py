@@ -1,4 +1,4 @@
-"""From an engine's tokens to an answer's text, piece by piece: whole characters, no stop strings, usage at the end."""
+"""Streams an answer's text from the engine's tokens: whole characters, without stop strings, usage at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TokenSource(Protocol):
-    """The interface that a node needs of an engine: the part of `EngineClient` that it calls."""
+    """The part of `EngineClient` that a node uses."""
 
     @property
     def failure(self) -> UpdraftError | None: ...
@@ -36,7 +36,7 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """`offset`: of the answer's characters the first that is, at least in part, the token's."""
+    """A token and its log-probabilities. `offset` is the index of the token's first character in the answer."""
 
     token_id: int
     score: TokenLogprob
@@ -45,11 +45,11 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """The addition of one engine step to the `index`-th answer to the `prompt`-th of the request's prompts."""
+    """New text of answer number `index` to prompt number `prompt` of a request, from one engine step."""
 
     text: str = ""
-    # Of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
-    # `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
+    # Scores of tokens whose text has been sent by now. `usage` is set with `finish_reason`, for this answer alone.
+    # `prompt_scores`, if requested, are in the first piece of a prompt's first answer.
     scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: FinishReason | None = None
     stop_reason: StopReason | None = None
@@ -57,20 +57,20 @@ class Piece:
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
     prompt: int = 0
-    # Of this answer so far, also those whose text is still held back.
+    # Tokens of this answer so far, including tokens whose text is still held back.
     num_tokens: int = 0
-    # If asked for: the tokens since the last piece. A server that is given all of them goes on behind this one.
+    # Tokens since the last piece, if requested. Another node can resume the answer from all tokens so far.
     token_ids: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True)
 class TokenExchange:
-    """The tokens of answers that a client gives and gets."""
+    """Token ids that a client sends and requests, to resume broken streams."""
 
-    # Whether each piece has its tokens.
+    # Whether each piece includes its token ids.
     reported: bool = False
-    # The first tokens of each answer, at the end of its prompt. Their text is out, but for a character or stop string
-    # that they only begin.
+    # First tokens of each answer, appended to its prompt. Their text has been sent already, except for an incomplete
+    # character or stop string at the end.
     given: Sequence[int] = ()
 
 
@@ -81,10 +81,10 @@ async def pieces(
     tools: OfferedTools | None = None,
     tokens: TokenExchange | None = None,
 ) -> AsyncGenerator[Piece]:
-    """The answers to `request`. Closing the iterator aborts the engine's work on them, as does in each a stop string.
+    """Yield the answers to `request` piece by piece. Closing the iterator aborts the engine's work on them.
 
-    `tools`: those that the answers may call. Where they may make one call, and no constraint holds them to that, an
-    answer ends behind its first. Raises InvalidRequestError for a constraint that no answer could keep to.
+    The answers may call `tools`. If only one call is allowed and no constraint enforces that, an answer ends after its
+    first call. Raises InvalidRequestError if the grammar of a constraint fails.
     """
     tokens = tokens or TokenExchange()
     shown = {} if tools is None else {token_id: text.encode() for token_id, text in tools.format.marks.items()}
@@ -98,7 +98,7 @@ async def pieces(
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
-                continue  # what was said has ended it, and others go on
+                continue  # this answer's text has ended it already
             if output.error is not None:
                 param = request.constraint and request.constraint.param
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
@@ -116,12 +116,12 @@ async def pieces(
                 del open_answers[output.index]
                 if not open_answers:
                     return
-                if output.finish_reason is None:  # but by what was said, of which the engine knows nothing
+                if output.finish_reason is None:  # ended by its text, which the engine does not see
                     engine.stop_answer(request.request_id, output.index)
 
 
 def total_usage(pieces: Iterable[Piece]) -> Usage:
-    """Of all the answers to a request: each prompt counts once."""
+    """Return the usage of all answers to a request, counting each prompt once."""
     ends = [(piece.prompt, piece.usage) for piece in pieces if piece.usage is not None]
     prompts = dict(ends).values()
     total = Usage.of(
@@ -138,7 +138,7 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
 
 
 class _Answer:
-    """`num_tokens`: those that came, up to one whose text ended the answer."""
+    """One unfinished answer. `num_tokens` counts its tokens, up to the one whose text ended it."""
 
     def __init__(
         self,
@@ -150,17 +150,17 @@ class _Answer:
         self._request = request
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
-        if self._stop.push(self._detokenizer.push(*given))[1]:  # within `min_tokens`, where none counted
+        if self._stop.push(self._detokenizer.push(*given))[1]:  # a match within `min_tokens` did not count
             self._stop = StopMatcher(request.params.stop)
         self._call_limit = tools and tools.call_limit(
             request.constraint, detects_repetition=request.params.detects_repetition
         )
         self._only_engine_ends = not request.params.stop and self._call_limit is None
-        self._steps: list[list[int]] = []  # the tokens of each
+        self._steps: list[list[int]] = []  # tokens of each step
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
         self._cached_tokens = 0
-        self._decoded = 0  # characters
+        self._decoded = 0  # characters, as is `_emitted`
         self._emitted = 0
 
     def push(self, output: TokenOutput) -> Piece:
@@ -174,13 +174,13 @@ class _Answer:
             return piece
         if self._emit(self._detokenizer.flush(), piece) or self._show(self._stop.flush(), piece):
             return self._finished(piece, "stop", output.stats)
-        self._emitted = self._decoded + 1  # all is out, also tokens without any text
+        self._emitted = self._decoded + 1  # release the scores of all tokens, even those without text
         piece.stop_reason = output.stop_reason
-        reason = "length" if output.finish_reason == "length" else "stop"  # an error has been raised before
+        reason = "length" if output.finish_reason == "length" else "stop"  # errors were raised before
         return self._finished(piece, reason, output.stats)
 
     def _read(self, output: TokenOutput, piece: Piece) -> bool:
-        """Add the tokens' text to `piece`. True: the answer ends with it, and any other tokens are no part of that."""
+        """Add the tokens' text to `piece`. Return True if the answer ends there; later tokens are dropped."""
         if self._only_engine_ends and not output.logprobs:
             self.num_tokens += len(output.token_ids)
             return self._emit(self._detokenizer.push(*output.token_ids), piece)
@@ -195,21 +195,21 @@ class _Answer:
         return False
 
     def _emit(self, text: str, piece: Piece) -> bool:
-        """Add to `piece` what is safe to show. True: the answer ends with it."""
+        """Add the text that is safe to send to `piece`. Return True if the answer ends there."""
         self._decoded += len(text)
         too_early = self.num_tokens < self._request.params.min_tokens
         safe, stopped = (text, False) if too_early else self._stop.push(text)
         return self._show(safe, piece) or stopped
 
     def _show(self, text: str, piece: Piece) -> bool:
-        """Add `text` to `piece`, up to the end of a call that must be the only one. True: there is one."""
+        """Add `text` to `piece`, up to the end of the only allowed tool call. Return True if that was reached."""
         text, called = (text, False) if self._call_limit is None else self._call_limit.push(text)
         piece.text += text
         self._emitted += len(text)
         return called
 
     def _release_scores(self, piece: Piece) -> None:
-        """A token's score goes out with the first of its text; those within a stop string never do."""
+        """Add scores of tokens whose text has started to be sent; scores within a stop string are never sent."""
         piece.scores += [held for held in self._held_scores if held.offset < self._emitted]
         self._held_scores = [held for held in self._held_scores if held.offset >= self._emitted]
 
@@ -221,7 +221,7 @@ class _Answer:
         return piece
 
     def _own_usage(self) -> Usage:
-        """For an answer that its own text ended: the engine did not, so it has not counted."""
+        """Count the usage of an answer ended by its text, for which the engine reports no statistics."""
         accepted = self._num_accepted()
         return Usage.of(
             len(self._request.prompt_ids),
@@ -232,7 +232,7 @@ class _Answer:
         )
 
     def _num_accepted(self) -> int:
-        """Tokens of the prediction that the model confirmed, found as the engine finds them: step by step."""
+        """Return the number of accepted predicted tokens, counted step by step like the engine."""
         cursor, known = PredictionCursor(self._request.draft_ids), self._request.prompt_ids
         for new in self._steps:
             known = known[-ALIGN_ON:] + new

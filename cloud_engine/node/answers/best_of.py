@@ -1,4 +1,4 @@
-"""OpenAI's `best_of`: more answers are generated than returned, and all of them are paid for."""
+"""OpenAI's `best_of`: generates more answers than it returns, and bills all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .formats import WrappedFormat
 
 @dataclass(slots=True)
 class BestOf(WrappedFormat):
-    """Of every `best_of` answers the `n` with the highest log-probability per token, best first. Not for streams."""
+    """Returns the `n` of each prompt's `best_of` answers with the best log-probability per token. Not for streams."""
 
     n: int
     best_of: int
@@ -26,7 +26,7 @@ class BestOf(WrappedFormat):
         for number, group in groupby(answers, key=lambda answer: answer.index // self.best_of):
             ranked = sorted(group, key=_logprob_per_token, reverse=True)[: self.n]
             chosen += [replace(answer, index=number * self.n + rank) for rank, answer in enumerate(ranked)]
-        # The report on a prompt comes with the first of its answers, chosen or not.
+        # A prompt's scores arrive with its first generated answer: move them to the first chosen one.
         for answer in answers:
             if answer.prompt_scores:
                 chosen[answer.index // self.best_of * self.n].prompt_scores = answer.prompt_scores
@@ -37,6 +37,6 @@ class BestOf(WrappedFormat):
 
 
 def _logprob_per_token(answer: Piece) -> float:
-    """An answer without tokens comes last."""
+    """Return the mean log-probability per token; -inf for an answer without tokens, to rank it last."""
     scores = [scored.score.logprob for scored in answer.scores]
     return sum(scores) / len(scores) if scores else -inf

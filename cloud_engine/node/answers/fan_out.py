@@ -1,4 +1,4 @@
-"""Several engine requests behind one HTTP request: their outputs as one stream, and one end for all of them."""
+"""Fan-out of one HTTP request to several engine requests, merged into one stream with a common end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ....protocol.errors import OverloadedError
 
 T = TypeVar("T")
 
-#: Streams of one HTTP request that run at the same time, so that one client's long list leaves others their places.
+#: Most concurrent streams of one HTTP request, so that one client's long list leaves places for others.
 AT_ONCE = 16
-#: Between two tries of one HTTP request to find a place for its next stream, where the queue was full.
+#: Seconds between an HTTP request's retries to start its next stream while the queue is full.
 PAUSE_S = 0.05
 
 
 async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[tuple[int, T]]:
-    """The items of all streams that `starts` begin, as they come, each with the number of its stream.
+    """Start the streams in `starts` and yield their items as they arrive, each with the number of its stream.
 
-    The first failure ends them all, except that the first streams to be taken up decide for all: those that find the
-    queue full later are begun again until they find a place.
+    The first failure ends all streams. Exception: once a stream has been accepted, streams that find the queue full are
+    retried until they are accepted too.
     """
     waiting = iter(enumerate(starts))
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
@@ -32,7 +32,7 @@ async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGen
             for number, start in waiting:
                 await streams.run(number, start)
             results.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - raised below, to who reads
+        except Exception as error:  # noqa: BLE001 - raised below in the reader
             results.put_nowait(error)
 
     workers = [asyncio.create_task(work()) for _ in starts[:AT_ONCE]]
@@ -53,7 +53,7 @@ async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGen
 
 
 class _Streams(Generic[T]):
-    """Runs streams into `results`, and knows whether any of them has been taken up."""
+    """Runs streams into `results`, and tracks whether the engine has accepted any of them."""
 
     def __init__(self, results: asyncio.Queue[tuple[int, T] | Exception | None]) -> None:
         self._results = results
@@ -62,9 +62,9 @@ class _Streams(Generic[T]):
         self._knocking = asyncio.Lock()
 
     async def run(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> None:
-        """All of one stream, begun as often as it takes to find a place. Raises what it raises otherwise."""
+        """Run one stream to its end, retrying while the queue is full. Raises the stream's other errors."""
         while not await self._run_if_room(number, start):
-            async with self._knocking:  # one at a time, or a long list would keep the engine busy with refusals
+            async with self._knocking:  # retry one at a time, so that a long list does not flood the engine
                 await asyncio.sleep(PAUSE_S)
 
     async def _run_if_room(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> bool:
@@ -77,7 +77,7 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            others = self._taken_up or self._num_open > 1  # an open one is taken up, or decides when it is refused
+            others = self._taken_up or self._num_open > 1  # an open stream was accepted, or its refusal ends all
             if began or not others or error.code == "draining":
                 raise
             return False

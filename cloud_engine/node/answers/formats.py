@@ -1,4 +1,4 @@
-"""The two shapes of an answer on the wire: chat completions and text completions, whole or in chunks."""
+"""The two wire formats of answers: chat completions and text completions, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from .answer_stream import Piece, total_usage
 
 
 class AnswerFormat(Protocol):
-    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none.
+    """The wire format of answers. `include_usage` ends a stream with a usage chunk; all others have a null usage.
 
-    `chunks`: the finish of an answer has a chunk of its own, behind the last text.
+    `chunks` returns the finish reason in a separate chunk after the last text.
     """
 
     def opening(self) -> list[msgspec.Struct]: ...
@@ -49,7 +49,7 @@ class AnswerFormat(Protocol):
 
 @dataclass(slots=True)
 class WrappedFormat:
-    """Answers in a format that those who extend this change in part."""
+    """Base class of formats that change parts of another format."""
 
     answers: AnswerFormat
 
@@ -67,7 +67,7 @@ class WrappedFormat:
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of each answer as one, in the order of the answers."""
+    """Join the pieces of each answer, and return one piece per answer in order."""
     of_answer: dict[int, list[Piece]] = {}
     for piece in pieces:
         of_answer.setdefault(piece.index, []).append(piece)
@@ -211,6 +211,6 @@ class TextFormat:
 
 
 def _shown(tokenizer: Tokenizer, piece: Piece) -> list[ChatTokenLogprob]:
-    """Special tokens by their name: among alternatives, the end of the answer is one."""
+    """Return the scores of a piece's tokens; special tokens, such as the end token, are shown by name."""
     token_bytes, scores = partial(tokenizer.token_bytes, skip_special=False), piece.scores
     return [ChatTokenLogprob.of(each.token_id, each.score.logprob, each.score.top, token_bytes) for each in scores]

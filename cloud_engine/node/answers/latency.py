@@ -1,4 +1,4 @@
-"""Latencies as users see them: how long answers take to begin, go on and end, and what ends them."""
+"""Latencies as users see them: time to first token, per token and to the end, and the finish reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Latencies:
-    """Watches answers go by. Queueing is part of the time to the first token."""
+    """Measures the latencies of answers. The time to the first token includes queueing."""
 
     def __init__(self) -> None:
         self.ttft = Distribution(_SECONDS)
@@ -24,8 +24,8 @@ class Latencies:
         self.finished: Counter[FinishReason] = Counter()
 
     async def watch(self, answers: AsyncGenerator[Piece], started: float) -> AsyncGenerator[Piece]:
-        """The same pieces; `started`: when they were asked for (`time.perf_counter`). Only answers that come to their
-        end are counted beyond the first token."""
+        """Yield the same pieces and measure them. `started`: time of the request (`time.perf_counter`). Only finished
+        answers count, except for the time to the first token."""
         begun: dict[int, float] = {}
         async with aclosing(answers):
             async for piece in answers:
@@ -37,6 +37,6 @@ class Latencies:
                 if piece.finish_reason is not None and piece.usage is not None:
                     self.finished[piece.finish_reason] += 1
                     self.e2e.observe(now - started)
-                    if first is not None and piece.usage.completion_tokens > 1:  # else it came at once
+                    if first is not None and piece.usage.completion_tokens > 1:  # else it arrived in one piece
                         self.tpot.observe((now - first) / (piece.usage.completion_tokens - 1))
                 yield piece

@@ -1,4 +1,4 @@
-"""Reports on the prompt of an answer: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
+"""Prompt reports in answers: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PromptLogprobs = list[dict[str, PromptToken] | None]
 
 @dataclass(frozen=True, slots=True)
 class ReportedPrompt:
-    """`echo`: its text, to be put before every answer; None if it is not asked for."""
+    """A prompt's tokens. `echo` is its text, to prepend to every answer; None if no echo was requested."""
 
     token_ids: list[int]
     echo: str | None = None
@@ -31,13 +31,13 @@ class ReportedPrompt:
 
 @dataclass(slots=True)
 class PromptReport(WrappedFormat):
-    """Answers together with reports on their prompts."""
+    """Adds reports on the prompts to answers."""
 
     tokenizer: Tokenizer
     prompts: list[ReportedPrompt]
-    # Answers to each prompt.
+    # Number of answers per prompt.
     n: int
-    # Alternatives that `prompt_logprobs` shows; None if it is not asked for.
+    # Alternatives per token in `prompt_logprobs`; None if the request did not ask for them.
     logprobs: int | None
     _scores: dict[int, list[PromptLogprob]] = field(default_factory=dict[int, "list[PromptLogprob]"])
     _begun: set[int] = field(default_factory=set[int])
@@ -79,7 +79,7 @@ class PromptReport(WrappedFormat):
                 choice.logprobs = TextLogprobs.joined([self._echoed(number), choice.logprobs])
 
     def _prompt_logprobs(self, number: int) -> PromptLogprobs | UnsetType:
-        """One entry per token: the likeliest by their ids, and the token itself. Nothing is said of the first."""
+        """Return one entry per prompt token, None for the first: the token and the likeliest alternatives, by id."""
         if self.logprobs is None:
             return UNSET
         entries: PromptLogprobs = [None]
@@ -96,7 +96,7 @@ class PromptReport(WrappedFormat):
         return list(zip(self.prompts[number].token_ids[1:], self._scores.get(number, []), strict=True))
 
     def _echoed(self, number: int) -> TextLogprobs:
-        """The prompt's tokens, as if they had been generated."""
+        """Return the log-probabilities of the prompt's tokens, in the format for generated tokens."""
         token_ids = self.prompts[number].token_ids
         tokens = [self._text_of(token_id) for token_id in token_ids]
         logprobs: list[float | None] = [None]
@@ -107,7 +107,7 @@ class PromptReport(WrappedFormat):
             top_logprobs.append({**top, self._text_of(token_id): score.logprob})
         detokenizer = IncrementalDetokenizer(self.tokenizer.token_bytes)
         offsets, offset = list[int](), 0
-        for token_id in token_ids:  # special tokens are no text, and a character may be of several tokens
+        for token_id in token_ids:  # special tokens have no text, and a character may span several tokens
             offsets.append(offset)
             offset += len(detokenizer.push(token_id))
         return TextLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=top_logprobs, text_offset=offsets)

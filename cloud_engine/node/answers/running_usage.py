@@ -1,4 +1,4 @@
-"""The usage of a request so far, for who pays for answers that break off: on each chunk of a stream, or when asked."""
+"""The usage of a request so far, to bill interrupted answers: in each chunk of a stream, or on request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KEPT = 4096
 
 
 class TokenCounter:
-    """`so_far`: the tokens of all answers to a request, and of those of its prompts that have been answered."""
+    """Counts the tokens of a request in `so_far`: all answers, and the prompts whose answers have started."""
 
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
-        """`generations`: what it asks, one of each prompt."""
+        """Start at 0; `generations` are the request's engine requests, one per prompt."""
         self.so_far = TokenCounts()
         self._prompt_tokens = [len(generation.prompt_ids) for generation in generations]
         self._prompts: set[int] = set()
-        self._tokens: dict[int, int] = {}  # of each answer
+        self._tokens: dict[int, int] = {}  # answer index -> tokens
 
     def add(self, piece: Piece) -> None:
         so_far = self.so_far
@@ -39,7 +39,7 @@ class TokenCounter:
 
 @dataclass(slots=True)
 class RunningUsage(WrappedFormat):
-    """vLLM's `continuous_usage_stats`: the chunks of `answers`, each with the tokens so far."""
+    """vLLM's `continuous_usage_stats`: adds the usage so far to each chunk."""
 
     counter: TokenCounter
 
@@ -53,22 +53,22 @@ class RunningUsage(WrappedFormat):
 
 
 class Spent:
-    """The same of whole answers, which say nothing before their end: by the names that gateways give their attempts.
+    """Token counts so far of unstreamed answers, by the attempt id that a gateway assigns.
 
-    The last few thousand are known, whatever has become of them.
+    Keeps the last few thousand attempts, finished or not.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, TokenCounts] = {}
 
     def on(self, attempt: str) -> TokenCounts:
-        """Raises NotFoundError."""
+        """Return the tokens spent on an attempt so far. Raises NotFoundError if the attempt is unknown."""
         if attempt not in self._counts:
-            raise NotFoundError(f"There was no attempt {attempt!r} here lately.")
+            raise NotFoundError(f"Attempt {attempt!r} is unknown or too old.")
         return self._counts[attempt]
 
     async def watch(self, attempt: str, counter: TokenCounter, answer: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
-        """The same pieces."""
+        """Yield the same pieces and count their tokens."""
         self._counts[attempt] = counter.so_far
         if len(self._counts) > _KEPT:
             del self._counts[next(iter(self._counts))]

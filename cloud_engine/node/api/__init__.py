@@ -1,1 +1,1 @@
-"""The node's HTTP routes, and what turns their bodies into requests to the engine."""
+"""The node's HTTP routes, and the conversion of request bodies to engine requests."""

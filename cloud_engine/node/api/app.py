@@ -1,4 +1,4 @@
-"""The node's routes: OpenAI requests in, one engine's answers out."""
+"""The node's HTTP routes: serves OpenAI-compatible requests with one engine."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ from .responses import read_prompt, read_stateless, translated
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """An engine as a node serves it."""
+    """An engine with the settings that a node needs to serve it."""
 
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
-    # Tokens of prompt and answer together.
+    # Most tokens of prompt and answer together.
     context_length: int
-    # The name of a `ToolFormat`; "auto" asks the chat template.
+    # Name of a `ToolFormat`; "auto" detects one in the chat template.
     tool_parser: str = "auto"
-    # The model's own defaults.
+    # The model's default sampling parameters.
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def create_node_app(
     served: ServedEngine, access: Access | None = None, registration: Registration | None = None
 ) -> FastAPI:
-    """The engine is started and closed with the app. `registration` lasts until a shutdown begins."""
+    """Create the node's app, which starts and closes the engine. `registration` ends when a shutdown begins."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -127,31 +127,31 @@ class _Node:
         await self._grammars.close()
 
     async def chat(self, request: Request) -> Response:
-        """Off the event loop: another process renders the chat template."""
+        """Serve a chat completion. Chat templates render off the event loop, in another process."""
         return send(await self._answer(request, await read_body(request), self._chat_job), request)
 
     async def respond(self, request: Request) -> Response:
-        """OpenAI's Responses: a chat in other words. A node keeps nothing, so the request says it all."""
+        """Serve OpenAI's Responses API as a chat request. A node stores no responses, so requests must be complete."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
         answer = await self._answer(request, asked.chat, self._chat_job)
         return send(translated(asked, answer), request)
 
     async def count_input(self, request: Request) -> Response:
-        """The tokens of a Responses request's prompt."""
+        """Count the prompt tokens of a Responses request."""
         body = await read_body(request)
         chat = await off_event_loop(body, lambda: read_prompt(body))
         count = await self._count_prompt(chat, _tenant(request))
         return send_json({"object": "response.input_tokens", "input_tokens": count})
 
     async def message(self, request: Request) -> Response:
-        """Anthropic's Messages: a chat in other words."""
+        """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
         return send(message_of(asked, await self._answer(request, chat, self._chat_job)), request)
 
     async def count_message(self, request: Request) -> Response:
-        """The tokens of a Messages request's prompt."""
+        """Count the prompt tokens of a Messages request."""
         body = await read_body(request)
         chat = await off_event_loop(body, lambda: read_count(body))
         return send_json({"input_tokens": await self._count_prompt(chat, _tenant(request))})
@@ -222,7 +222,7 @@ class _Node:
     async def _answer(
         self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
     ) -> WireResponse:
-        """A failure before the first token is an HTTP error. A client that leaves aborts the work."""
+        """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the work."""
         tenant = _tenant(request)
         with while_connected(request):
             job = await make_job(body, tenant)
@@ -242,9 +242,8 @@ class _Node:
         return WireResponse(200, sse.HEADERS, _events(job, first, answer))
 
     def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
-        """The answers to all prompts of a job."""
-
-        started = time.perf_counter()  # whatever it takes until each has a place
+        """Yield the answers to all prompts of a job."""
+        started = time.perf_counter()  # latencies include waiting for a place in the queue
 
         def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
             return pieces(self._engine, self._tokenizer, generation, job.tools, job.tokens)
@@ -259,7 +258,7 @@ class _Node:
 
 
 async def _traced(answer: AsyncGenerator[Piece], span: Span) -> AsyncGenerator[Piece]:
-    """The same pieces. The span ends with them, and tells what they cost."""
+    """Yield the same pieces; end the span with their token usage or error."""
     ends, error = list[Piece](), ""
     try:
         async with aclosing(answer):
@@ -275,7 +274,7 @@ async def _traced(answer: AsyncGenerator[Piece], span: Span) -> AsyncGenerator[P
 
 
 async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:
-    """The answers to several prompts, `n` to each: those to the second come after those to the first, and so on."""
+    """Yield the answers to several prompts, `n` each, numbered consecutively from prompt to prompt."""
     async with aclosing(fan_out(of_each)) as answers:
         async for number, piece in answers:
             piece.prompt = number
@@ -284,7 +283,7 @@ async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], 
 
 
 async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
-    """The answer as server-sent events. A failure on the way is an `error` event, and the stream ends there."""
+    """Yield the answer as server-sent events. A failure is sent as an `error` event and ends the stream."""
     try:
         for chunk in job.format.opening():
             yield sse.event(chunk)
@@ -310,7 +309,7 @@ def _tenant(request: Request) -> str:
 
 @contextmanager
 def _naming_the_prompt(field: str) -> Generator[None]:
-    """Name the client's field in the engine's errors about the prompt."""
+    """Replace `prompt` in the engine's errors by the client's name of the field."""
     try:
         yield
     except InvalidRequestError as error:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: each input is a request of its own to the engine, which pools its hidden states."""
+"""`/v1/embeddings`: sends each input as a separate request to the engine, which pools the hidden states."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..answers.fan_out import fan_out
 
 
 async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[float]]:
-    """One vector (hidden_size,) per input, in their order. Cancelling it aborts the engine's work.
+    """Return one vector (hidden_size,) per input, in order. Cancelling this call aborts the engine's work.
 
-    Raises what `TokenSource.generate` raises; one bad input takes the others along.
+    Raises the errors of `TokenSource.generate`; one invalid input fails all of them.
     """
     vectors: dict[int, list[float]] = {}
     requests = [GenerationRequest(new_id("emb"), tokens, embed=True, streamed=False) for tokens in inputs]

@@ -1,4 +1,4 @@
-"""`/v1/messages` on a node: a chat in the words of Anthropic's Messages API."""
+"""`/v1/messages` on a node: translates Anthropic's Messages API to chat completions and back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ....protocol.http.wire import WireResponse
 
 
 def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
-    """The request, and the body of the chat request that asks the same. Raises InvalidRequestError."""
+    """Parse the request and return it with the body of the equivalent chat request. Raises InvalidRequestError."""
     asked = read_messages_request(read_object(body))
     return asked, msgspec.json.encode(chat_body(asked))
 
 
 def read_count(body: bytes) -> bytes:
-    """The body of the chat request whose prompt is to be counted. Raises InvalidRequestError."""
+    """Return the body of the chat request whose prompt tokens to count. Raises InvalidRequestError."""
     return msgspec.json.encode(chat_body(read_count_request(read_object(body))))
 
 
 def message_of(asked: MessagesRequest, answer: WireResponse) -> WireResponse:
-    """The answer to the chat request, as a message or as the events of one. Raises UpstreamError."""
+    """Translate the answer to the chat request to a message or its stream of events. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(asked, msgspec.json.decode(answer.body)))
     return replace(answer, body=TranslatedBody(answer.body, lambda payloads: streamed_message(asked, payloads)))

@@ -1,4 +1,4 @@
-"""From the body of a request to a job: what the engine is to generate, and how the answer is shown."""
+"""Conversion of request bodies to engine requests and the format of their answers."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from ..answers.running_usage import RunningUsage, TokenCounter
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request."""
+    """A validated request, ready for the engine."""
 
-    # One for each prompt.
+    # One engine request per prompt.
     generations: list[GenerationRequest]
-    # How the answers are shown.
+    # Wire format of the answers.
     format: AnswerFormat
     stream: bool
     include_usage: bool
-    # The name of the prompt for clients.
+    # Name of the prompt's field in the client's request.
     prompt_field: str
-    # Those that the answers may call.
+    # Tools that the answers may call.
     tools: OfferedTools | None = None
-    # Those that its client gives and gets.
+    # Token ids that the client sends and requests.
     tokens: TokenExchange | None = None
 
 
 class JobMaker:
-    """Checks requests against one model and turns them into jobs. `tool_format` None: the model calls no tools."""
+    """Validates and prepares requests for one model. `tool_format` is None if the model cannot call tools."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class JobMaker:
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
-            params = replace(each.params, repetition_detection=False)  # arguments may repeat themselves
-            # A call may end an answer.
+            params = replace(each.params, repetition_detection=False)  # arguments may be repetitive
+            # A tool call may end the answer early, so tokens must not be bundled.
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else self._reasoning
         if reasoning is not None and request.begins_without_thoughts:
@@ -102,25 +102,25 @@ class JobMaker:
         return self._job(request, generations, TextFormat(*self._shape(request)))
 
     def inputs(self, request: EmbeddingRequest) -> list[list[int]]:
-        """The token ids of everything that is to be embedded."""
+        """Return the token ids of all inputs of an embedding request."""
         self.check_model(request.model)
         return self._token_ids(request.inputs, "input")
 
     def check_model(self, model: str | None) -> None:
-        """None: of the one there is. Raises ModelNotFoundError."""
+        """Raises ModelNotFoundError if `model` is another model; None means the served one."""
         if model not in (None, self._model_id):
             raise ModelNotFoundError(
-                f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
+                f"Model {model!r} not found; this server serves {self._model_id!r}.", param="model"
             )
 
     def _offered(self, request: ChatRequest) -> OfferedTools | None:
-        """The tools of a request; None if it offers none."""
+        """Return the tools that a request offers, or None."""
         if request.tool_use is None:
             return None
         if self._tool_format is None:
             raise UnsupportedFeatureError(
-                "tools: this model's chat template shows no format for tool calls that is known here. Leave tools out, "
-                "or start the node with --tool-parser.",
+                "tools: this model's chat template has no known format for tool calls. Omit tools, or start the node "
+                "with --tool-parser.",
                 param="tools",
             )
         return OfferedTools(self._tool_format, request.tool_use, self._reasoning)
@@ -139,7 +139,7 @@ class JobMaker:
     def _shape(
         self, request: ChatRequest | CompletionRequest
     ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
-        """The arguments that all formats share."""
+        """Return the arguments that all formats share."""
         params = request.sampling().resolved(self._sampling)
         sampling = UNSET if request.use_beam_search else params.stated
         logprobs = params.logprobs is not None
@@ -170,7 +170,7 @@ class JobMaker:
         )
 
     def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:
-        """The prompts as they came, or what their tokens say; none if no echo is asked for."""
+        """Return the prompts as text if the request asks to echo them, else an empty list."""
         if not isinstance(request, CompletionRequest) or not request.echo:
             return []
         return [prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt) for prompt in request.prompts]
@@ -179,19 +179,19 @@ class JobMaker:
         self.check_model(request.model)
         if request.updraft is not None:
             raise UnsupportedFeatureError(
-                "updraft options are for the router, this is an engine: leave them out.", param="updraft"
+                "updraft options are for the router, but this is a node: omit them.", param="updraft"
             )
 
     def check_size(self, param: str, *texts: str) -> None:
-        """Refuse what cannot fit before seconds are spent on tokenizing it. Raises ContextLengthError.
+        """Raises ContextLengthError if texts are too long for the context, before spending seconds on tokenizing them.
 
-        Templates may strip messages, but no more: the tokenizer looks at what they make of blanks.
+        Messages are measured without surrounding blanks, which chat templates may strip.
         """
-        found = map(str.strip, texts) if param == "messages" else texts
-        size = sum(len(text.encode("utf-8", "replace")) for text in found)
+        measured = map(str.strip, texts) if param == "messages" else texts
+        size = sum(len(text.encode("utf-8", "replace")) for text in measured)
         if size > self._max_prompt_bytes:
             raise ContextLengthError(
-                f"{param}: {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",
+                f"{param} has {size} bytes, but this model's context holds at most {self._max_prompt_bytes}.",
                 param=param,
             )
 
@@ -204,7 +204,7 @@ def _generation(
         penalty = 1.0 if request.length_penalty is None else request.length_penalty
         beam = BeamParams(request.num_candidates, penalty)
     elif request.num_candidates > request.num_answers:
-        params = replace(params, logprobs=params.logprobs or 0)  # to choose by
+        params = replace(params, logprobs=params.logprobs or 0)  # needed to rank the candidates
     return GenerationRequest(
         new_id("gen"),
         prompt,
@@ -215,7 +215,7 @@ def _generation(
         priority=request.priority or 0,
         cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         constraint=request.constraint(),
-        streamed=request.stream or bool(params.stop),  # the engine knows no stop strings
+        streamed=request.stream or bool(params.stop),  # stop strings are matched here
     )
 
 

@@ -1,4 +1,4 @@
-"""`/v1/responses` on a node: created from what the request says, and kept nowhere."""
+"""`/v1/responses` on a node: stateless responses, translated to chat completions and back."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from ....protocol.http.wire import WireResponse
 
 @dataclass(frozen=True, slots=True)
 class StatelessResponse:
-    """A response that is to be made."""
+    """A response in progress that is not stored."""
 
-    # The body of the chat request that asks the same.
+    # Body of the equivalent chat request.
     chat: bytes
-    # As far as it has come.
+    # Fields of the response known so far.
     response: dict[str, Any]
 
 
 def read_stateless(body: bytes) -> StatelessResponse:
-    """Raises InvalidRequestError, also for what would need a memory."""
+    """Parse a Responses request. Raises InvalidRequestError, also for features that need stored responses."""
     asked, items = _read(body)
     return StatelessResponse(msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False))
 
 
 def read_prompt(body: bytes) -> bytes:
-    """The body of the chat request whose prompt is to be counted. Raises as `read_stateless`."""
+    """Return the body of the chat request whose prompt tokens to count. Raises the errors of `read_stateless`."""
     return msgspec.json.encode(prompt_body(*_read(body)))
 
 
@@ -59,7 +59,7 @@ def _read(body: bytes) -> tuple[ResponsesRequest, list[Item]]:
 
 
 def translated(asked: StatelessResponse, answer: WireResponse) -> WireResponse:
-    """The answer to the chat request, as a Response or as the events of one."""
+    """Translate the answer to the chat request to a Response or its stream of events."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_response(asked.response, msgspec.json.decode(answer.body)))
     return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _events(asked.response, payloads)))

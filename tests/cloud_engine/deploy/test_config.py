@@ -45,18 +45,18 @@ MODELS = "models: [{name: small, model: folder"
     [
         ("models: []", "length >= 1"),
         ("gateway: {}", "missing required field `models`"),
-        (MODELS + "}, {name: small, model: b}]", "a name of its own"),
-        ("models: [{name: gateway, model: b}]", "a name of its own"),
+        (MODELS + "}, {name: small, model: b}]", "must be unique"),
+        ("models: [{name: gateway, model: b}]", "must be unique"),
         (MODELS + ", replica: 3}]", "unknown field `replica`"),
-        (MODELS + ", replicas: {min: 3, max: 2}}]", "min is above max"),
+        (MODELS + ", replicas: {min: 3, max: 2}}]", "min must not exceed max"),
         (MODELS + ", replicas: {min: 0}}]", ">= 1"),
         (MODELS + ", engine: {seats: 3}}]", "no setting 'seats'"),
         (MODELS + ", engine: {max_batch_size: many}}]", "models.small.engine"),
         (MODELS + ", engine: {max_batch_size: 0}}]", "max_batch_size must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
         ("models: [", "while parsing"),
-        (MODELS + "}]\n" + MODELS + "}]", "'models' is there twice"),
-        (MODELS + ", draft: a, draft: b}]", "'draft' is there twice"),
+        (MODELS + "}]\n" + MODELS + "}]", "duplicate key 'models'"),
+        (MODELS + ", draft: a, draft: b}]", "duplicate key 'draft'"),
         (MODELS + ", replicas: {min: 1, max: 1000000}}]", "replicas.max"),
         ("models: [{model: folder}]", "missing required field `name`"),
         ("models: [{name: small}]", "missing required field `model`"),
@@ -80,8 +80,8 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + "}]\ngateway: {replicas: -2}", "gateway.replicas"),
         (MODELS + "}]\ngateway: {replicas: 33}", "<= 32 - at `$.gateway.replicas`"),
         (MODELS + "}]\ngateway: {port: 70000}", "gateway.port"),
-        (MODELS + ", kind: vllm, draft: tiny}]", "draft is for Updraft's engine"),
-        (MODELS + ", kind: sglang, mode: latency}]", "mode is for Updraft's engine"),
+        (MODELS + ", kind: vllm, draft: tiny}]", "draft only applies to Updraft's engine"),
+        (MODELS + ", kind: sglang, mode: latency}]", "mode only applies to Updraft's engine"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -119,7 +119,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
     """Also where something else listens, which speaks HTTP/1: Ray would wait for minutes, and not hear Ctrl-C."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(ConfigurationError, match="something else listens there"):
+        with pytest.raises(ConfigurationError, match="another kind of server listens there"):
             check_reachable(f"127.0.0.1:{other.server_port}")
         other.shutdown()
     with socket.socket() as unused:

@@ -140,7 +140,7 @@ def test_limits(llama: tuple[Any, Decoder]) -> None:
     assert len(step_to_the_end(engine, embedding_of("full", full))["full"].embedding) == 64
     with pytest.raises(ContextLengthError):
         engine.add_request(embedding_of("over", [*full, 1]))
-    with pytest.raises(ContextLengthError, match="context holds 64 tokens"):
+    with pytest.raises(ContextLengthError, match="context is 64 tokens"):
         engine_of(model, num_blocks=4).add_request(embedding_of("over", full))
     with pytest.raises(InvalidRequestError, match="no tokens"):
         engine.add_request(embedding_of("empty", []))

@@ -214,7 +214,7 @@ def test_bad_requests_are_refused_and_change_nothing(make_engine):
         add("foreign token", [97])
     with pytest.raises(InvalidRequestError, match="between 0 and 96"):
         add("foreign draft", [1], drafts=[-1])
-    with pytest.raises(ContextLengthError, match="context holds 64 tokens; the prompt has 61 and 4"):
+    with pytest.raises(ContextLengthError, match="context is 64 tokens, but the prompt has 61 and the answer needs 4"):
         add("long", [1] * 61)
     add("a", [1])
     with pytest.raises(InvalidRequestError, match="in use"):

@@ -70,10 +70,10 @@ def test_a_draft_may_be_padded_differently_but_not_speak_another_language(tmp_pa
     words = definition["model"]["vocab"]
     words["A"], words["B"] = words["B"], words["A"]
     (small / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ConfigurationError, match=r"2 of 258 tokens differ.*share the target's tokenizer"):
+    with pytest.raises(ConfigurationError, match=r"2 of 258 tokens differ.*with the target's tokenizer"):
         Engine.from_folder(large, draft=small, config=EngineConfig())
     (small / "tokenizer.json").unlink()
-    with pytest.raises(ConfigurationError, match="vocabulary of 320, the target of 258"):
+    with pytest.raises(ConfigurationError, match="vocabulary has 320 tokens, the target's 258"):
         Engine.from_folder(large, draft=small, config=EngineConfig())
 
 
@@ -107,7 +107,7 @@ def test_a_gguf_file_drafts_for_a_folder_of_the_same_tokenizer() -> None:
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="do not belong together"):
+    with pytest.raises(ConfigurationError, match="the tokenizer that belongs to the model"):
         Engine.from_folder(write_folder(tmp_path / "m", layers=1, vocabulary=100), config=EngineConfig())
 
 

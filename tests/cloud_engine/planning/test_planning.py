@@ -140,7 +140,7 @@ def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() 
     rates = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95), most_nodes=alone).sensitivity()
     assert rates["2"] is None
     assert rates["0.5"] is not None
-    with pytest.raises(ConfigurationError, match="is no request"):
+    with pytest.raises(ConfigurationError, match="has no requests"):
         Planner(heavy, shape, LOOSE).with_device(1e-9)
 
 

@@ -32,7 +32,7 @@ def test_what_is_no_device(name: str, two_devices: list[int]) -> None:
 
 
 def test_one_that_is_not_there(two_devices: list[int]) -> None:
-    with pytest.raises(ConfigurationError, match="no cuda:2, torch sees 2, counted from 0"):
+    with pytest.raises(ConfigurationError, match="cuda:2 not found; torch sees 2 devices, from 0"):
         use_device("cuda:2")
     assert not two_devices
 
@@ -40,5 +40,5 @@ def test_one_that_is_not_there(two_devices: list[int]) -> None:
 def test_none_at_all(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(ConfigurationError, match=r"sees no CUDA device here\. Use --device cpu"):
+        with pytest.raises(ConfigurationError, match=r"finds no CUDA device here\. Use --device cpu"):
             use_device(name)

@@ -72,10 +72,10 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"context_length": CONTEXT + 1}, "context is 131072 tokens, 131073 were asked for"),
-        ({"context_length": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), there are 1024: lower .* to 16384"),
-        ({"context_length": 100, "num_blocks": 6}, "7 blocks .* there are 6: lower .* to 96, or set num_blocks to 7"),
-        ({"block_size": 2**15}, "no memory for a KV cache"),
+        ({"context_length": CONTEXT + 1}, "context_length is 131073 tokens, but the model supports 131072"),
+        ({"context_length": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but it has 1024: lower .* to 16384"),
+        ({"context_length": 100, "num_blocks": 6}, "7 blocks .* but it has 6: lower .* to 96, or set num_blocks to 7"),
+        ({"block_size": 2**15}, "too little memory for a KV cache"),
         ({"context_length": 0}, "context_length must be 1 to"),
     ],
     ids=str,
@@ -89,4 +89,4 @@ def test_what_there_is_room_for_is_told(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level("INFO", "updraft"):
         Sizes.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text
-    assert "takes 8192 (8.0 GiB)" in caplog.text
+    assert "needs 8192 (8.0 GiB)" in caplog.text

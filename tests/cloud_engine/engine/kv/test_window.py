@@ -104,7 +104,7 @@ def test_a_prefix_is_found_by_the_blocks_in_reach_of_its_end(make_windowed, expe
 
 
 def test_what_cannot_fit_is_refused(make_windowed, ask) -> None:
-    with pytest.raises(ContextLengthError, match="context holds 48 tokens"):
+    with pytest.raises(ContextLengthError, match="context is 48 tokens"):
         make_windowed(num_blocks=3, token_budget=32).add_request(ask([random_tokens(90)])[0])
 
 

@@ -189,7 +189,7 @@ def test_the_prompt_can_be_scored_too(pair, make_beams, run) -> None:
 )
 def test_sampling_options_are_refused(make_beams, options) -> None:
     params = SamplingParams(**{"max_tokens": 4, **options})
-    with pytest.raises(InvalidRequestError, match="own probabilities"):
+    with pytest.raises(InvalidRequestError, match="raw probabilities"):
         make_beams().add_request(GenerationRequest("a", [1], params, n=2, beam=BeamParams(2)))
 
 
@@ -198,7 +198,7 @@ def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
         make_beams(num_blocks=11).add_request(search(random_tokens(33)))
     with pytest.raises(InvalidRequestError, match="between 1 and 4"):
         make_beams(max_batch_size=4).add_request(search([1], width=5))
-    with pytest.raises(InvalidRequestError, match="more answers than beams"):
+    with pytest.raises(InvalidRequestError, match="n must not exceed the number of beams"):
         make_beams().add_request(search([1], width=2, n=3))
 
 

@@ -111,7 +111,7 @@ def test_answers_errors_and_the_hang_of_a_core(folder: Path, monkeypatch: pytest
         assert engine.stats().finished_requests == 1
         with pytest.raises(ContextLengthError, match="256 tokens"):
             await outputs(engine, request("long", 257))
-        with pytest.raises(InvalidRequestError, match="out of all bounds"):
+        with pytest.raises(InvalidRequestError, match="cannot be encoded"):
             await outputs(engine, GenerationRequest("wide", [1], priority=2**70))
         with pytest.raises(InvalidRequestError) as caught:
             await outputs(engine, GenerationRequest("empty", []))
@@ -123,7 +123,7 @@ def test_answers_errors_and_the_hang_of_a_core(folder: Path, monkeypatch: pytest
         running = asyncio.create_task(outputs(engine, request("running")))
         await until(lambda: engine.stats().running == 1)
         core.suspend()
-        with pytest.raises(EngineDownError, match="no sign of life"):
+        with pytest.raises(EngineDownError, match="no heartbeat"):
             await running
         assert engine.failure is not None
         assert engine.stats().running == 0
@@ -177,7 +177,7 @@ def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(core_process.sys, "executable", str(program))
     with (
         EngineProcess(Load("anything", None, CONFIG)) as engine,
-        pytest.raises(EngineError, match=r"left with code 3 and said: first light / what\(\): out of paper$"),
+        pytest.raises(EngineError, match=r"exited with code 3; its last output: first light / what\(\): out of paper$"),
     ):
         engine.wait_ready()
 

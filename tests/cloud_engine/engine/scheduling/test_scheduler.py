@@ -398,7 +398,7 @@ def test_the_pool_refuses_a_double_release() -> None:
     pool = BlockPool(1)
     block = pool.allocate()
     pool.release(block)
-    with pytest.raises(ValueError, match="released more often"):
+    with pytest.raises(ValueError, match="released more often than it was acquired"):
         pool.release(block)
 
 

@@ -358,7 +358,7 @@ def test_a_cached_prefix_without_its_draft_half_is_still_a_hit(plain, target, ma
 
 
 def test_a_draft_of_another_vocabulary_is_refused(target, make_engine):
-    with pytest.raises(ConfigurationError, match="share the target's tokenizer"):
+    with pytest.raises(ConfigurationError, match="with the target's tokenizer"):
         make_engine(draft=Decoder(replace(target.config, vocab_size=98)))
 
 
@@ -369,8 +369,8 @@ WORDS = {"a": 0, "b": 1, "c": 2}
     ("rows", "draft", "reason"),
     [
         (2, {"a": 0, "b": 1}, "'c'"),
-        (4, {"a": 0, "c": 1, "b": 2}, r"2 of 3 tokens differ: 1 is 'c' there, 'b' in the target"),
-        (5, None, "vocabulary of 5, the target of 4"),
+        (4, {"a": 0, "c": 1, "b": 2}, r"2 of 3 tokens differ, such as id 1: 'c' in the draft model, 'b' in the target"),
+        (5, None, "vocabulary has 5 tokens, the target's 4"),
     ],
 )
 def test_why_a_vocabulary_is_refused(rows, draft, reason):

@@ -203,8 +203,8 @@ def tensor_kind(data: bytes, kind: int) -> bytes:
         (lambda data: b"junk" * 500, "it is no GGUF file"),
         (lambda data: tensor_kind(data, 99), "99 is not a valid"),
         (lambda data: tensor_kind(data, 26), r"blk\.1\.ffn_up\.weight cannot be dequantised.*I32"),
-        (lambda data: data.replace(b"llama", b"lomo1"), "architecture 'lomo1' is unknown; supported: llama"),
-        (lambda data: data.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_ux.weight"), "lacks tensors: .*up_proj"),
+        (lambda data: data.replace(b"llama", b"lomo1"), "architecture 'lomo1' is not supported; supported: llama"),
+        (lambda data: data.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_ux.weight"), "missing tensors: .*up_proj"),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_reason(tmp_path: Path, change: Any, reason: str) -> None:

@@ -115,8 +115,8 @@ def test_a_full_disk(hub: Hub, monkeypatch) -> None:
     [
         ("owner/absent", ModelNotFoundError, "no repository owner/absent"),
         ("hf:owner/absent/file.gguf", ModelNotFoundError, "no repository owner/absent"),
-        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model holds no such file"),
-        ("owner/one", ModelLoadError, "no model in safetensors"),
+        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model does not contain this file"),
+        ("owner/one", ModelLoadError, "no safetensors model"),
     ],
 )
 def test_what_the_hub_does_not_have(hub: Hub, name: str, error: type[UpdraftError], reason: str) -> None:
@@ -134,7 +134,7 @@ def test_no_file_lies_outside_its_repository(hub: Hub, cache: Path, monkeypatch)
     with pytest.raises(ConfigurationError, match="form"):
         find_model("hf:owner/repo/../../file.gguf")
     monkeypatch.setattr("model_hub.COMMIT", "../../..")
-    with pytest.raises(ModelLoadError, match="calls a revision"):
+    with pytest.raises(ModelLoadError, match="invalid revision"):
         find_model("owner/model")
     assert not list(cache.rglob("*.json"))
 
@@ -143,5 +143,5 @@ def test_paths_need_no_hub(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == tmp_path
     assert name_of(tmp_path) == tmp_path.name
     for name in ("nowhere", "a/b/c", "../x/y", "", "hf:owner/repo/file.bin"):
-        with pytest.raises(ModelLoadError, match="There is no model"):
+        with pytest.raises(ModelLoadError, match=r"does not exist|not found"):
             find_model(name)

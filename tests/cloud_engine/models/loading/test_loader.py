@@ -132,10 +132,10 @@ def truncate(path: Path) -> None:
 
 DAMAGES = {
     "no such folder": (shutil.rmtree, r"config\.json does not exist"),
-    "config is not json": (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    "config is not json": (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
-    "config lacks a size": (lambda f: edit_config(f, hidden_size=None), "lacks hidden_size"),
-    "unknown architecture": (lambda f: edit_config(f, architectures=["FooLM"]), "'FooLM' is unknown; supported: Llama"),
+    "config lacks a size": (lambda f: edit_config(f, hidden_size=None), "hidden_size is missing"),
+    "unknown architecture": (lambda f: edit_config(f, architectures=["FooLM"]), "'FooLM' is not supported; supported"),
     "unknown rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "spiral"}), "rope_type='spiral' is not"),
     "rope lacks": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0}),
@@ -149,11 +149,11 @@ DAMAGES = {
     "rope theta of words": (lambda f: edit_config(f, rope_parameters={"rope_theta": "abc"}), "of the wrong type"),
     "rope theta is nothing": (
         lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}),
-        "that are no numbers above 0",
+        "that are not finite and above 0",
     ),
     "rope factor is nothing": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": 0.0}),
-        "that are no numbers above 0",
+        "that are not finite and above 0",
     ),
     "yarn of theta 1": (
         lambda f: edit_config(
@@ -165,17 +165,17 @@ DAMAGES = {
                 "original_max_position_embeddings": 64,
             },
         ),
-        "cannot be worked out",
+        "cannot be computed",
     ),
     "more rotated than there is": (
         lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
-        "32 of 16 dimensions",
+        "32 of 16 head dimensions",
     ),
-    "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot be rotated"),
-    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "says it has 2147483648 layers"),
+    "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot rotate"),
+    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "2147483648 layers in config.json"),
     "rope factor without end": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": float("inf")}),
-        "that are no numbers above 0",
+        "that are not finite and above 0",
     ),
     "theta without end": (lambda f: edit_config(f, rope_theta=10**400), "must be a number"),
     "part is no number": (
@@ -185,16 +185,16 @@ DAMAGES = {
     "part of words": (lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": "x"}), "must be a number"),
     "activation": (lambda f: edit_config(f, hidden_act="relu"), "hidden_act='relu'"),
     "size of words": (lambda f: edit_config(f, vocab_size="many"), "vocab_size must be a positive integer"),
-    "bias without its tensors": (lambda f: edit_config(f, attention_bias=True), r"lacks tensors: .*q_proj\.bias"),
-    "heads do not divide": (lambda f: edit_config(f, num_key_value_heads=3), "cannot share"),
+    "bias without its tensors": (lambda f: edit_config(f, attention_bias=True), r"missing tensors: .*q_proj\.bias"),
+    "heads do not divide": (lambda f: edit_config(f, num_key_value_heads=3), "not a multiple of 3 KV heads"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
     "truncated weights": (lambda f: truncate(f / "model.safetensors"), "damaged"),
     "foreign weights": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 99), "damaged"),
-    "missing tensor": (lambda f: edit_weights(f, drop="model.norm.weight"), r"lacks tensors: model\.norm\.weight"),
+    "missing tensor": (lambda f: edit_weights(f, drop="model.norm.weight"), r"missing tensors: model\.norm\.weight"),
     "unexpected tensor": (lambda f: edit_weights(f, extra=torch.ones(1)), "unexpected tensors: extra"),
     "wrong shape": (
         lambda f: edit_weights(f, **{"model.norm.weight": torch.ones(7)}),
-        r"model\.norm\.weight \(7,\) has the wrong shape, the configuration asks for \(64,\)",
+        r"model\.norm\.weight \(7,\) has the wrong shape; the configuration needs \(64,\)",
     ),
 }
 
