@@ -144,12 +144,12 @@ def test_calls_that_make_no_sense(in_process, tmp_path: Path, flags: list[str], 
     ],
 )
 def test_a_live_calibration_keeps_to_the_settings(
-    updraft, tmp_path: Path, settings: dict[str, str], message: str
+    in_process, tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
     lines = [f"Write to {i}@example.org" if i < 2 else f"What is {i}?" for i in range(100)]
     (tmp_path / "prompts.txt").write_text("\n".join(lines))
     call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
-    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
+    done = in_process(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
     assert done.returncode == 2
     assert message in done.stderr
     assert ("2 of 100 prompts are kept on this device" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
