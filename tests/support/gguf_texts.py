@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 60
+from forks import in_fork, run_child, serve_forks
+
+TIMEOUT_S = 60
 UNITS = ("a", "aA", "a ", "1", ".", " ", "\t", "\r\n", "\n", "中", "é", "e\u0301", "🙂", "'", "a.1")
 
 
@@ -20,35 +17,16 @@ def converse(paths: Sequence[Path], *, examples: int, longest: int) -> list[str]
 
     `examples`: random texts for each file. `longest`: characters of the runs.
     """
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps([[str(path) for path in paths], examples, longest]),
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    import hypothesis  # noqa: F401 - once, before the forks
-    from updraft.local_engine.llama.library import llama
-    from updraft.local_engine.machine.child_process import expect_crashes
-
-    expect_crashes()
-    llama()
-    paths, examples, longest = json.loads(sys.stdin.read())
-    sys.stdout.write("\n" + json.dumps([_end_of(Path(path), examples, longest) for path in paths]) + "\n")
+    return run_child(__file__, paths, examples=examples, longest=longest)
 
 
 def _end_of(path: Path, examples: int, longest: int) -> str:
     from updraft.local_engine.trial_load import attempt
 
-    refused = _in_fork(lambda: attempt(path))
-    return f"refused: {refused}" if refused else _in_fork(lambda: _write_texts(path, examples, longest))
+    refused = in_fork(lambda: attempt(path), TIMEOUT_S)
+    if refused:
+        return f"refused: {refused}"
+    return in_fork(lambda: _write_texts(path, examples, longest), TIMEOUT_S)
 
 
 def _write_texts(path: Path, examples: int, longest: int) -> str:
@@ -78,25 +56,7 @@ def _write_texts(path: Path, examples: int, longest: int) -> str:
     return ""
 
 
-def _in_fork(work) -> str:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(PATIENCE_S)
-        try:
-            outcome = work()
-        except BaseException as error:  # noqa: BLE001 - what is to be found
-            outcome = f"untyped: {error!r}"
-        os.write(writer, b"." + outcome.encode(errors="replace")[:4000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as end:
-        outcome = end.read().decode()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"crash: {signal.Signals(os.WTERMSIG(status)).name}"
-    return outcome[1:] if outcome else f"crash: code {os.waitstatus_to_exitcode(status)}"
-
-
 if __name__ == "__main__":
-    main()
+    import hypothesis  # noqa: F401 - once, before the forks
+
+    serve_forks(_end_of)

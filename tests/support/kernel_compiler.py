@@ -1,8 +1,8 @@
 """Compiles Triton kernels for a GPU that is not here, and reads what they need of it.
 
-Run as a program in a process of its own, for the interpreter and the compiler cannot share one:
-`python kernel_compiler.py PART PARTS SPECS.py` compiles every PARTS-th of the file's `SPECS`, from number PART on, for
-sm_80 and sm_90 and prints JSON.
+Run as a program in a process of its own, for the interpreter and the compiler cannot share one: `python
+kernel_compiler.py` reads lines of JSON, `[SPECS.py, NAME]`. It compiles the specifications in that list for sm_80 and
+sm_90 and prints a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90)
-_WORTH_A_PROCESS = 16  # specifications, for a process takes seconds to import what it needs
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,44 @@ class Resources:
     shared: int
 
 
-def compile_in_children(path: Path) -> list[Resources]:
-    """Compile what the file specifies, in processes without the interpreter, as many as there are cores and work for.
+Compile = Callable[[Path, str], list[Resources]]
 
-    Raises AssertionError where a specification does not compile.
+
+@contextmanager
+def compiler() -> Iterator[Compile]:
+    """A process without the interpreter that compiles the list of specifications with a name in a file.
+
+    The import of the compiler takes seconds: one process serves all files. Raises AssertionError for a specification
+    that does not compile.
     """
-    parts = min(os.cpu_count() or 1, 1 + len(specs_in(path)) // _WORTH_A_PROCESS)
-    with ThreadPoolExecutor(parts) as pool:
-        found = pool.map(lambda part: _compile_in_child(path, part, parts), range(parts))
-        return [row for rows in found for row in rows]
-
-
-def _compile_in_child(path: Path, part: int, parts: int) -> list[Resources]:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, __file__, str(part), str(parts), str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(done.stderr[-4000:])
-    return [Resources(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+    command = [sys.executable, __file__]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        send, receive = child.stdin, child.stdout
+
+        def compile_list(path: Path, name: str) -> list[Resources]:
+            send.write(json.dumps([str(path), name]) + "\n")
+            send.flush()
+            reply = json.loads(receive.readline())
+            if isinstance(reply, str):
+                raise AssertionError(reply[-4000:])
+            return [Resources(**row) for row in reply]
+
+        try:
+            yield compile_list
+        except BaseException:
+            child.kill()
+            raise
 
 
-def specs_in(path: Path) -> list[Spec]:
+def specs_in(path: Path, name: str = "SPECS") -> list[Spec]:
+    """The list called `name` in a file; empty if the file has none."""
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
-    return list(module.SPECS)
+    return list(getattr(module, name, []))
 
 
 def compile_spec(spec: Spec, architecture: int) -> Resources:
@@ -119,16 +131,23 @@ def _usage(cubin: bytes) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", line)}
 
 
-def main(part: str, parts: str, path: str) -> None:
-    rows = [
-        asdict(compile_spec(spec, architecture))
-        for spec in specs_in(Path(path))[int(part) :: int(parts)]
-        for architecture in ARCHITECTURES
-        if architecture >= spec.least
-    ]
-    print(json.dumps(rows))
+def main() -> None:
+    replies, sys.stdout = sys.stdout, sys.stderr  # compilers may print
+    for line in sys.stdin:
+        path, name = json.loads(line)
+        try:
+            reply: Any = [
+                asdict(compile_spec(spec, architecture))
+                for spec in specs_in(Path(path), name)
+                for architecture in ARCHITECTURES
+                if architecture >= spec.least
+            ]
+        except Exception:  # noqa: BLE001 - the test reports every failure of a compiler
+            reply = traceback.format_exc()
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
 
 
 if __name__ == "__main__":
-    sys.modules["kernel_compiler"] = sys.modules["__main__"]  # what the specs import is this very module
-    main(*sys.argv[1:])
+    sys.modules["kernel_compiler"] = sys.modules["__main__"]  # the specs import this very module
+    main()

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from updraft.bench.engine import invariance, peers, shapes, speculation, step_times
 from updraft.bench.engine import measure as engine
-from updraft.bench.engine import peers, shapes, speculation
 from updraft.bench.engine import speed as engine_speed
+from updraft.bench.engine.ceilings import matmul_flops, memory_bandwidth
 from updraft.bench.engine.driving import engine_config, make_engine
 from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, Setting, measure
-from updraft.bench.engine.scheduling import step_rows
+from updraft.bench.engine.scheduling import scheduler_microseconds, step_rows
 from updraft.bench.engine.shapes import SHAPES, random_model, shape_config
 from updraft.bench.engine.speculation import draft_of
 from updraft.bench.engine.speed import DTYPES
@@ -56,6 +57,11 @@ MORE = {
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(engine_speed, "_PREFIX_S", 0)
+    monkeypatch.setattr(engine_speed, "memory_bandwidth", lambda device: memory_bandwidth(device, 2**24))
+    monkeypatch.setattr(engine_speed, "matmul_flops", lambda weight: matmul_flops(weight, 256))
+    monkeypatch.setattr(invariance, "_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "_ROUNDS", 1)
+    monkeypatch.setattr(engine, "scheduler_microseconds", lambda: scheduler_microseconds(64, rounds=1))
     monkeypatch.setattr(speculation, "_BLOCK_S", 0.05)
     monkeypatch.setattr(speculation, "_BLOCKS", 4)
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")
@@ -67,7 +73,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
 def test_every_figure(little: Workload, tmp_path: Path) -> None:
     lines: list[str] = []
     kept: list[set[str]] = []
-    setting = Setting(tmp_path, workload=little, peers="none")
+    setting = Setting(tmp_path, workload=little, running=4, peers="none")
     figures = measure(setting, lines.append, lambda found: kept.append(set(found)))
     assert set(figures) == NAMED | MORE
     assert all(math.isfinite(figure) for figure in figures.values())

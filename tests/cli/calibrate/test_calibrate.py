@@ -144,12 +144,12 @@ def test_calls_that_make_no_sense(in_process, tmp_path: Path, flags: list[str], 
     ],
 )
 def test_a_live_calibration_keeps_to_the_settings(
-    updraft, tmp_path: Path, settings: dict[str, str], message: str
+    in_process, tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
     lines = [f"Write to {i}@example.org" if i < 2 else f"What is {i}?" for i in range(100)]
     (tmp_path / "prompts.txt").write_text("\n".join(lines))
     call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
-    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
+    done = in_process(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
     assert done.returncode == 2
     assert message in done.stderr
     assert ("2 of 100 prompts are kept on this device" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
@@ -200,13 +200,13 @@ def test_a_model_server_as_the_local_tier(updraft, oracle: str, tmp_path: Path) 
     assert "but here it runs as" in done.stderr, "a file of the same name is another model"
 
 
-def test_a_server_without_logprobs_cannot_be_calibrated(updraft, tmp_path: Path) -> None:
+def test_a_server_without_logprobs_cannot_be_calibrated(in_process, tmp_path: Path) -> None:
     (tmp_path / "many.txt").write_text("\n".join(f"What is {number} + 1?" for number in range(100)))
     with running_provider() as server:
         server.says({"data": [{"id": "small"}]})
         server.says({"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]})
         call = ["calibrate", "--live", "100", "--prompts", "many.txt", "--local", server.url]
-        done = updraft(*call, "--cloud", server.url, "--cloud-model", "big")
+        done = in_process(*call, "--cloud", server.url, "--cloud-model", "big")
         assert done.returncode == 2
         assert "reports no log-probabilities for small" in done.stderr
         assert len(server.asked) == 2, "the cloud is not asked"

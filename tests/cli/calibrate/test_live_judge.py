@@ -181,7 +181,9 @@ def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str
     assert len(state.cloud) == sent
 
 
-def test_a_budget_for_cloud_and_judge(updraft: Any, server: tuple[Server, str], tmp_path: Path) -> None:
+def test_a_budget_for_cloud_and_judge(
+    updraft: Any, in_process: Any, server: tuple[Server, str], tmp_path: Path
+) -> None:
     """An answer costs $0.0003 and a verdict as much; what may be needed for one more prompt is near $0.05."""
     state, url = server
     done = updraft(*call(url, tmp_path, "--budget", "0.1"), env=PRICES)
@@ -191,6 +193,6 @@ def test_a_budget_for_cloud_and_judge(updraft: Any, server: tuple[Server, str], 
     assert "Raise --budget, and the same command goes on" in printed
     assert (len(state.cloud) + state.judged) * 0.0003 <= 0.1
     assert 0 < len(kept_in(tmp_path)) < N
-    unpriced = updraft(*call(url, tmp_path, "--budget", "1"), env={"JUDGE_KEY": "of-the-judge"})
+    unpriced = in_process(*call(url, tmp_path, "--budget", "1"), env={"JUDGE_KEY": "of-the-judge"})
     assert unpriced.returncode == 2
     assert "--budget needs to know what big costs" in unpriced.stderr

@@ -1,7 +1,8 @@
 """Specialisations of `paged_attention_triton` that must compile: decode, verification and prefill of common shapes.
 
 Nine queries are eight drafts and the token before them. Models without grouped heads (Phi-3) take as many rows for them
-as for one, and float32 as many as for a prompt: what would be compiled twice is here once.
+as for one, and float32 as many as for a prompt: what would be compiled twice is here once. `SOAK_SPECS` are further
+shapes of kinds that `SPECS` has.
 """
 
 from __future__ import annotations
@@ -149,4 +150,12 @@ FP8 = [
     attend("fp8-nine-gemma", in_fp8(GEMMA_4B), 9, windowed=True, registers=232),
     attend("fp8-prefill-gemma", in_fp8(GEMMA_4B), 2048, windowed=True),
 ]
-SPECS = [*GROUPED, *WINDOWED, *FLOAT32, *FP8, merge(64), merge(96), merge(128), merge(256), merge(128, "fp32")]
+ALL = [*GROUPED, *WINDOWED, *FLOAT32, *FP8, merge(64), merge(96), merge(128), merge(256), merge(128, "fp32")]
+FURTHER = {
+    *("decode-block16", "verify-0.5b", "verify-70b", "verify-block16", "nine-70b", "prefill-block16"),
+    *("verify-windowed", "nine-full-layer", "nine-windowed-block16", "prefill-phi-full", "nine-gemma3-full"),
+    *("nine-gemma3-1b", "prefill-gemma3-full", "float32-decode-block16", "float32-decode-gemma", "float32-nine-0.5b"),
+    *("float32-nine-windowed", "float32-nine-block16", "fp8-decode-gemma", "fp8-prefill-windowed"),
+}
+SPECS = [spec for spec in ALL if spec.name not in FURTHER]
+SOAK_SPECS = [spec for spec in ALL if spec.name in FURTHER]
