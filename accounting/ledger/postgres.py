@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
+_FORMAT = "CREATE TABLE IF NOT EXISTS usage_schema (version INTEGER NOT NULL)"
 _LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
 
 
@@ -33,9 +34,9 @@ class PostgresStore:
 
     commits_intents = True
 
-    def __init__(self, url: str, table: LedgerTable, schema: Sequence[str], version: int) -> None:
-        """`schema` has the statements that create the table. Raises ConfigurationError."""
-        self.table, self._schema, self._version = table, schema, version
+    def __init__(self, url: str, table: LedgerTable) -> None:
+        """Raises ConfigurationError."""
+        self.table = table
         self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
@@ -88,10 +89,10 @@ class PostgresStore:
         )
 
     def prune(self, before: float, most: int) -> int:
-        name, time = self.table.name, self.table.time
+        name = self.table.name
         return self._changed(
             f"DELETE FROM {name} WHERE id IN"
-            f" (SELECT id FROM {name} WHERE {time} < %s ORDER BY {time} LIMIT %s FOR UPDATE SKIP LOCKED)",
+            f" (SELECT id FROM {name} WHERE started_at < %s ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED)",
             before,
             most,
         )
@@ -121,13 +122,16 @@ class PostgresStore:
         if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
-                for statement in self._schema:
+                for statement in (*self.table.create(postgres=True), _FORMAT):
                     connection.execute(statement.encode())
                 if connection.execute("SELECT version FROM usage_schema").fetchone() is None:
-                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (self._version,))
+                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (self.table.format,))
         (version,) = connection.execute("SELECT version FROM usage_schema").fetchone()
-        if version != self._version:
-            raise ConfigurationError(f"{shown_url(self._url)} has schema {version}, this version has {self._version}.")
+        if version != self.table.format:
+            database, ours = shown_url(self._url), self.table.format
+            raise ConfigurationError(
+                f"{database} has format {version}, this version has {ours}: name another database."
+            )
         connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 
     def _changed(self, query: str, *values: object) -> int:

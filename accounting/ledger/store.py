@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
+from .files import open_database
 from .intents import IntentFile, KeptRows
 from .table import LedgerTable, Values
 from .workers import left_behind
@@ -79,8 +78,7 @@ class SqliteStore:
 
     def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
         self.table = table
-        file = SharedFile(path, table.purpose, table.param, table.busy_s)
-        self._database = Database(file, lambda connection: table.prepare(connection, path))
+        self._database = open_database(path, table, busy_s=table.busy_s)
         self._kept: KeptRows | None = None
         try:
             self._kept = KeptRows(_workers_folder(path), table)
@@ -130,8 +128,8 @@ class SqliteStore:
         return self._changed(f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where}", *live)
 
     def prune(self, before: float, most: int) -> int:
-        name, time = self.table.name, self.table.time
-        old = f"SELECT rowid FROM {name} WHERE {time} < ? ORDER BY {time} LIMIT ?"
+        name = self.table.name
+        old = f"SELECT rowid FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
         try:
             with self._database.use() as connection:
                 if connection.execute(old, (before, 1)).fetchone() is None:

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
-from .table import Values, record_of
+from .table import Values
 
 MAX_WAITING = 20_000
 """Rows, of about a kilobyte each, that wait in memory for a database to come back."""
@@ -145,7 +145,7 @@ class LedgerWriter:
         if self._closes_at is not None or intents is None:
             return False
         with contextlib.suppress(UnicodeError):  # the database will say so
-            record = record_of(values)
+            record = self._store.table.record_of(values)
             place = intents.add(record) if before is None else intents.replace(before, record)
             if place is not None:
                 self._places[row_id] = place

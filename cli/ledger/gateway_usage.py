@@ -7,14 +7,11 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.safety.terminal_text import printable
 from ..shared import json_output, output
-
-if TYPE_CHECKING:
-    from ...cloud_engine.gateway.ledger.reading import Group
 
 Form = Literal["table", "json", "csv"]
 _SHOWN = {
@@ -35,7 +32,7 @@ class GatewayUsage:
     # A SQLite file, or a PostgreSQL URL.
     database: str
     # One line for each of these.
-    by: Group
+    by: str
     # Only requests since then, in seconds since the epoch.
     since: float
     # How.

@@ -48,6 +48,8 @@ class RequestSummary(msgspec.Struct):
     """A row of the ledger without digests."""
 
     id: str
+    started_at: float
+    # The former name of `started_at`.
     ts: float
     model: str
     route: str
