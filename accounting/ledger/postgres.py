@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.safety.redaction import shown_url
 from ...protocol.settings import state_folder
-from .intents import IntentFile, KeptRows
-from .store import ExtraWrite, LedgerWriteError, RowRefusedError
+from .intents import KeptRows
+from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
 from .table import LedgerTable, Values
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FORMAT = "CREATE TABLE IF NOT EXISTS usage_schema (version INTEGER NOT NULL)"
 _LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
 
 
-class PostgresStore:
+class PostgresStore(LedgerStore):
     """Connects with the first commit, and again where a connection fails. What is not committed stands on this
     machine until then.
     """
@@ -36,23 +36,18 @@ class PostgresStore:
 
     def __init__(self, url: str, table: LedgerTable) -> None:
         """Raises ConfigurationError."""
-        self.table = table
         self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
         self._lock = secrets.randbits(31)
-        self.worker = f"{self._lock:08x}"
         self._connection: Any = None
         try:
             about = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.Error as error:  # which may repeat the password
             raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
-        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers", table)
-
-    @property
-    def intents(self) -> IntentFile:
-        return self._kept.file
+        folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
+        super().__init__(table, KeptRows(folder, table), f"{self._lock:08x}")
 
     def check(self) -> None:
         try:
@@ -78,9 +73,6 @@ class PostgresStore:
         except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 
-    def left_behind(self) -> Iterator[list[Values]]:
-        return self._kept.left_behind()
-
     def abandon(self) -> int:
         return self._changed(
             f"UPDATE {self.table.name} SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
@@ -99,7 +91,7 @@ class PostgresStore:
 
     def close(self) -> None:
         self._disconnect()
-        self._kept.close()
+        super().close()
 
     def _disconnect(self) -> None:
         if self._connection is not None:

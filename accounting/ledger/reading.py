@@ -28,7 +28,8 @@ class LedgerReader:
         """Sums over the rows that began from `since` on, for each combination of `by`: table's groups, `day`."""
         table = self.table
         groups = {name: self.day if name == "day" else table.groups[name] for name in by}
-        columns = ", ".join(f"{text} AS {name}" for name, text in {**groups, **_COUNTS, **table.sums}.items())
+        named = {text if text.isidentifier() else name: text for name, text in groups.items()}
+        columns = ", ".join(f"{text} AS {name}" for name, text in {**named, **_COUNTS, **table.sums}.items())
         pending = "" if table.state is None else f" AND {table.state} <> 'intent'"
         numbers = ", ".join(str(number + 1) for number in range(len(by)))
         grouped = f" GROUP BY {numbers} ORDER BY {numbers}" if by else ""

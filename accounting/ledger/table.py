@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -16,10 +16,10 @@ Values = tuple[Any, ...]
 
 SETTLED = "settled"
 _TYPES = {"int": ("INTEGER", "bigint"), "float": ("REAL", "double precision")}
-_NULLABLE = " | None"
+_TEXT = ("TEXT", "text")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestRow:
     """The columns of every ledger. Rows of older files get the defaults for columns that came later."""
 
@@ -60,7 +60,11 @@ class Table:
 
     def types(self, *, postgres: bool = False) -> dict[str, str]:
         """The columns' types in SQL."""
-        return {each.name: _type(each, postgres=postgres) for each in fields(self.row)}
+        names = {each.name: str(each.type).partition(" | None") for each in fields(self.row)}
+        return {
+            name: _TYPES.get(kind, _TEXT)[postgres] + ("" if null else " NOT NULL")
+            for name, (kind, null, _) in names.items()
+        }
 
     def create(self, *, postgres: bool = False) -> list[str]:
         """The statements that make the table, and then its indexes."""
@@ -78,8 +82,12 @@ class Table:
         made: dict[str, str] = {}
         for before, expressions in self.upgrades.items():
             made |= expressions if file_format < before else {}
-        values = {name: made.get(name, name if name in found else "NULL") for name in self.columns}
-        return ", ".join(f"coalesce({values[each.name]}, {_literal(each)}) AS {each.name}" for each in fields(self.row))
+        columns: list[str] = []
+        for each in fields(self.row):
+            value = made.get(each.name, each.name if each.name in found else "NULL")
+            default = "NULL" if each.default in (None, MISSING) else repr(each.default)
+            columns.append(f"coalesce({value}, {default}) AS {each.name}")
+        return ", ".join(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,29 +139,19 @@ class LedgerTable(Table):
         return self.state is None or values[self.columns.index(self.state)] == SETTLED
 
     @cached_property
-    def _head(self) -> bytes:
-        return b"%d" % self.format
-
-    def record_of(self, values: Values) -> bytes:
-        """The row as bytes, after its format's number. Raises UnicodeError for text that no database takes."""
-        return self._head + msgspec.json.encode(values)
+    def record_of(self) -> Callable[[Values], bytes]:
+        """Returns a row as bytes, with its format's number. Raises UnicodeError for text that no database takes."""
+        file_format, encode = self.format, msgspec.json.encode
+        return lambda values: encode((file_format, values))
 
     def values_in(self, record: bytes) -> Values:
         """The row of which `record_of` made the record, in an older format too. Raises ValueError for anything else."""
-        head, bracket, rest = record.partition(b"[")
-        values = msgspec.json.decode(bracket + rest, type=Values)
-        names = self.columns if head == self._head else self.records.get(int(head or 0), ())
+        try:
+            file_format, values = msgspec.json.decode(record, type=tuple[int, Values])
+        except msgspec.ValidationError:  # older records are rows alone
+            file_format, values = 0, msgspec.json.decode(record, type=Values)
+        names = self.columns if file_format == self.format else self.records.get(file_format, ())
         if len(values) != len(names):
             raise ValueError("a row with other columns")
         found = dict(zip(names, values, strict=True))
         return tuple(found.get(each.name, each.default) for each in fields(self.row))
-
-
-def _type(column: Field[Any], *, postgres: bool) -> str:
-    name = str(column.type).removesuffix(_NULLABLE)
-    return _TYPES.get(name, ("TEXT", "text"))[postgres] + ("" if name != column.type else " NOT NULL")
-
-
-def _literal(column: Field[Any]) -> str:
-    """The default in SQL, NULL without one."""
-    return "NULL" if column.default in (None, MISSING) else repr(column.default)

@@ -165,13 +165,10 @@ GROUPS = ("day", *REQUESTS.groups)
 
 
 class Ledger:
-    """Safe to use from any thread, and by several processes on one file (WAL).
+    """The router's ledger. Safe to use from any thread, and by several processes on one file (WAL).
 
-    A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
-    be opened, is no ledger, or is one of a newer version.
-
-    `busy_s`: for how long a call waits while another process writes, before it raises sqlite3.OperationalError. Opening
-    waits up to 5 seconds in any case. `read_only`: change nothing, make no file, and leave an older format as it is.
+    Opens the file as `open_database` does, and raises the same errors. A call that waits for longer than `busy_s` while
+    another process writes raises sqlite3.OperationalError.
     """
 
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:

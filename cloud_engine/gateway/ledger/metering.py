@@ -25,7 +25,7 @@ class UsageRow(RequestRow):
     """The usage and outcome of one request."""
 
     # The id in `x-request-id`, which a client may choose.
-    request_id: str
+    request_id: str = field(kw_only=True)
     # Whose key it was, by name.
     key_name: str = ""
     # The node that answered, or that was tried last. `response-cache`: none, the answer was kept.
@@ -55,7 +55,7 @@ class UsageRow(RequestRow):
     # `settled`, or `abandoned` if its worker died before that. PostgreSQL has a row before: `intent`.
     state: State = "intent"
     # The row's own id.
-    id: str = field(default_factory=row_id, kw_only=True)
+    id: str = field(default_factory=row_id)
 
 
 # The order of columns in intent files from before records had a format number.
