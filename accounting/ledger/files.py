@@ -88,7 +88,7 @@ def _prepare_to_read(connection: sqlite3.Connection, path: Path, table: LedgerTa
         raise StorageError(f"The {table.purpose} {path} is empty: the next start fills it.", param=table.param)
     if {*found} != {*table.columns}:
         connection.execute("PRAGMA temp_store=MEMORY")
-        rows = f"SELECT rowid, {table.selection(found, file_format)} FROM main.{table.name}"
+        rows = f"SELECT rowid AS rowid, {table.selection(found, file_format)} FROM main.{table.name}"
         connection.execute(f"CREATE TEMP VIEW {table.name} AS {rows}")
 
 
