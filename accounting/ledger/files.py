@@ -1,13 +1,12 @@
-"""Ledgers in SQLite files: whose file it is, its format, the migration of older formats, and queries."""
+"""Ledgers in SQLite files: whose file it is, its format, and the migration of older formats."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...protocol.errors import ConfigurationError, StorageError
 from ...protocol.safety.database import Database
@@ -31,25 +30,14 @@ def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: b
 
 
 @contextmanager
-def select(database: Database, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
-    """The rows of a query, as dictionaries. Raises sqlite3.Error."""
-    with database.use() as connection:
-        cursor = connection.execute(query, values)
-        names = [about[0] for about in cursor.description]
-        yield (dict(zip(names, row, strict=True)) for row in cursor)
-
-
-@contextmanager
-def select_from_file(
-    path: Path, table: LedgerTable, query: str, values: Sequence[object]
-) -> Generator[Iterator[dict[str, Any]]]:
-    """As `select`, over a connection of its own, which locks out no writer. Raises ConfigurationError."""
+def open_to_read(path: Path, table: LedgerTable) -> Generator[sqlite3.Connection]:
+    """A connection that locks out no writer. Raises ConfigurationError, also for errors in the block."""
     try:
         with (
             closing(open_database(path, table, busy_s=_READ_S, read_only=True)) as database,
-            select(database, query, values) as rows,
+            database.use() as connection,
         ):
-            yield rows
+            yield connection
     except sqlite3.Error as error:
         raise ConfigurationError(f"The {table.purpose} {path} cannot be read: {error}.") from error
 

@@ -6,7 +6,7 @@ A worker lives while its session holds an advisory lock, which the server takes 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from importlib import import_module
@@ -134,22 +134,19 @@ class PostgresStore(LedgerStore):
 
 
 @contextmanager
-def connect_to_read(url: str, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
-    """The rows of a query, as dictionaries. Raises ConfigurationError."""
+def open_to_read(url: str) -> Generator[Any]:
+    """A cursor. Raises ConfigurationError, also for errors in the block."""
     psycopg = _client_library()
     try:
-        with (
-            psycopg.connect(url, row_factory=psycopg.rows.dict_row, **_SETTINGS) as connection,
-            connection.cursor(name="usage") as cursor,
-        ):
-            yield iter(cursor.execute(query.replace("?", "%s").encode(), values))
+        with psycopg.connect(url, **_SETTINGS) as connection, connection.cursor(name="usage") as cursor:
+            yield cursor
     except psycopg.Error as error:
         raise ConfigurationError(f"The usage database {shown_url(url)} cannot be read: {error}.") from error
 
 
 def _client_library() -> ModuleType:
     try:
-        psycopg, *_ = map(import_module, ("psycopg", "psycopg.conninfo", "psycopg.rows"))
+        psycopg, _ = map(import_module, ("psycopg", "psycopg.conninfo"))
     except ImportError as error:
         raise MissingDependencyError(
             "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."

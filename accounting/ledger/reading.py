@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,13 @@ _COUNTS = {"requests": "COUNT(*)", "errors": "COALESCE(SUM(CASE WHEN status >= 4
 
 @dataclass(frozen=True, slots=True)
 class LedgerReader:
-    """Raises what `select` raises: ConfigurationError, or sqlite3.Error."""
+    """Raises what `connect` raises, and errors of the connection."""
 
     table: LedgerTable
-    # The rows of a query with its values, as dictionaries.
-    select: Callable[[str, Sequence[object]], AbstractContextManager[Iterator[dict[str, Any]]]]
+    # Opens a connection, or a cursor of one.
+    connect: Callable[[], AbstractContextManager[Any]]
+    # The mark of a value in a query.
+    mark: str = "?"
     # The day of a row (UTC), as text.
     day: str = "date(started_at, 'unixepoch')"
     # The column that orders rows of the same time.
@@ -33,9 +35,8 @@ class LedgerReader:
         pending = "" if table.state is None else f" AND {table.state} <> 'intent'"
         numbers = ", ".join(str(number + 1) for number in range(len(by)))
         grouped = f" GROUP BY {numbers} ORDER BY {numbers}" if by else ""
-        with self.select(
-            f"SELECT {columns} FROM {table.name} WHERE started_at >= ?{pending}{grouped}", [since]
-        ) as rows:
+        query = f"SELECT {columns} FROM {table.name} WHERE started_at >= ?{pending}{grouped}"
+        with self._select(query, [since]) as rows:
             return list(rows)
 
     def rows(
@@ -49,12 +50,17 @@ class LedgerReader:
         order = f"started_at, {self.tie}" if newest is None else f"started_at DESC, {self.tie} DESC LIMIT {newest}"
         columns = ", ".join(self.table.columns)
         query = f"SELECT {columns} FROM {self.table.name} WHERE started_at >= ?{where} ORDER BY {order}"
-        return self.select(query, [since, *(value for _, value in equal)])
+        return self._select(query, [since, *(value for _, value in equal)])
 
     def spent(self, column: str, value: str, since: float) -> float:
         """US dollars of the rows with `value` in `column` that began from `since` on."""
-        query = (
-            f"SELECT COALESCE(SUM(cost_usd), 0.0) AS usd FROM {self.table.name} WHERE {column} = ? AND started_at >= ?"
-        )
-        with self.select(query, [value, since]) as rows:
+        spent = f"SELECT COALESCE(SUM(cost_usd), 0.0) AS usd FROM {self.table.name}"
+        with self._select(f"{spent} WHERE {column} = ? AND started_at >= ?", [value, since]) as rows:
             return next(rows)["usd"]
+
+    @contextmanager
+    def _select(self, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
+        with self.connect() as connection:
+            cursor = connection.execute(query.replace("?", self.mark), values)
+            names = [about[0] for about in cursor.description]
+            yield (dict(zip(names, row, strict=True)) for row in cursor)

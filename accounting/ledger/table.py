@@ -29,7 +29,7 @@ class RequestRow:
     started_at: float = field(default_factory=time.time)
     # The model that the caller named.
     model: str = ""
-    # HTTP status; of a stream that broke off, that of its failure. 499: the caller went away.
+    # HTTP status, also of a failure after the first bytes of a stream. 499: the caller went away.
     status: int = 0
     # Prompt tokens that the model's server had in its cache.
     cached_tokens: int = 0

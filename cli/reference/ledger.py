@@ -21,7 +21,7 @@ def ledger_page() -> str:
         "## Table `requests`",
         _columns(REQUESTS),
         "## Table `spending`",
-        "What a period has spent, for budgets.",
+        "Sums of the running budget periods.",
         _columns(spending),
         "## The gateway's table `usage`",
         "One row per request to a relayed route, in the database that `updraft gateway --db` names.",

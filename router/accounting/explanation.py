@@ -51,7 +51,7 @@ def explanation_of(row: LedgerRow) -> Explanation:
 
 
 def facts_of(row: LedgerRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "ts": row.ts, "decisions": decisions_of(row)}
+    return {**dataclasses.asdict(row), "ts": row.started_at, "decisions": decisions_of(row)}
 
 
 def decisions_of(row: LedgerRow) -> list[dict[str, Any]]:

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...accounting.ledger.files import open_database, select
+from ...accounting.ledger.files import open_database
 from ...accounting.ledger.reading import LedgerReader
 from ...accounting.ledger.table import LedgerTable, RequestRow, Table
 from ...protocol.errors import ConfigurationError, StorageError
@@ -72,11 +71,6 @@ class LedgerRow(RequestRow):
     # What its reader thought of the answer: 1 good, -1 bad, 0 nothing said.
     feedback: int = 0
 
-    @property
-    def ts(self) -> float:
-        """The former name of `started_at`."""
-        return self.started_at
-
 
 @dataclass(frozen=True, slots=True)
 class LedgerTotals:
@@ -108,7 +102,7 @@ class LedgerTotals:
 class SpendingRow:
     """The sums of a budget over one period."""
 
-    # `day` or `month`.
+    # The budget's period: `day` or `month`.
     period: str
     # The period's first day, in days since 1970, in UTC.
     day: int
@@ -176,7 +170,7 @@ class Ledger:
         self._unreadable: str | None = None  # why the last `look` failed
         self._problem: str | None = None  # that `check` found last
         self._database = open_database(path, REQUESTS, busy_s=busy_s, read_only=read_only)
-        self._reader = LedgerReader(REQUESTS, partial(select, self._database))
+        self._reader = LedgerReader(REQUESTS, self._database.use)
         #: Waits for rows of this process that are on their way into the file.
         self.flush: Callable[[], object] = _nothing
         #: Alone with the file, also among processes: what is read in the block holds until it is written.

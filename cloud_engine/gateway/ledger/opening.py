@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ....accounting.ledger.files import select_from_file
+from ....accounting.ledger.files import open_to_read
 from ....accounting.ledger.reading import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
 from .metering import USAGE
@@ -27,8 +27,8 @@ def open_store(database: str | Path) -> LedgerStore:
 def open_reader(database: str | Path) -> LedgerReader:
     """Raises MissingDependencyError without the client library."""
     if is_url(database):
-        from ....accounting.ledger.postgres import connect_to_read
+        from ....accounting.ledger import postgres
 
         day = "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
-        return LedgerReader(USAGE, partial(connect_to_read, str(database)), day, tie="id")
-    return LedgerReader(USAGE, partial(select_from_file, Path(database), USAGE))
+        return LedgerReader(USAGE, partial(postgres.open_to_read, str(database)), "%s", day, tie="id")
+    return LedgerReader(USAGE, partial(open_to_read, Path(database), USAGE))

@@ -80,7 +80,9 @@ def test_log_lists_the_newest(ledger: Path) -> None:
     text = said("log", ledger=ledger)
     assert text.index("new\ufffd[2J") < text.index("big") < text.index("fits [on] the device", text.index("$0.250000"))
     assert "cloud (escalated)" in text and "1,234" in text
-    assert [row["id"] for row in json.loads(said("log", "--json", "-n", "2", ledger=ledger))] == ["local", "cloud"]
+    newest = json.loads(said("log", "--json", "-n", "2", ledger=ledger))
+    assert [row["id"] for row in newest] == ["local", "cloud"]
+    assert all(row["ts"] == row["started_at"] for row in newest), "the former name stays"
     assert [row["id"] for row in json.loads(said("log", "--json", "--tier", "cloud", ledger=ledger))] == [
         "cloud",
         "old",
