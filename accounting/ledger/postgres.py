@@ -6,7 +6,7 @@ A worker lives while its session holds an advisory lock, which the server takes 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from importlib import import_module
@@ -15,43 +15,39 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.safety.redaction import shown_url
 from ...protocol.settings import state_folder
-from .intents import IntentFile, KeptRows
-from .store import ExtraWrite, LedgerWriteError, RowRefusedError
+from .intents import KeptRows
+from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
 from .table import LedgerTable, Values
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 _SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
+_FORMAT = "CREATE TABLE IF NOT EXISTS usage_schema (version INTEGER NOT NULL)"
 _LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
 
 
-class PostgresStore:
+class PostgresStore(LedgerStore):
     """Connects with the first commit, and again where a connection fails. What is not committed stands on this
     machine until then.
     """
 
     commits_intents = True
 
-    def __init__(self, url: str, table: LedgerTable, schema: Sequence[str], version: int) -> None:
-        """`schema` has the statements that create the table. Raises ConfigurationError."""
-        self.table, self._schema, self._version = table, schema, version
+    def __init__(self, url: str, table: LedgerTable) -> None:
+        """Raises ConfigurationError."""
         self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
         self._lock = secrets.randbits(31)
-        self.worker = f"{self._lock:08x}"
         self._connection: Any = None
         try:
             about = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.Error as error:  # which may repeat the password
             raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
-        self._kept = KeptRows(state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers", table)
-
-    @property
-    def intents(self) -> IntentFile:
-        return self._kept.file
+        folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
+        super().__init__(table, KeptRows(folder, table), f"{self._lock:08x}")
 
     def check(self) -> None:
         try:
@@ -77,9 +73,6 @@ class PostgresStore:
         except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 
-    def left_behind(self) -> Iterator[list[Values]]:
-        return self._kept.left_behind()
-
     def abandon(self) -> int:
         return self._changed(
             f"UPDATE {self.table.name} SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
@@ -88,17 +81,17 @@ class PostgresStore:
         )
 
     def prune(self, before: float, most: int) -> int:
-        name, time = self.table.name, self.table.time
+        name = self.table.name
         return self._changed(
             f"DELETE FROM {name} WHERE id IN"
-            f" (SELECT id FROM {name} WHERE {time} < %s ORDER BY {time} LIMIT %s FOR UPDATE SKIP LOCKED)",
+            f" (SELECT id FROM {name} WHERE started_at < %s ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED)",
             before,
             most,
         )
 
     def close(self) -> None:
         self._disconnect()
-        self._kept.close()
+        super().close()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -121,13 +114,16 @@ class PostgresStore:
         if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
-                for statement in self._schema:
+                for statement in (*self.table.create(postgres=True), _FORMAT):
                     connection.execute(statement.encode())
                 if connection.execute("SELECT version FROM usage_schema").fetchone() is None:
-                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (self._version,))
+                    connection.execute("INSERT INTO usage_schema VALUES (%s)", (self.table.format,))
         (version,) = connection.execute("SELECT version FROM usage_schema").fetchone()
-        if version != self._version:
-            raise ConfigurationError(f"{shown_url(self._url)} has schema {version}, this version has {self._version}.")
+        if version != self.table.format:
+            database, ours = shown_url(self._url), self.table.format
+            raise ConfigurationError(
+                f"{database} has format {version}, this version has {ours}: name another database."
+            )
         connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 
     def _changed(self, query: str, *values: object) -> int:
@@ -138,22 +134,19 @@ class PostgresStore:
 
 
 @contextmanager
-def connect_to_read(url: str, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
-    """The rows of a query, as dictionaries. Raises ConfigurationError."""
+def open_to_read(url: str) -> Generator[Any]:
+    """A cursor. Raises ConfigurationError, also for errors in the block."""
     psycopg = _client_library()
     try:
-        with (
-            psycopg.connect(url, row_factory=psycopg.rows.dict_row, **_SETTINGS) as connection,
-            connection.cursor(name="usage") as cursor,
-        ):
-            yield iter(cursor.execute(query.replace("?", "%s").encode(), values))
+        with psycopg.connect(url, **_SETTINGS) as connection, connection.cursor(name="usage") as cursor:
+            yield cursor
     except psycopg.Error as error:
         raise ConfigurationError(f"The usage database {shown_url(url)} cannot be read: {error}.") from error
 
 
 def _client_library() -> ModuleType:
     try:
-        psycopg, *_ = map(import_module, ("psycopg", "psycopg.conninfo", "psycopg.rows"))
+        psycopg, _ = map(import_module, ("psycopg", "psycopg.conninfo"))
     except ImportError as error:
         raise MissingDependencyError(
             "A ledger in PostgreSQL needs psycopg 3: pip install 'psycopg[binary]'."

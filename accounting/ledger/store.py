@@ -1,17 +1,17 @@
-"""Stores of ledger rows: the interface of a database, and SQLite, which offers it without a server."""
+"""Stores of ledger rows: what all databases share, and SQLite, which needs no server."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
+from ...protocol.wal import transaction
+from .files import open_database
 from .intents import IntentFile, KeptRows
 from .table import LedgerTable, Values
 from .workers import left_behind
@@ -31,125 +31,114 @@ class RowRefusedError(Exception):
     """The database refuses one of the rows for good."""
 
 
-class LedgerStore(Protocol):
+class LedgerStore(ABC):
     """One connection to the database, which one thread uses at a time."""
 
-    table: LedgerTable
-    # The id of this process in its rows.
-    worker: str
     # Whether an intent is a row of the database, and survives this machine.
-    commits_intents: bool
+    commits_intents = False
+
+    def __init__(self, table: LedgerTable, kept: KeptRows | None, worker: str) -> None:
+        self.table = table
+        #: The id of this process in its rows.
+        self.worker = worker
+        self._kept = kept
 
     @property
     def intents(self) -> IntentFile | None:
         """The rows that are not committed yet. None: these are kept in memory alone."""
-        ...
+        return None if self._kept is None else self._kept.file
 
+    @abstractmethod
     def check(self) -> None:
         """Raises ConfigurationError where the database cannot be used."""
-        ...
 
+    @abstractmethod
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
         """Commit all, or raise LedgerWriteError or RowRefusedError. A settled row stays as it is."""
-        ...
 
     def left_behind(self) -> Iterator[list[Values]]:
         """As `KeptRows`. Raises LedgerWriteError."""
-        ...
-
-    def abandon(self) -> int:
-        """Mark the intents of dead workers. Returns their number."""
-        ...
-
-    def prune(self, before: float, most: int) -> int:
-        """Delete up to `most` of the rows before a time. Returns their number."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class SqliteStore:
-    """A file that several processes write (WAL): a commit survives the death of each of them.
-
-    `needs_intents`: whether a folder for the intent files is required, or the rows may be in memory alone without it.
-    Raises ConfigurationError, DiskSpaceError.
-    """
-
-    commits_intents = False
-
-    def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
-        self.table = table
-        file = SharedFile(path, table.purpose, table.param, table.busy_s)
-        self._database = Database(file, lambda connection: table.prepare(connection, path))
-        self._kept: KeptRows | None = None
-        try:
-            self._kept = KeptRows(_workers_folder(path), table)
-        except (ConfigurationError, DiskSpaceError) as error:
-            if needs_intents:
-                self._database.close()
-                raise
-            _log.warning("Requests are not in the ledger if this process is killed while it waits: %s", error)
-        self.worker = "" if self._kept is None else self._kept.slot.id
-
-    @property
-    def intents(self) -> IntentFile | None:
-        return None if self._kept is None else self._kept.file
-
-    def check(self) -> None:
-        """Return at once: the file was opened."""
-
-    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        try:
-            with self._database.transaction() as connection:
-                if intents:
-                    connection.executemany(self.table.insert("?", settle=False), intents)
-                connection.executemany(self.table.insert("?", settle=True), settled)
-                for extra in extras:
-                    extra(connection)
-        except (*_REFUSALS, OverflowError, UnicodeError) as error:
-            raise RowRefusedError(str(error)) from error
-        except sqlite3.Error as error:
-            raise LedgerWriteError(str(error)) from error
-
-    def left_behind(self) -> Iterator[list[Values]]:
         try:
             if self._kept is not None:
                 yield from self._kept.left_behind()
         except OSError as error:
             raise LedgerWriteError(str(error)) from error
 
+    @abstractmethod
     def abandon(self) -> int:
-        if self.table.state is None or self._kept is None:
-            return 0
-        try:
-            live = self._kept.slot.live_ids()
-        except OSError as error:
-            raise LedgerWriteError(str(error)) from error
-        marks = ", ".join("?" for _ in live)
-        where = f"{self.table.state} = 'intent' AND worker NOT IN ({marks})"
-        return self._changed(f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where}", *live)
+        """Mark the intents of dead workers. Returns their number."""
 
+    @abstractmethod
     def prune(self, before: float, most: int) -> int:
-        name, time = self.table.name, self.table.time
-        old = f"SELECT rowid FROM {name} WHERE {time} < ? ORDER BY {time} LIMIT ?"
-        try:
-            with self._database.use() as connection:
-                if connection.execute(old, (before, 1)).fetchone() is None:
-                    return 0  # without a lock on the file
-        except sqlite3.Error as error:
-            raise LedgerWriteError(str(error)) from error
-        return self._changed(f"DELETE FROM {name} WHERE rowid IN ({old})", before, most)
+        """Delete up to `most` of the rows before a time. Returns their number."""
 
     def close(self) -> None:
-        self._database.close()
         if self._kept is not None:
             self._kept.close()
 
-    def _changed(self, query: str, *values: object) -> int:
+
+class SqliteStore(LedgerStore):
+    """A file that several processes write (WAL): a commit survives the death of each of them.
+
+    `needs_intents`: whether a folder for the intent files is required, or the rows may be in memory alone without it.
+    Raises ConfigurationError, DiskSpaceError.
+    """
+
+    def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
+        self._database, kept = open_database(path, table, busy_s=table.busy_s), None
+        try:
+            kept = KeptRows(_workers_folder(path), table)
+        except (ConfigurationError, DiskSpaceError) as error:
+            if needs_intents:
+                self._database.close()
+                raise
+            _log.warning("Requests are not in the ledger if this process is killed while it waits: %s", error)
+        super().__init__(table, kept, "" if kept is None else kept.slot.id)
+
+    def check(self) -> None:
+        """Return at once: the file was opened."""
+
+    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        try:
+            with self._connected() as connection, transaction(connection):
+                if intents:
+                    connection.executemany(self.table.insert("?", settle=False), intents)
+                connection.executemany(self.table.insert("?", settle=True), settled)
+                for extra in extras:
+                    extra(connection)
+        except (OverflowError, UnicodeError) as error:
+            raise RowRefusedError(str(error)) from error
+
+    def abandon(self) -> int:
+        if self.table.state is None or self._kept is None:
+            return 0
+        with self._connected() as connection:
+            live = self._kept.slot.live_ids()
+            where = f"{self.table.state} = 'intent' AND worker NOT IN ({', '.join('?' for _ in live)})"
+            query = f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where}"
+            return connection.execute(query, live).rowcount
+
+    def prune(self, before: float, most: int) -> int:
+        name = self.table.name
+        old = f"SELECT rowid FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
+        with self._connected() as connection:
+            if connection.execute(old, (before, 1)).fetchone() is None:
+                return 0  # without a lock on the file
+            return connection.execute(f"DELETE FROM {name} WHERE rowid IN ({old})", (before, most)).rowcount
+
+    def close(self) -> None:
+        self._database.close()
+        super().close()
+
+    @contextmanager
+    def _connected(self) -> Generator[sqlite3.Connection]:
+        """Raises LedgerWriteError or RowRefusedError for errors in the block."""
         try:
             with self._database.use() as connection:
-                return connection.execute(query, values).rowcount
-        except sqlite3.Error as error:
+                yield connection
+        except _REFUSALS as error:
+            raise RowRefusedError(str(error)) from error
+        except (sqlite3.Error, OSError) as error:
             raise LedgerWriteError(str(error)) from error
 
 

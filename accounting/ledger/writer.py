@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
-from .table import Values, record_of
+from .table import Values
 
 MAX_WAITING = 20_000
 """Rows, of about a kilobyte each, that wait in memory for a database to come back."""
@@ -75,7 +75,7 @@ class LedgerWriter:
         self.failures = 0
         #: Why the last commit failed; None: it did not.
         self.problem: str | None = None
-        self._store = store
+        self._store, self._record_of = store, store.table.record_of
         self._keep_from = keep_from
         self._drops_intents = drops_intents
         self._consequence = consequence
@@ -144,11 +144,12 @@ class LedgerWriter:
         intents, before = self._store.intents, self._places.get(row_id)
         if self._closes_at is not None or intents is None:
             return False
-        with contextlib.suppress(UnicodeError):  # the database will say so
-            record = record_of(values)
-            place = intents.add(record) if before is None else intents.replace(before, record)
-            if place is not None:
-                self._places[row_id] = place
+        try:
+            record = self._record_of(values)
+        except UnicodeError:  # the database will say so
+            return before is not None
+        if (place := intents.add(record) if before is None else intents.replace(before, record)) is not None:
+            self._places[row_id] = place
         return row_id in self._places
 
     def _settle(

@@ -22,7 +22,6 @@ from .requests import LedgerPath, open_ledger
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...cloud_engine.gateway.ledger.reading import Group
     from ...router.accounting.ledger import LedgerTotals
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -138,7 +137,7 @@ class GatewayUsage:
     # A SQLite file, or a PostgreSQL URL.
     database: str
     # One line for each of these.
-    by: Group
+    by: str
     # Only requests since then, in seconds since the epoch.
     since: float
     # How.

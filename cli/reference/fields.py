@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,26 +25,24 @@ class FieldEntry:
 
 def entries(kind: type[Any]) -> list[FieldEntry]:
     """Every field of the dataclass `kind`, in order. Raises ValueError for a field without a comment."""
-    comments = _comments(kind)
+    comments = {name: text for base in reversed(kind.__mro__) if is_dataclass(base) for name, text in _comments(base)}
     return [
         FieldEntry(item.name, str(item.type), _default(item.default, item.default_factory), comments[item.name])
         for item in fields(kind)
     ]
 
 
-def _comments(kind: type[Any]) -> dict[str, str]:
+def _comments(kind: type[Any]) -> Iterator[tuple[str, str]]:
     lines = inspect.getsource(kind).splitlines()
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse("\n".join(line[indent:] for line in lines)).body[0]
     assert isinstance(tree, ast.ClassDef), "the source of a class is one class"
-    found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = _above(lines, node.lineno - 2)
             if not text:
                 raise ValueError(f"{kind.__name__}.{node.target.id} has no comment: write one above the field.")
-            found[node.target.id] = text
-    return found
+            yield node.target.id, text
 
 
 def _above(lines: list[str], last: int) -> str:

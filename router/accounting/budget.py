@@ -238,7 +238,7 @@ class Budget:
             *connection.execute(
                 "SELECT count(*), coalesce(sum(cloud_tokens + cloud_prompt_tokens > 0), 0),"
                 " coalesce(sum(cloud_tokens + cloud_prompt_tokens), 0), total(cost_usd)"
-                f" FROM requests WHERE ts >= :from AND ts < :to{whose}",
+                f" FROM requests WHERE started_at >= :from AND started_at < :to{whose}",
                 {
                     "from": first * DAY_S,
                     "to": next_first_day(period, day) * DAY_S,

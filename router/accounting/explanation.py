@@ -51,7 +51,7 @@ def explanation_of(row: LedgerRow) -> Explanation:
 
 
 def facts_of(row: LedgerRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "decisions": decisions_of(row)}
+    return {**dataclasses.asdict(row), "ts": row.started_at, "decisions": decisions_of(row)}
 
 
 def decisions_of(row: LedgerRow) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 def time_of(row: LedgerRow) -> str:
     """The time of the request, by the clock of this machine."""
-    return datetime.fromtimestamp(row.ts).astimezone().isoformat(sep=" ", timespec="seconds")
+    return datetime.fromtimestamp(row.started_at).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def printable(text: str) -> str:

@@ -8,15 +8,14 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ...accounting.ledger.table import LedgerTable
+from ...accounting.ledger.files import open_database
+from ...accounting.ledger.reading import LedgerReader
+from ...accounting.ledger.table import LedgerTable, RequestRow, Table
 from ...protocol.errors import ConfigurationError, StorageError
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import columns, transaction
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
@@ -25,16 +24,10 @@ _ALONE_S = 5.0  # that a transaction of the event loop waits for other writers
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # between two tries
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """The outcome of one request. Rows of older files have the defaults for columns that came later."""
+@dataclass(slots=True, kw_only=True)
+class LedgerRow(RequestRow):
+    """The outcome of one request."""
 
-    # The request's id, as in the answer.
-    id: str
-    # When it came, in seconds since the epoch.
-    ts: float
-    # The model that the caller named.
-    model: str
     # `local`, `cloud`, `escalated`, `fallback`, `cache`, or `none` where no answer was given.
     route: str
     # Who answered: `local`, `cloud` or `none`.
@@ -55,14 +48,8 @@ class LedgerRow:
     draft_proposed: int
     # Tokens of it that the cloud accepted.
     draft_accepted: int
-    # US dollars, as `prices` counts them. NULL: a model that was asked has no price.
-    cost_usd: float | None
     # US dollars saved against asking the best cloud alone. NULL: a price is missing.
     saved_usd: float | None
-    # Milliseconds until the answer was complete.
-    latency_ms: float
-    # HTTP status. 499: the caller went away.
-    status: int
     # Digest of the caller's API key.
     key: str = ""
     # The last cloud model that was asked.
@@ -111,155 +98,83 @@ class LedgerTotals:
     saved_usd: float | None
 
 
-# The columns that `Ledger.totals` groups by. The model is the last cloud that was asked, or the route where none was.
-GROUPS = {
-    "day": "date(ts, 'unixepoch')",
-    "model": "iif(cloud_model <> '', cloud_model, route)",
-    "tier": "tier",
-    "key": "key",
-}
+@dataclass(frozen=True, slots=True)
+class SpendingRow:
+    """The sums of a budget over one period."""
+
+    # The budget's period: `day` or `month`.
+    period: str
+    # The period's first day, in days since 1970, in UTC.
+    day: int
+    # All requests, those of a key, or those of a user.
+    scope: str
+    # How many there were.
+    requests: int
+    # How many of them asked the cloud.
+    cloud_requests: int
+    # Tokens that the cloud read and wrote.
+    cloud_tokens: int
+    # US dollars.
+    usd: float
+
+
+# The order of columns in intent files from before records had a format number.
+_RECORD = (
+    *("id", "started_at", "model", "route", "tier", "gate", "reason", "p_gain", "threshold", "local_tokens"),
+    *("cloud_tokens", "draft_proposed", "draft_accepted", "cost_usd", "saved_usd", "latency_ms", "status", "key"),
+    *("cloud_model", "failure", "decisions", "local_prompt_tokens", "cloud_prompt_tokens", "local_ms", "cloud_ms"),
+    *("user", "feedback"),
+)
 _STAYED = "tier = 'local' AND route <> 'none' AND cloud_model = ''"
-_TOTALS = (
-    f"count(*), coalesce(sum(status >= 400), 0), coalesce(sum({_STAYED}), 0),"
-    f" 1.0 * sum({_STAYED}) / nullif(sum(route <> 'none'), 0),"
-    " coalesce(sum(local_prompt_tokens + local_tokens), 0), coalesce(sum(cloud_prompt_tokens + cloud_tokens), 0),"
-    " iif(count(cost_usd) = count(*), total(cost_usd), NULL), count(*) - count(cost_usd), sum(saved_usd)"
-)
-
-# One entry per format: what turns a file of the format before it into this one. Append; never change what was released.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE requests (
-          id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
-          gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
-          local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
-          draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
-          cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
-        ) STRICT""",
-        "CREATE INDEX requests_ts ON requests (ts)",
-    ),
-    (
-        "ALTER TABLE requests ADD COLUMN key TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE requests ADD COLUMN cloud_model TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE requests ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE requests ADD COLUMN decisions TEXT NOT NULL DEFAULT '[]'",
-        "ALTER TABLE requests ADD COLUMN local_prompt_tokens INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE requests ADD COLUMN cloud_prompt_tokens INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE requests ADD COLUMN local_ms REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE requests ADD COLUMN cloud_ms REAL NOT NULL DEFAULT 0",
-    ),
-    (
-        "ALTER TABLE requests ADD COLUMN user TEXT NOT NULL DEFAULT ''",
-        "CREATE INDEX requests_caller ON requests (key, user, ts)",
-        """CREATE TABLE spending (
-          day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL, cloud_requests INTEGER NOT NULL,
-          cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL, PRIMARY KEY (day, scope)
-        ) STRICT, WITHOUT ROWID""",
-    ),
-    (  # money may be unknown, and budgets have periods
-        *(
-            statement
-            for name in ("cost_usd", "saved_usd")
-            for statement in (
-                f"ALTER TABLE requests RENAME COLUMN {name} TO known_{name}",
-                f"ALTER TABLE requests ADD COLUMN {name} REAL",
-                f"UPDATE requests SET {name} = known_{name}",
-                f"ALTER TABLE requests DROP COLUMN known_{name}",
-            )
-        ),
-        "ALTER TABLE spending RENAME TO spending_of_days",
-        """CREATE TABLE spending (
-          period TEXT NOT NULL, day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL,
-          cloud_requests INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL,
-          PRIMARY KEY (period, day, scope)
-        ) STRICT, WITHOUT ROWID""",
-        "INSERT INTO spending SELECT 'day', * FROM spending_of_days",
-        "DROP TABLE spending_of_days",
-    ),
-    ("ALTER TABLE requests ADD COLUMN feedback INTEGER NOT NULL DEFAULT 0",),
-)
-_VERSION = len(_MIGRATIONS)
-_COLUMNS = tuple(item.name for item in fields(LedgerRow))
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-    if _format(connection, path) == _VERSION:
-        return
-    with transaction(connection):
-        for statement in (line for step in _MIGRATIONS[_format(connection, path) :] for line in step):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={_VERSION}")
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    if _format(connection, path) == 0:  # whoever made it has not come further, or it was cut
-        raise StorageError(f"The ledger {path} is empty: the next start of the router fills it.", param="ledger")
-
-
-def _format(connection: sqlite3.Connection, path: Path) -> int:
-    """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
-    query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
-        "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
-        " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
-    )
-    version, objects, ours = connection.execute(query).fetchone()
-    if not 0 <= version <= _VERSION:
-        raise ConfigurationError(
-            f"The ledger {path} has format {version}, this version reads up to {_VERSION}: name another file.",
-            param="ledger",
-        )
-    if objects if version == 0 else not ours:
-        raise _no_ledger(path)
-    return version
-
-
-def _no_ledger(path: Path) -> ConfigurationError:
-    return ConfigurationError(f"{path} is no ledger of Updraft: name another file.", param="ledger")
-
 
 REQUESTS = LedgerTable(
     name="requests",
-    columns=_COLUMNS,
-    time="ts",
-    prepare=_migrate,
-    purpose="as the ledger",
+    row=LedgerRow,
+    indexes=("requests_time ON requests (started_at)", "requests_caller ON requests (key, user, started_at)"),
+    aliases={"ts": "started_at"},
+    format=6,
+    purpose="ledger",
     param="ledger",
+    others=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
+    upgrades={6: {"started_at": "ts"}},
+    records={0: _RECORD},
+    # The model is the last cloud that was asked, or the route where none was.
+    groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
+    sums={
+        "stayed_local": f"coalesce(sum({_STAYED}), 0)",
+        "local_share": f"1.0 * sum({_STAYED}) / nullif(sum(route <> 'none'), 0)",
+        "local_tokens": "coalesce(sum(local_prompt_tokens + local_tokens), 0)",
+        "cloud_tokens": "coalesce(sum(cloud_prompt_tokens + cloud_tokens), 0)",
+        "cost_usd": "iif(count(cost_usd) = count(*), total(cost_usd), NULL)",
+        "unpriced": "count(*) - count(cost_usd)",
+        "saved_usd": "sum(saved_usd)",
+    },
     busy_s=0.5,
     places=256,
     place_bytes=4096,
     max_workers=256,
 )
-_INSERT = f"INSERT INTO requests ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_INSERT = f"INSERT INTO requests ({', '.join(REQUESTS.columns)}) VALUES ({', '.join('?' * len(REQUESTS.columns))})"
+GROUPS = ("day", *REQUESTS.groups)
 
 
 class Ledger:
-    """Safe to use from any thread, and by several processes on one file (WAL).
+    """The router's ledger. Safe to use from any thread, and by several processes on one file (WAL).
 
-    A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
-    be opened, is no ledger, or is one of a newer version.
-
-    `busy_s`: for how long a call waits while another process writes, before it raises sqlite3.OperationalError. Opening
-    waits up to 5 seconds in any case. `read_only`: change nothing, make no file, and leave an older format as it is.
+    Opens the file as `open_database` does, and raises the same errors. A call that waits for longer than `busy_s` while
+    another process writes raises sqlite3.OperationalError.
     """
 
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
-        prepare = _check if read_only else _migrate
         self._unreadable: str | None = None  # why the last `look` failed
         self._problem: str | None = None  # that `check` found last
-        self._database = Database(
-            SharedFile(path, REQUESTS.purpose, REQUESTS.param),
-            lambda connection: prepare(connection, path),
-            busy_s=busy_s,
-            read_only=read_only,
-        )
+        self._database = open_database(path, REQUESTS, busy_s=busy_s, read_only=read_only)
+        self._reader = LedgerReader(REQUESTS, self._database.use)
         #: Waits for rows of this process that are on their way into the file.
         self.flush: Callable[[], object] = _nothing
         #: Alone with the file, also among processes: what is read in the block holds until it is written.
         self.transaction = self._database.transaction
-        with self._database.use() as connection:
-            self._columns = columns(connection, "requests")
 
     def check(self) -> str | None:
         """Return why the file cannot be read, or is no longer at its path. The log says so once."""
@@ -290,7 +205,7 @@ class Ledger:
     def record(self, row: LedgerRow) -> None:
         """Commit one row. A second row for one id raises sqlite3.IntegrityError."""
         with self._database.use() as connection:
-            connection.execute(_INSERT, astuple(row))
+            connection.execute(_INSERT, REQUESTS.values_of(row))
 
     def verify(self) -> None:
         """Read the whole file. Raises StorageError if it is damaged."""
@@ -304,11 +219,12 @@ class Ledger:
 
     def rows(self, *, limit: int = 100, tier: str | None = None) -> list[LedgerRow]:
         """The newest rows first, of one tier only where one is given."""
-        which = "" if tier is None else "WHERE tier = ? "
-        return self._select(f"{which}ORDER BY ts DESC, rowid DESC LIMIT ?", *([] if tier is None else [tier]), limit)
+        with self._reader.rows(equal=[] if tier is None else [("tier", tier)], newest=limit) as rows:
+            return [LedgerRow(**row) for row in rows]
 
     def get(self, request_id: str) -> LedgerRow | None:
-        return next(iter(self._select("WHERE id = ?", request_id)), None)
+        with self._reader.rows(equal=[("id", request_id)]) as rows:
+            return next((LedgerRow(**row) for row in rows), None)
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
         """Keep a thumb; whether there is such a request. The last thumb counts. Waits as `alone` does."""
@@ -317,20 +233,11 @@ class Ledger:
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
         """Over the rows from `since` (seconds since the epoch) on, per group `by` (of `GROUPS`); None: one for all."""
-        if len(self._columns) < len(_COLUMNS):
-            raise ConfigurationError(f"The ledger {self.path} has an older format: start the router once on it.")
-        group, grouped = ("''", "") if by is None else (GROUPS[by], " GROUP BY 1 ORDER BY 1")
-        query = f"SELECT {group}, {_TOTALS} FROM requests WHERE ts >= ?{grouped}"
-        with self._database.use() as connection:
-            return [LedgerTotals(*found) for found in connection.execute(query, (since,))]
+        sums = self._reader.totals([] if by is None else [by], since)
+        return [LedgerTotals(group="" if by is None else each.pop(by), **each) for each in sums]
 
     def close(self) -> None:
         self._database.close()
-
-    def _select(self, which: str, *values: str | int) -> list[LedgerRow]:
-        with self._database.use() as connection:
-            found = connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
-            return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
 
     async def alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
         """The result of `work` in a transaction. Waits for other writers up to 5 seconds, off the event loop.

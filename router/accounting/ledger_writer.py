@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import astuple
 from pathlib import Path
 
 from ...accounting.ledger.store import (
@@ -41,7 +40,7 @@ class RequestWriter(LedgerWriter):
 
         `committed` is resolved after the commit, or once it has failed for the first time.
         """
-        values = astuple(row)
+        values = REQUESTS.values_of(row)
         self._keep(row.id, values)
         self._settle(row.id, values, extra, committed)
 

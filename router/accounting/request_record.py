@@ -281,7 +281,7 @@ class RequestRecord:
     def row(self, status: int) -> LedgerRow:
         return LedgerRow(
             id=self.request_id,
-            ts=self.timestamp,
+            started_at=self.timestamp,
             model=self.model[:MAX_MODEL_CHARS],
             route=self.route or "none",
             tier=self.tier if self.route is not None else "none",
@@ -293,6 +293,7 @@ class RequestRecord:
             cloud_tokens=self.cloud_tokens,
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
+            cached_tokens=sum(each.counted.cached_tokens for each in self.cloud_calls),
             cost_usd=self.cost_usd,
             saved_usd=self.saved_usd,
             latency_ms=self.latency_ms,

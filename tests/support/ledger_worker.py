@@ -11,7 +11,7 @@ from updraft.cloud_engine.gateway.ledger.opening import open_store
 
 
 def row(number: int) -> UsageRow:
-    return UsageRow(f"request-{number}", key_name="k", key_id="k", model="m", node="n")
+    return UsageRow(request_id=f"request-{number}", key_name="k", key_id="k", model="m", node="n")
 
 
 async def work(where: str, requests: int, settles: bool) -> None:

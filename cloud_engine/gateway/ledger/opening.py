@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from ....accounting.ledger.files import open_to_read
+from ....accounting.ledger.reading import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
-from .reading import UsageReader
-from .store import USAGE, VERSION, create_table
+from .metering import USAGE
 
 
 def is_url(database: str | Path) -> bool:
@@ -18,14 +20,15 @@ def open_store(database: str | Path) -> LedgerStore:
     if is_url(database):
         from ....accounting.ledger.postgres import PostgresStore
 
-        return PostgresStore(str(database), USAGE, create_table(postgres=True), VERSION)
+        return PostgresStore(str(database), USAGE)
     return SqliteStore(Path(database), USAGE)
 
 
-def open_reader(database: str | Path) -> UsageReader:
+def open_reader(database: str | Path) -> LedgerReader:
     """Raises MissingDependencyError without the client library."""
     if is_url(database):
-        from ....accounting.ledger.postgres import connect_to_read
+        from ....accounting.ledger import postgres
 
-        return UsageReader(str(database), connect_to_read, day="FLOOR(started_at / 86400)::int")
-    return UsageReader(str(database))
+        day = "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
+        return LedgerReader(USAGE, partial(postgres.open_to_read, str(database)), "%s", day, tie="id")
+    return LedgerReader(USAGE, partial(open_to_read, Path(database), USAGE))

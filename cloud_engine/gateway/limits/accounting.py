@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ....accounting.ledger.reading import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
 from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import RequestCancelledError
@@ -17,7 +18,6 @@ from ..access.principal import Principal
 from ..ledger.ledger import FailurePolicy, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
-from ..ledger.reading import UsageReader
 from .limiter import Limiter, LimitReservation
 from .policy import LimitPolicy, load_policy
 from .prompt_tokens import PromptTokens
@@ -49,7 +49,7 @@ class Accounting:
     """The ledger, the limits and the prices of one worker process."""
 
     ledger: UsageLedger
-    reader: UsageReader
+    reader: LedgerReader
     limiter: Limiter
     prices: PriceTable
     # Of nodes with prices of their own, by URL.

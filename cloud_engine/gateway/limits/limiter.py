@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from ....accounting.budget import DAY_S, SHARE, TOP_UP, Period, Wanted, first_day, next_first_day
+from ....accounting.ledger.reading import LedgerReader
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import (
@@ -26,7 +27,6 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from ..ledger.reading import UsageReader
 from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
 from .policy import LimitPolicy
 from .store import LimitStore
@@ -152,7 +152,7 @@ class Limiter:
     # For budgets.
     prices: PriceTable
     # The ledger, from which budgets begin.
-    ledger: UsageReader
+    ledger: LedgerReader
     # Budgets that are being begun.
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 

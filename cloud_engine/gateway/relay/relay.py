@@ -54,7 +54,7 @@ class Relay:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        row, request = UsageRow(request_id(scope)), Request(scope, receive)
+        row, request = UsageRow(request_id=request_id(scope)), Request(scope, receive)
         span = self.tracer.request(scope["path"], request.headers)
         try:
             await self._serve(request, send, row, span, started)

@@ -48,6 +48,8 @@ class RequestSummary(msgspec.Struct):
     """One ledger row, without digests."""
 
     id: str
+    started_at: float
+    # The former name of `started_at`.
     ts: float
     model: str
     route: str
@@ -113,8 +115,8 @@ def _latency(tier: str, rows: Sequence[LedgerRow]) -> Latency | None:
 
 
 def _summary(row: LedgerRow) -> RequestSummary:
-    kept = {name: getattr(row, name) for name in RequestSummary.__struct_fields__ if name != "decisions"}
-    return RequestSummary(**kept, decisions=msgspec.Raw(row.decisions.encode()))
+    kept = {name: getattr(row, name) for name in RequestSummary.__struct_fields__ if name not in ("ts", "decisions")}
+    return RequestSummary(**kept, ts=row.started_at, decisions=msgspec.Raw(row.decisions.encode()))
 
 
 def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:

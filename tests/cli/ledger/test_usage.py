@@ -23,14 +23,14 @@ def ledger(tmp_path: Path) -> Path:
     """A local answer of today, an escalated one of yesterday with a price, and an unpriced one of last year."""
     path, now = tmp_path / "ledger.sqlite3", time.time()
     row = replace(RequestRecord(Prices(), "big").row(200), model="auto", key="0123", reason="fits [on] the device")
-    local = replace(row, id="local", ts=now, route="local", tier="local", local_prompt_tokens=7, local_tokens=6)
-    cloud = replace(row, id="cloud", ts=now - DAY_S, route="escalated", tier="cloud", cloud_model="big", key="")
+    local = replace(row, id="local", started_at=now, route="local", tier="local", local_prompt_tokens=7, local_tokens=6)
+    cloud = replace(row, id="cloud", started_at=now - DAY_S, route="escalated", tier="cloud", cloud_model="big", key="")
     with_price = replace(cloud, cloud_prompt_tokens=1000, cloud_tokens=234, cost_usd=0.25, saved_usd=-0.05)
     written = Ledger(path)
     for each in (
         replace(local, cost_usd=0.0, saved_usd=0.125),
         with_price,
-        replace(cloud, id="old", ts=now - 365 * DAY_S, cloud_model="new\x1b[2J", cost_usd=None, saved_usd=None),
+        replace(cloud, id="old", started_at=now - 365 * DAY_S, cloud_model="new\x1b[2J", cost_usd=None, saved_usd=None),
     ):
         written.record(each)
     written.close()
@@ -80,7 +80,9 @@ def test_log_lists_the_newest(ledger: Path) -> None:
     text = said("log", ledger=ledger)
     assert text.index("new\ufffd[2J") < text.index("big") < text.index("fits [on] the device", text.index("$0.250000"))
     assert "cloud (escalated)" in text and "1,234" in text
-    assert [row["id"] for row in json.loads(said("log", "--json", "-n", "2", ledger=ledger))] == ["local", "cloud"]
+    newest = json.loads(said("log", "--json", "-n", "2", ledger=ledger))
+    assert [row["id"] for row in newest] == ["local", "cloud"]
+    assert all(row["ts"] == row["started_at"] for row in newest), "the former name stays"
     assert [row["id"] for row in json.loads(said("log", "--json", "--tier", "cloud", ledger=ledger))] == [
         "cloud",
         "old",

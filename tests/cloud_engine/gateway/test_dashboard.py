@@ -23,7 +23,7 @@ NOT_SHOWN = {"updraft_gateway_node_up", "updraft_gateway_key_requests", "updraft
 def samples() -> dict[str, set[str]]:
     """The labels of every sample that gateway and node serve, once something has happened."""
     counters = Counters()
-    row = UsageRow("x", key_name="k", model="m", tier="batch", status=200, ttft_ms=1.0, completion_tokens=2)
+    row = UsageRow(request_id="x", key_name="k", model="m", tier="batch", status=200, ttft_ms=1.0, completion_tokens=2)
     counters.count(row)
     counters.streamed(row, 1.0)
     counters.refused(AuthenticationError("no"), "tokens")

@@ -31,7 +31,7 @@ def scraped(counters: Counters, **options: Any) -> dict[tuple[str, ...], float]:
 
 
 def row(**fields: Any) -> UsageRow:
-    return UsageRow("x", **{"key_name": "team", "model": "m", "tier": "batch", "status": 200, **fields})
+    return UsageRow(request_id="x", **{"key_name": "team", "model": "m", "tier": "batch", "status": 200, **fields})
 
 
 def test_every_worker_tells_the_sums_of_all() -> None:

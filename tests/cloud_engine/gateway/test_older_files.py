@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from updraft.accounting.ledger.store import SqliteStore
 from updraft.cli.main import app
 from updraft.cloud_engine.gateway.access.database import KeyDatabase, digest_of
-from updraft.cloud_engine.gateway.ledger.metering import COLUMNS
-from updraft.cloud_engine.gateway.ledger.store import USAGE
+from updraft.cloud_engine.gateway.ledger.metering import USAGE
 from updraft.protocol.errors import ConfigurationError
 
 BEFORE = (
@@ -35,9 +34,9 @@ def test_usage_rows_of_before_are_taken_over(tmp_path: Path) -> None:
     for _ in range(2):  # again finds the new format
         SqliteStore(file, USAGE).close()
     with closing(sqlite3.connect(file)) as connection:
-        rows = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM usage ORDER BY started_at").fetchall()
+        rows = connection.execute(f"SELECT {', '.join(USAGE.columns)} FROM usage ORDER BY started_at").fetchall()
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    found = [dict(zip(USAGE.columns, row, strict=True)) for row in rows]
     assert [row["request_id"] for row in found] == ["r0", "r1", "r2"]
     assert {(row["state"], row["tenant"], row["key_id"], row["completion_tokens"]) for row in found} == {
         ("settled", "team-a", "team-a", 5)
@@ -50,7 +49,7 @@ def test_a_table_of_somebody_else_stays(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite3"
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("CREATE TABLE usage (id INTEGER PRIMARY KEY, hours REAL)")
-    with pytest.raises(ConfigurationError, match="another version"):
+    with pytest.raises(ConfigurationError, match="is no usage database of Updraft"):
         SqliteStore(file, USAGE)
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT hours FROM usage").fetchall() == []

@@ -138,7 +138,7 @@ def call_of(fields: dict[str, Any], tenant: str) -> tuple[Call, bytearray]:
         received.extend(message.get("body", b""))
 
     body = json.dumps(fields).encode()
-    row = UsageRow("x", status=200)
+    row = UsageRow(request_id="x", status=200)
     place = QueuePlace(tenant=tenant)
     return Call("x", b"/v1/chat/completions", [], body, "m", False, UsageOptions(), row, 0.0, send, place), received
 

@@ -30,7 +30,7 @@ def so_far(tokens: int) -> dict[str, Any]:
 
 
 def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
-    row = UsageRow("r")
+    row = UsageRow(request_id="r")
     meter = StreamMeter(row, asked, running=running)
     shown = [meter.shown(each) for each in events]
     meter.settle()
@@ -80,7 +80,7 @@ def test_a_whole_answer_without_usage_is_reckoned() -> None:
         ({"data": [{"embedding": [0.1] * 100}]}, 0),
         ({"results": [{"document": {"text": "x" * 300}}]}, 0),
     ):
-        row = UsageRow("r")
+        row = UsageRow(request_id="r")
         meter_whole(json.dumps(body).encode(), row)
         assert row.completion_tokens == reckoned, body
 

@@ -183,7 +183,8 @@ def test_traces(tmp_path: Path) -> None:
     mooncake.write_text('{"timestamp": 500, "input_length": 600, "output_length": 5, "hash_ids": [7, 9]}\n')
     store = open_store(ledger)
     rows = [
-        UsageRow(str(number), prompt_tokens=5, completion_tokens=number, started_at=9.0 + number) for number in (0, 2)
+        UsageRow(request_id=str(number), prompt_tokens=5, completion_tokens=number, started_at=9.0 + number)
+        for number in (0, 2)
     ]
     store.write([], [values_of(row) for row in rows])
     store.close()

@@ -47,7 +47,8 @@ def keep_everything(home: Path) -> None:
     (home / "config.toml").write_text('cloud_api_key = "secret"\n')
     config = load_config()
     assert config.ledger is not None
-    with closing(Ledger(config.ledger)), closing(Experience(home / "experience.sqlite3")):
+    with closing(Ledger(config.ledger)) as ledger, closing(Experience(home / "experience.sqlite3")):
+        assert ledger.rows() == []
         assert (home / "ledger.sqlite3-shm").exists()
         meter = open_store(home / "gateway.sqlite3")
         Notes("tried-models").write("key", Note("well"))

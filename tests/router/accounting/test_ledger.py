@@ -16,7 +16,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.settings_checks import check_settings
 
 ROW = LedgerRow(
-    id="chatcmpl-0", ts=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
+    id="chatcmpl-0", started_at=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
     threshold=0.5, local_tokens=10, cloud_tokens=0, draft_proposed=0, draft_accepted=0, cost_usd=0.0, saved_usd=0.001,
     latency_ms=12.5, status=200,
 )  # fmt: skip
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def test_rows_come_back_as_they_went_in(path: Path) -> None:
     ledger = Ledger(path)
     ledger.record(ROW)
-    ledger.record(replace(ROW, id="chatcmpl-1", ts=2.0, p_gain=None))
+    ledger.record(replace(ROW, id="chatcmpl-1", started_at=2.0, p_gain=None))
     ledger.close()
     ledger = Ledger(path)
     assert [row.id for row in ledger.rows()] == ["chatcmpl-1", "chatcmpl-0"]
@@ -70,10 +70,12 @@ def test_totals(path: Path) -> None:
     (empty,) = ledger.totals()
     assert (empty.requests, empty.local_share, empty.cost_usd, empty.saved_usd) == (0, None, 0.0, None)
     ledger.record(replace(ROW, local_prompt_tokens=3))
-    escalated = replace(ROW, id="b", ts=90_000.0, route="escalated", tier="cloud", cloud_model="big", key="k")
+    escalated = replace(ROW, id="b", started_at=90_000.0, route="escalated", tier="cloud", cloud_model="big", key="k")
     ledger.record(replace(escalated, cloud_tokens=7, cloud_prompt_tokens=5, cost_usd=0.002, saved_usd=-0.001))
     ledger.record(replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0))
-    ledger.record(replace(ROW, id="d", ts=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0))
+    ledger.record(
+        replace(ROW, id="d", started_at=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0)
+    )
     (total,) = ledger.totals()
     assert (total.requests, total.errors, total.stayed_local, total.local_share) == (4, 1, 1, pytest.approx(1 / 3))
     assert (total.local_tokens, total.cloud_tokens, total.unpriced) == (33, 12, 0)
@@ -104,7 +106,7 @@ def test_a_cost_that_nobody_knows_is_no_number(path: Path) -> None:
 def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
     ledger = Ledger(path)
     for index in range(10):
-        ledger.record(replace(ROW, id=str(index), ts=float(index)))
+        ledger.record(replace(ROW, id=str(index), started_at=float(index)))
     with closing(SqliteStore(path, REQUESTS)) as store:
         assert [store.prune(before, most) for before, most in ((0.0, 5), (6.0, 4), (6.0, 4), (6.0, 4))] == [0, 4, 2, 0]
     assert [row.id for row in ledger.rows()] == ["9", "8", "7", "6"]
@@ -114,7 +116,7 @@ def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
 def test_a_tier_alone(path: Path) -> None:
     ledger = Ledger(path)
     for index, tier in enumerate(("local", "cloud", "local")):
-        ledger.record(replace(ROW, id=str(index), ts=float(index), tier=tier))
+        ledger.record(replace(ROW, id=str(index), started_at=float(index), tier=tier))
     assert [row.id for row in ledger.rows(tier="local", limit=1)] == ["2"]
     ledger.close()
 

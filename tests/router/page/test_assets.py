@@ -74,7 +74,8 @@ def test_a_trace_asks_no_cloud_and_writes_no_row(http: TestClient, cloud: FakeCl
     assert cloud.requests == []
     assert http.get("/updraft/requests").json() == {"requests": []}
     http.post("/v1/chat/completions", json=body)
-    assert [row["tier"] for row in http.get("/updraft/requests").json()["requests"]] == ["cloud"]
+    (row,) = http.get("/updraft/requests").json()["requests"]
+    assert (row["tier"], row["ts"]) == ("cloud", row["started_at"])
     assert http.get("/updraft/savings").json()["total"]["requests"] == 1
 
 

@@ -28,7 +28,7 @@ export async function show(place) {
       [row.id, row.model, row.cloud_model, row.reason, row.route, String(row.status), row.failure]
         .some((text) => text.toLowerCase().includes(wanted)));
     list.replaceChildren(table(`Requests: ${matching.length}`, [
-      ["time", (row) => el("button", { type: "button", onclick: () => open(row) }, clock(row.ts))],
+      ["time", (row) => el("button", { type: "button", onclick: () => open(row) }, clock(row.started_at))],
       ["tier", (row) => badge(row.tier)],
       ["route", (row) => row.route],
       ["status", (row) => String(row.status), true],

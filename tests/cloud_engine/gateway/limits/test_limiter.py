@@ -129,7 +129,7 @@ def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -
 def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path: Path) -> None:
     """A new process begins with what the ledger says; a model without a price is refused where a budget holds."""
     caller = principal(usd_per_day=0.5, usd_per_month=1.0)
-    spent = UsageRow("r", key_id="key_1", tenant="acme", model="m", cost_usd=0.45)
+    spent = UsageRow(request_id="r", key_id="key_1", tenant="acme", model="m", cost_usd=0.45)
     ledger = UsageLedger(open_store(tmp_path / "usage.sqlite3"))
 
     async def spend() -> None:

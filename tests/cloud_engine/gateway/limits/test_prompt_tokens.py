@@ -46,7 +46,7 @@ def test_a_request_reserves_what_the_last_ones_had(tmp_path: Path) -> None:
         caller = Principal("key_1", "tester", "acme", ("inference",), limits=Limits(tokens_per_minute=10**6))
         reserved: list[int] = []
         for _ in range(10):
-            row = UsageRow("id", model="m", prompt_tokens=400, key_id=caller.key_id)
+            row = UsageRow(request_id="id", model="m", prompt_tokens=400, key_id=caller.key_id)
             async with accounting.admitted(caller, row, RequestSize(1000, AnswerSize(100))) as account:
                 reserved.append(int(account.reservation.claims[0].amount))
         accounting.ledger.close()
@@ -79,7 +79,7 @@ class _Batches:
 
 def booked(tmp_path: Path, path: str, answer: Callable[[Call], Coroutine[Any, Any, None]]) -> list[tuple[str, int]]:
     """The state of the row, and its tokens, when the client was sent each part of an answer."""
-    row, sent = UsageRow("id", model="m"), list[tuple[str, int]]()
+    row, sent = UsageRow(request_id="id", model="m"), list[tuple[str, int]]()
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
@@ -140,7 +140,7 @@ def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:
 def test_who_pays_for_a_prompt_that_no_node_counted(
     tmp_path: Path, is_sent: bool, status: int, error: Exception | None, paid: int
 ) -> None:
-    row = UsageRow("id", node="http://node", model="m", status=status)
+    row = UsageRow(request_id="id", node="http://node", model="m", status=status)
 
     async def work() -> None:
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
