@@ -103,7 +103,7 @@ def test_the_session_is_as_shown(environment: dict[str, str], fake_cloud, tmp_pa
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=280,
+            timeout=840,
             check=False,
         )
     assert done.returncode == 0, done.stdout
