@@ -128,7 +128,7 @@ def test_a_shorter_context_is_kept(make_engine, ask, run):
     assert engine.context_length == 50
     (result,) = run(engine, ask([[1] * 20], max_tokens=None))
     assert len(result.token_ids) == 30
-    with pytest.raises(ContextLengthError, match="holds 50 tokens; the prompt has 47 and 4"):
+    with pytest.raises(ContextLengthError, match="is 50 tokens, but the prompt has 47 and the answer needs 4"):
         engine.add_request(ask([[1] * 47], max_tokens=4)[0])
 
 
@@ -471,5 +471,5 @@ def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
 
 @pytest.mark.parametrize("n", [0, 9])
 def test_more_answers_than_places_are_refused(make_engine, ask, n) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"between 1 and 8 here \(--max-batch-size\).*got {n}\."):
+    with pytest.raises(InvalidRequestError, match=rf"between 1 and 8 \(--max-batch-size\).*got {n}\."):
         make_engine(max_batch_size=8).add_request(ask([[1]], n=n)[0])

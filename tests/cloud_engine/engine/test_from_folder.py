@@ -119,5 +119,5 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_a_tokenizer_says_so(make_engine) -> None:
-    with pytest.raises(ConfigurationError, match="without a tokenizer"):
+    with pytest.raises(ConfigurationError, match="no tokenizer"):
         _ = make_engine().tokenizer
