@@ -44,7 +44,8 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         await asyncio.sleep(chance.random() / 50)
         actual = chance.randint(10, amount)
         used += actual
-        await store.settle(asked, {"tokens": actual, "usd_per_day": actual / 1000}, admission.receipt)
+        used_amounts = {"tokens": actual, "concurrent": 0, "usd_per_day": actual / 1000}
+        await store.settle([(claim, used_amounts[claim.kind], admission.receipt) for claim in admission.claims])
 
     print("ready", flush=True)
     sys.stdin.readline()

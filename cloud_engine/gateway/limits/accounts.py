@@ -7,9 +7,12 @@ than the limit times 1 + T/60. A budget does not drain, it ends with its period.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+from ....accounting.budget import Wanted
 
 Owner = Literal["key", "tenant", "model"]
 Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month"]
@@ -35,11 +38,12 @@ class Claim(msgspec.Struct, frozen=True):
     begins: float = 0.0
     # When that ends.
     ends: float = 0.0
+    # What each token of the answer adds that the store grants beyond the least.
+    per_token: float = 0.0
 
     @property
     def account(self) -> str:
-        """The name in the store; each period of a budget has its own."""
-        return f"{self.owner} {self.kind} {self.begins:.0f} {self.name}"
+        return account_name(self.owner, self.kind, self.begins, self.name)
 
     @property
     def is_rate(self) -> bool:
@@ -53,6 +57,11 @@ class Claim(msgspec.Struct, frozen=True):
     def is_reserved(self) -> bool:
         """A request that begins is a request, whatever becomes of it; all else is settled later."""
         return self.kind != "requests"
+
+    def extended(self, tokens: int) -> Claim:
+        """The claim with `tokens` more of the answer."""
+        more = tokens * self.per_token
+        return msgspec.structs.replace(self, amount=self.amount + more) if more > 0 else self
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -75,6 +84,24 @@ class Standing(msgspec.Struct, frozen=True):
             return 1.0
         excess = self.used + self.reserved + claim.amount - claim.limit
         return max(0.0, excess * PERIOD_S / claim.limit)
+
+
+def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
+    """Return the name in the store; each period of a budget has its own."""
+    return f"{owner} {kind} {begins:.0f} {name}"
+
+
+def granted(wanted: Wanted | None, claims: Sequence[Claim], standings: Sequence[Standing]) -> int:
+    """Return the tokens of the answer to reserve, for claims that fit with the least; 0 if no claim grows with them."""
+    rooms = [
+        (claim.limit - standing.used - standing.reserved - claim.amount) / claim.per_token
+        for claim, standing in zip(claims, standings, strict=True)
+        if claim.per_token > 0
+    ]
+    if wanted is None or not rooms:
+        return 0
+    alone = not any(standing.reserved for claim, standing in zip(claims, standings, strict=True) if claim.per_token > 0)
+    return wanted.granted(min(rooms) + wanted.least, alone=alone) or wanted.least
 
 
 def used(claim: Claim, value: float, now: float) -> float:

@@ -146,7 +146,7 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
         admission = await store.admit([budget])
         assert admission.refused is None
         assert (await store.admit([budget])).refused == budget
-        await store.settle([budget], {"usd_per_day": 0.5}, admission.receipt)
+        await store.settle([(budget, 0.5, admission.receipt)])
         assert (await store.admit([budget])).standings[0].used == 5.5
 
     with_store(work)
@@ -157,7 +157,7 @@ def test_requests_in_flight(with_store: WithStore) -> None:
         claim = Claim("tenant", "t", "concurrent", 2, 1)
         admissions = [await store.admit([claim]) for _ in range(3)]
         assert [each.refused for each in admissions] == [None, None, claim]
-        await store.settle([claim], {}, admissions[0].receipt)
+        await store.settle([(claim, 0, admissions[0].receipt)])
         assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
 
     with_store(work)
@@ -211,7 +211,7 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch
         assert (await store.admit([claim])).refused is None
         with (tmp_path / "limits").open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            await store.settle([claim], {}, "")
+            await store.settle([(claim, 0, "")])
             with pytest.raises(OverloadedError):
                 await store.admit([claim])
         assert (await store.admit([claim])).refused is None
@@ -245,7 +245,7 @@ def test_a_lost_answer_of_redis_counts_once(
 
         monkeypatch.setattr(store, "_run", run_unheard)
         with contextlib.suppress(asyncio.CancelledError):
-            await store.settle([claim], {"usd_per_day": 0.5}, admission.receipt)
+            await store.settle([(claim, 0.5, admission.receipt)])
         with pytest.raises(type(failure)):
             await store.admit([claim])
         async with asyncio.timeout(30):
