@@ -7,6 +7,7 @@ than the limit times 1 + T/60. A budget does not drain, it ends with its period.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -60,8 +61,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     def extended(self, tokens: int) -> Claim:
         """The claim with `tokens` more of the answer."""
-        more = tokens * self.per_token
-        return msgspec.structs.replace(self, amount=self.amount + more) if more > 0 else self
+        return msgspec.structs.replace(self, amount=self.amount + tokens * self.per_token)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -93,29 +93,28 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
 
 def granted(wanted: Wanted | None, claims: Sequence[Claim], standings: Sequence[Standing]) -> int:
     """Return the tokens of the answer to reserve, for claims that fit with the least; 0 if no claim grows with them."""
-    rooms = [
-        (claim.limit - standing.used - standing.reserved - claim.amount) / claim.per_token
-        for claim, standing in zip(claims, standings, strict=True)
-        if claim.per_token > 0
-    ]
-    if wanted is None or not rooms:
+    room, alone = math.inf, True
+    for claim, standing in zip(claims, standings, strict=True) if wanted is not None else ():
+        if claim.per_token > 0:
+            left = claim.limit - standing.used - standing.reserved - claim.amount
+            room, alone = min(room, left / claim.per_token), alone and not standing.reserved
+    if wanted is None or room == math.inf:
         return 0
-    alone = not any(standing.reserved for claim, standing in zip(claims, standings, strict=True) if claim.per_token > 0)
-    return wanted.granted(min(rooms) + wanted.least, alone=alone) or wanted.least
+    return wanted.granted(room + wanted.least, alone=alone) or wanted.least
 
 
 def used(claim: Claim, value: float, now: float) -> float:
     """The amount in use at `now`, from the stored `value` of an account. Both are times of the store's own clock."""
-    if claim.is_rate:
-        return max(0.0, value - now) * claim.limit / PERIOD_S
-    return value if claim.is_budget else 0.0
+    if claim.ends > 0:
+        return value
+    return 0.0 if claim.kind == "concurrent" else max(0.0, value - now) * claim.limit / PERIOD_S
 
 
 def settled(claim: Claim, value: float, amount: float, now: float) -> float:
     """The stored value after `amount` more was used."""
-    if claim.is_rate:
-        return max(value, now) + amount * PERIOD_S / claim.limit
-    return value + amount if claim.is_budget else 0.0
+    if claim.ends > 0:
+        return value + amount
+    return 0.0 if claim.kind == "concurrent" else max(value, now) + amount * PERIOD_S / claim.limit
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:

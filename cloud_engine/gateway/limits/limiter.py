@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -36,6 +36,7 @@ _LEDGER_S = 5.0
 _NO_LIMITS = Limits()
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
 _PERIODS: tuple[tuple[Kind, Period], ...] = (("usd_per_day", "day"), ("usd_per_month", "month"))
+_LimitedOwner = tuple[Owner, str, Limits]
 _UNITS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -153,8 +154,11 @@ class Limiter:
 
         `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
-        reservation, price = entered or LimitReservation(self.store), self._price(principal, model)
-        claims = list(self._claims(principal, model, price, prompt_tokens, answer))
+        reservation = LimitReservation(self.store) if entered is None else entered
+        of_model: _LimitedOwner = "model", model, self.policy.models.get(model, _NO_LIMITS)
+        owners = *self._callers(principal), of_model
+        price = self._price(model) if any(map(_has_budget, owners)) else None
+        claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
                 raise LimitError(_too_large(claim), claim.kind, None, ())
@@ -178,40 +182,14 @@ class Limiter:
         reservation.taken += [(claim, receipt) for claim in admission.claims if claim.kind != "requests"]
         return reservation
 
-    def _callers(self, principal: Principal) -> tuple[tuple[Owner, str, Limits], ...]:
+    def _callers(self, principal: Principal) -> tuple[_LimitedOwner, _LimitedOwner]:
         return (
             ("key", principal.key_id, principal.limits),
             ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, _NO_LIMITS)),
         )
 
-    def _all(self, principal: Principal, model: str) -> tuple[tuple[Owner, str, Limits], ...]:
-        return (*self._callers(principal), ("model", model, self.policy.models.get(model, _NO_LIMITS)))
-
-    def _claims(
-        self, principal: Principal, model: str, price: Price | None, prompt_tokens: int, answer: AnswerSize
-    ) -> Iterator[Claim]:
-        for owner, name, limits in self._all(principal, model):
-            if limits == _NO_LIMITS:
-                continue
-            if limits.requests_per_minute is not None:
-                yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
-            if limits.tokens_per_minute is not None:
-                amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
-                yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-            if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
-                yield Claim(owner, name, "concurrent", limits.concurrent, 1)
-            if price is None:  # no budget applies
-                continue
-            cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
-            for kind, period in _PERIODS:
-                if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
-                    begins, ends = _period(period, int(time.time() // DAY_S))
-                    yield Claim(owner, name, kind, usd, cost, begins, ends, price.output / 1e6)
-
-    def _price(self, principal: Principal, model: str) -> Price | None:
-        """The model's price where a budget applies, else None. Raises PermissionDeniedError if it has no price."""
-        if all(each.usd_per_day is each.usd_per_month is None for _, _, each in self._all(principal, model)):
-            return None
+    def _price(self, model: str) -> Price:
+        """Raises PermissionDeniedError where the model has none."""
         price = self.prices.at(model, time.time())
         if price is None:
             raise PermissionDeniedError(
@@ -230,6 +208,33 @@ class Limiter:
             except TimeoutError as error:
                 raise OverloadedError("The ledger does not say what is left of the budget: try again later.") from error
             await self.store.seed(claim, spent)
+
+
+def _claims(
+    owners: Iterable[_LimitedOwner], price: Price | None, prompt_tokens: int, answer: AnswerSize
+) -> Iterator[Claim]:
+    """Yield the claims of a request. `price`: the model's, if a budget applies."""
+    for owner, name, limits in owners:
+        if limits == _NO_LIMITS:
+            continue
+        if limits.requests_per_minute is not None:
+            yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
+        if limits.tokens_per_minute is not None:
+            amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
+            yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
+        if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
+            yield Claim(owner, name, "concurrent", limits.concurrent, 1)
+        if price is None:  # no budget applies
+            continue
+        cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
+        for kind, period in _PERIODS:
+            if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
+                begins, ends = _period(period, int(time.time() // DAY_S))
+                yield Claim(owner, name, kind, usd, cost, begins, ends, price.output / 1e6)
+
+
+def _has_budget(owner: _LimitedOwner) -> bool:
+    return owner[2].usd_per_day is not None or owner[2].usd_per_month is not None
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
@@ -282,11 +287,11 @@ def _standing_headers(
     headers: list[tuple[bytes, bytes]] = []
     for kind, (remaining, limit, reset_s) in tightest.items():
         for name, value in (
-            ("limit", f"{limit:.0f}"),
-            ("remaining", f"{int(remaining)}"),
-            ("reset", duration(reset_s)),
+            (b"limit", b"%d" % round(limit)),
+            (b"remaining", b"%d" % remaining),
+            (b"reset", duration(reset_s).encode()),
         ):
-            headers.append((f"x-ratelimit-{name}-{kind}".encode(), value.encode()))
+            headers.append((b"x-ratelimit-%b-%b" % (name, kind.encode()), value))
     return headers
 
 

@@ -38,7 +38,7 @@ _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag for each worker: whether its column may hold something
 _MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
 _PROBED = 16  # records in which one account may be
-_NUMBER = Struct("=d")
+_NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount, and a value with its expiry
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
 _LOCK_S = 2.0
@@ -104,15 +104,15 @@ class SharedMemoryStore:
         os.close(self._file)
 
     def _admit(self, claims: Sequence[Claim], wanted: Wanted | None) -> Admission:
-        now, records, standings = boot_time(), list[int](), list[Standing]()
-        columns = _COLUMNS[self._memory.rfind(b"\1", 0, MAX_WORKERS) + 1]
+        now, memory, records, standings = boot_time(), self._memory, list[int](), list[Standing]()
+        unpack = _COLUMNS[memory.rfind(b"\1", 0, MAX_WORKERS) + 1].unpack_from
         for claim in claims:
             record = self._find(claim)
             if record is None:
                 if claim.is_budget:
                     return Admission(standings, unknown=claim)
                 record = self._made(claim, now, records)
-            value, _, *reserved = columns.unpack_from(self._memory, record + _KEY_BYTES)
+            value, _, *reserved = unpack(memory, record + _KEY_BYTES)
             standing = Standing(accounts.used(claim, value, now), sum(reserved))
             standings.append(standing)
             if not standing.fits(claim):
@@ -120,28 +120,29 @@ class SharedMemoryStore:
             records.append(record)
         tokens = accounts.granted(wanted, claims, standings)
         if wanted is not None and tokens > wanted.least:
-            claims = [claim.extended(tokens - wanted.least) for claim in claims]
+            more = tokens - wanted.least
+            claims = [claim.extended(more) if claim.per_token else claim for claim in claims]
         for claim, record in zip(claims, records, strict=True):
-            if claim.is_reserved:
-                self._reserve(record, claim.amount)
-            else:
+            if claim.kind == "requests":
                 self._use(record, claim, claim.amount, now)
+            else:
+                self._reserve(record, claim.amount)
         return Admission(standings, now=time.time(), claims=claims, tokens=tokens)
 
     def _settle_all(self) -> None:
-        now = boot_time()
+        now = boot_time() if self._unsettled else 0.0
         while self._unsettled:
             for claim, amount, _ in self._unsettled.popleft():
                 if (record := self._find(claim)) is not None:
                     self._reserve(record, -claim.amount)
-                    self._use(record, claim, amount, now)
+                    if claim.kind != "concurrent":
+                        self._use(record, claim, amount, now)
 
     def _use(self, record: int, claim: Claim, amount: float, now: float) -> None:
         (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
         value = accounts.settled(claim, value, amount, now)
-        _NUMBER.pack_into(self._memory, record + _VALUE_AT, value)
-        expiry = accounts.expires(claim, value, now - time.time())
-        _NUMBER.pack_into(self._memory, record + _EXPIRY_AT, expiry)
+        expiry = accounts.expires(claim, value, now - time.time() if claim.ends > 0 else 0.0)
+        _USED.pack_into(self._memory, record + _VALUE_AT, value, expiry)
 
     def _reserve(self, record: int, amount: float) -> None:
         at = record + _RESERVED_AT + 8 * self._slot.number

@@ -33,7 +33,8 @@ def so_far(tokens: int) -> dict[str, Any]:
 def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
     row = UsageRow("r")
     meter = StreamMeter(row, asked, running=running)
-    shown = [meter.shown(each, has_text=chunk_of(each)[0].text_bytes > 0) for each in events]
+    has_text = [each.startswith(b"data: {") and chunk_of(each)[0].text_bytes > 0 for each in events]
+    shown = [meter.shown(each, has_text=text) for each, text in zip(events, has_text, strict=True)]
     meter.settle()
     return row, [each for each in shown if each is not None]
 
