@@ -109,21 +109,62 @@ class Reservation:
     tokens: int = 0
 
 
+class InFlight:
+    """The requests of one process that hold a reservation, and those that wait until one is settled.
+
+    It outlives a budget whose limits change.
+    """
+
+    def __init__(self) -> None:
+        #: Requests that hold a reservation.
+        self.count = 0
+        #: How many reservations have been settled.
+        self.settlements = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def settlement(self, until: float, seen: int) -> bool:
+        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight.
+
+        `seen`: the value of `settlements` before the budget was asked. A later settlement ends the wait at once.
+        """
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        if self.settlements != seen or not self.count:
+            return self.settlements != seen
+        settled = asyncio.get_running_loop().create_future()
+        self._waiting.append(settled)
+        await asyncio.wait([settled], timeout=min(left, _RETRY_S))
+        settled.cancel()
+        return True
+
+    def settled(self) -> None:
+        """Count one request less, whose settlement is in the ledger, and let waiting requests try again."""
+        self.count = max(0, self.count - 1)
+        self.settlements += 1
+        for _ in range(min(_WOKEN, len(self._waiting))):
+            if not (waiting := self._waiting.popleft()).done():
+                waiting.set_result(None)
+
+
 class Budget:
     """The limits of one router, by scope: "all", "key" and "user".
 
     Without a ledger, because of `problem`, the rest is unknown, and nothing is spent.
     """
 
-    def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger | None, problem: str = "") -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, BudgetLimits],
+        ledger: Ledger | None,
+        problem: str = "",
+        in_flight: InFlight | None = None,
+    ) -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
         #: Why the ledger could not be asked last; None: it could.
         self.problem: str | None = problem or None
-        self._in_flight = 0  # requests of this process that hold a reservation
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        #: How many reservations have been settled.
-        self.settlements = 0
+        self.in_flight = InFlight() if in_flight is None else in_flight
 
     def counts_from(self) -> float:
         """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
@@ -149,7 +190,7 @@ class Budget:
                 demand.room(limits, self._spent(connection, before.day, scope, caller))
                 for scope, limits in self._limits.items()
             )
-            granted = demand.wanted.granted(room, alone=self._in_flight == (held is not None))
+            granted = demand.wanted.granted(room, alone=self.in_flight.count == (held is not None))
             tokens = demand.wanted.least if granted is None else granted
             error = self._exceeded(connection, before.day, caller, demand.charge(tokens))
             if error is not None:
@@ -159,32 +200,8 @@ class Budget:
 
         # Without a flush no other request of this process gets in between `exceeded` and this.
         reservation = await self._alone(take, flushed=False)
-        self._in_flight += held is None
+        self.in_flight.count += held is None
         return reservation
-
-    async def settlement(self, until: float, seen: int) -> bool:
-        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight.
-
-        `seen`: the value of `settlements` before the budget was asked. A later settlement ends the wait at once.
-        """
-        left = until - time.monotonic()
-        if left <= 0:
-            return False
-        if self.settlements != seen or not self._in_flight:
-            return self.settlements != seen
-        settled = asyncio.get_running_loop().create_future()
-        self._waiting.append(settled)
-        await asyncio.wait([settled], timeout=min(left, _RETRY_S))
-        settled.cancel()
-        return True
-
-    def settled(self) -> None:
-        """Let waiting requests try again, after the settlement of a reservation is in the ledger."""
-        self._in_flight = max(0, self._in_flight - 1)
-        self.settlements += 1
-        for _ in range(min(_WOKEN, len(self._waiting))):
-            if not (waiting := self._waiting.popleft()).done():
-                waiting.set_result(None)
 
     def settle(
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge

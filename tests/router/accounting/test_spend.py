@@ -167,9 +167,9 @@ def test_a_settlement_between_a_refusal_and_the_wait_ends_the_wait(tmp_path: Pat
         ledger = Ledger(tmp_path / "ledger.sqlite3")
         budget, seen, until = Budget({"all": DIME}, ledger), 0, time.monotonic() + 60
         await budget.reserve(Caller(), Demand(NOTHING, 5e-6, Wanted(1024, 1024)))
-        budget.settled()
-        assert await budget.settlement(until, seen), "the budget is asked again"
-        assert not await budget.settlement(until, budget.settlements), "nothing is in flight"
+        budget.in_flight.settled()
+        assert await budget.in_flight.settlement(until, seen), "the budget is asked again"
+        assert not await budget.in_flight.settlement(until, budget.in_flight.settlements), "nothing is in flight"
         ledger.close()
 
     asyncio.run(test())
@@ -416,7 +416,7 @@ def test_no_sequence_of_reservations_passes_a_limit(
                     true += 0 if kind == "lose" else actual.usd
                     with ledger.transaction() as connection:
                         budget.settle(connection, Caller(), reserved, reserved.charge if kind == "lose" else actual)
-                    budget.settled()
+                    budget.in_flight.settled()
             _, used, usd = spent(ledger.path) if held or true else (0, 0, 0.0)
             assert limits.usd is None or usd <= limits.usd + 1e-9
             assert limits.cloud_tokens is None or used <= limits.cloud_tokens
