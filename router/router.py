@@ -29,7 +29,7 @@ from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
-from .accounting.budget import Budget, InFlight
+from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import RequestWriter
 from .accounting.request_record import RequestRecord
@@ -496,9 +496,9 @@ class Router:
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
 
     def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
-        budget = self._budget
-        if budget is None:
+        if self._budget is None and record.reserved is None:
             return None
+        budget = self._budget or Budget({}, self._ledger)
         caller, reserved, charge = record.caller, record.reserved, record.charge
         return lambda connection: budget.settle(connection, caller, reserved, charge)
 
@@ -577,10 +577,8 @@ def _budget(
     config: RouterConfig, ledger: Ledger | None, problem: str = "", in_flight: InFlight | None = None
 ) -> Budget | None:
     """The budget, if there is one. `problem`: why there is no ledger to keep it in."""
-    limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
-    if not any(limits.values()):
-        return None
-    return Budget(limits, ledger, problem, in_flight)
+    limits = dict(zip(SCOPES, (config.budget, config.budget_per_key, config.budget_per_user), strict=True))
+    return Budget(limits, ledger, problem, in_flight) if any(limits.values()) else None
 
 
 async def _finished(work: Callable[[], T]) -> T:

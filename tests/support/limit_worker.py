@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from updraft.cloud_engine.gateway.limits.accounts import Claim
+from updraft.accounting.accounts import Claim
 from updraft.cloud_engine.gateway.limits.redis_store import RedisStore
 from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
 from updraft.cloud_engine.gateway.limits.store import LimitStore

@@ -10,13 +10,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
-from ....accounting.budget import DAY_S, TOP_UP, Period, Wanted, first_day, next_first_day
+from ....accounting.accounts import PERIOD_S, Claim, Kind, Owner, Standing, renewal
+from ....accounting.budget import DAY_S, TOP_UP, Period, Wanted, bounds
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import (
@@ -28,7 +27,6 @@ from ....protocol.errors import (
 )
 from ..access.principal import Limits, Principal
 from ..ledger.reading import UsageReader
-from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
 from .policy import LimitPolicy
 from .store import LimitStore, Settlement
 
@@ -90,11 +88,8 @@ class LimitReservation:
 
     async def top_up(self) -> bool:
         """Reserve more of an answer, as much as budgets grant; False if too little is left."""
-        claims = [
-            msgspec.structs.replace(claim, amount=TOP_UP.least * claim.per_token)
-            for claim in self.claims
-            if claim.per_token > 0
-        ]
+        replace, growing = msgspec.structs.replace, [claim for claim in self.claims if claim.per_token > 0]
+        claims = [replace(claim, amount=TOP_UP.least * claim.per_token) for claim in growing]
         admission = await self.store.admit(claims, TOP_UP)
         if admission.refused is not None or admission.unknown is not None:
             return False
@@ -157,7 +152,8 @@ class Limiter:
         reservation = LimitReservation(self.store) if entered is None else entered
         of_model: _LimitedOwner = "model", model, self.policy.models.get(model, _NO_LIMITS)
         owners = *self._callers(principal), of_model
-        price = self._price(model) if any(map(_has_budget, owners)) else None
+        budgets = [each for _, _, each in owners if each.usd_per_day is not None or each.usd_per_month is not None]
+        price = self._price(model) if budgets else None
         claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
@@ -178,8 +174,7 @@ class Limiter:
             raise _refusal(refused, claims, admission.standings, admission.now)
         reservation.claims, reservation.standings, reservation.tokens = claims, admission.standings, admission.tokens
         reservation.is_capped = wanted is not None and 0 < admission.tokens < wanted.most
-        receipt = admission.receipt
-        reservation.taken += [(claim, receipt) for claim in admission.claims if claim.kind != "requests"]
+        reservation.taken += [(claim, admission.receipt) for claim in admission.claims if claim.is_reserved]
         return reservation
 
     def _callers(self, principal: Principal) -> tuple[_LimitedOwner, _LimitedOwner]:
@@ -229,24 +224,14 @@ def _claims(
         cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
         for kind, period in _PERIODS:
             if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
-                begins, ends = _period(period, int(time.time() // DAY_S))
+                begins, ends = bounds(period, int(time.time() // DAY_S))
                 yield Claim(owner, name, kind, usd, cost, begins, ends, price.output / 1e6)
-
-
-def _has_budget(owner: _LimitedOwner) -> bool:
-    return owner[2].usd_per_day is not None or owner[2].usd_per_month is not None
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
     """An estimate alone never makes a request too large: it waits at most until the account is empty."""
     written = min(answer.least, limit) if answer.limit is None else answer.most(None)
     return written + min(prompt_tokens, max(0, limit - written))
-
-
-@lru_cache(4)
-def _period(period: Period, day: int) -> tuple[float, float]:
-    """Return the begin and the end of the period around `day`, in seconds since the epoch."""
-    return first_day(period, day) * DAY_S, next_first_day(period, day) * DAY_S
 
 
 def _refusal(
@@ -260,8 +245,8 @@ def _refusal(
         f"{used:.6g} are used or reserved, "
     )
     if refused.is_budget and standing.used + refused.amount > refused.limit:
-        renews = datetime.fromtimestamp(refused.ends, UTC)
-        message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
+        renews, wait_s = renewal(refused.ends, now)
+        message += f"and this may cost {refused.amount:.6g}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this takes {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
@@ -286,11 +271,8 @@ def _standing_headers(
             tightest[claim.kind] = min(found, tightest.get(claim.kind, found))
     headers: list[tuple[bytes, bytes]] = []
     for kind, (remaining, limit, reset_s) in tightest.items():
-        for name, value in (
-            (b"limit", b"%d" % round(limit)),
-            (b"remaining", b"%d" % remaining),
-            (b"reset", duration(reset_s).encode()),
-        ):
+        values = b"%d" % round(limit), b"%d" % remaining, duration(reset_s).encode()
+        for name, value in zip((b"limit", b"remaining", b"reset"), values, strict=True):
             headers.append((b"x-ratelimit-%b-%b" % (name, kind.encode()), value))
     return headers
 

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....accounting.accounts import PERIOD_S, Claim, Standing
 from ....accounting.budget import SHARE, Wanted
 from ....protocol.errors import ConfigurationError, MissingDependencyError, OverloadedError
 from ....protocol.safety.redaction import shown_url
-from .accounts import PERIOD_S, Claim, Standing
 from .store import Admission, Settlement
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ for i, key in ipairs(KEYS) do
 end
 if action == 'admit' then
   local more = 0
-  if room < math.huge and most > least then  -- as `Wanted.granted`
+  if most > least then  -- as `Wanted.granted`
     local share = (room + least) / {SHARE}
+    if most <= ((alone or ARGV[6] == '1') and room + least or share) then share = most end
     more = math.min(most, math.max(least, math.floor(share))) - least
-    if most <= ((alone or ARGV[6] == '1') and room + least or share) then more = most - least end
   end
-  if room < math.huge then result[3] = least + more end
+  result[3] = least + more
   for i, key in ipairs(KEYS) do
     local at = 7 + (i - 1) * 7
     if ARGV[at + 4] == '1' then

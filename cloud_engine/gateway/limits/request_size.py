@@ -27,9 +27,10 @@ _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
 _DOCUMENTS = ("documents", "texts", "passages")  # as servers call them
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
-_LISTS = ("input", *_DOCUMENTS)
-_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_COUNTS = ("n", "best_of")
+_BOUNDS = {
+    **dict.fromkeys(("n", "best_of"), MAX_ANSWERS),
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), MAX_LOGPROBS),
+}
 _INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
@@ -112,10 +113,7 @@ class RequestSize:
 
 
 def size_of(
-    body: bytes,
-    fields: SizeFields,
-    path: str = "chat/completions",
-    names: Iterable[str] = SizeFields.__struct_fields__,
+    body: bytes, fields: SizeFields, path: str = "chat/completions", names: Iterable[str] = SizeFields.__struct_fields__
 ) -> RequestSize:
     """Return the size of a request to `path`. `names`: the fields that the body has.
 
@@ -123,17 +121,16 @@ def size_of(
     """
     lengths: dict[str, Any] = {}
     for name in _SIZES.intersection(names):
-        if (value := getattr(fields, name)) is None:
+        value: Any = getattr(fields, name)
+        if value is None:
             continue
         if name in _LENGTHS:
             lengths[name] = value
             if name in _INTEGERS and isinstance(value, float) and not value.is_integer():
                 raise refusal(f"Expected `int`, got `float` - at `$.{name}`")
-            if name in _COUNTS:
-                _check(name, value, MAX_ANSWERS)
-        elif name in _LOGPROBS:
-            _check(name, value, MAX_LOGPROBS)
-        elif name in _LISTS:
+        if name in _BOUNDS:
+            _check(name, value, _BOUNDS[name])
+        elif name == "input" or name in _DOCUMENTS:
             _check_items(name, bytes(value))
         elif name in _SCHEMAS and value:
             _check_depth(name, schema := bytes(value))

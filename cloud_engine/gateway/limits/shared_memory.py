@@ -21,13 +21,13 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 
+from ....accounting import accounts
+from ....accounting.accounts import Claim, Kind, Owner, Standing, account_name
 from ....accounting.budget import Wanted
 from ....accounting.ledger.workers import MAX_WORKERS, WorkerSlot
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lock, unlock
-from . import accounts
-from .accounts import Claim, Kind, Owner, Standing, account_name
 from .store import Admission, Settlement
 
 _KEY_BYTES = 16
@@ -118,7 +118,7 @@ class SharedMemoryStore:
             if not standing.fits(claim):
                 return Admission(standings, refused=claim, now=time.time())
             records.append(record)
-        tokens = accounts.granted(wanted, claims, standings)
+        tokens = 0 if wanted is None else accounts.granted(wanted, claims, standings)
         if wanted is not None and tokens > wanted.least:
             more = tokens - wanted.least
             claims = [claim.extended(more) if claim.per_token else claim for claim in claims]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ....accounting.accounts import Claim, Standing
 from ....accounting.budget import Wanted
-from .accounts import Claim, Standing
 
 Settlement = tuple[Claim, float, str]
 """A claim that reserved something, the amount that was used instead, and the receipt of the admission."""

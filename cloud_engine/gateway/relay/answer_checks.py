@@ -47,6 +47,9 @@ class _Message(msgspec.Struct):
     refusal: Any = None
 
 
+_NO_DELTA = _Message()
+
+
 class _Ranking(msgspec.Struct):
     results: _Objects | None = None
     data: _Objects | None = None
@@ -87,20 +90,14 @@ class NodeChunk(msgspec.Struct):
         """The bytes of all texts that a model has written."""
         total = 0
         for choice in self.choices or ():
-            if choice.text:
-                total += text_bytes(choice.text)
-            if (delta := choice.delta) is None:
-                continue
-            if isinstance(content := delta.content, str) and content.isascii():
-                total += len(content)  # nearly all of a stream
-            elif content:
-                total += text_bytes(content)
+            delta = choice.delta or _NO_DELTA
+            if text := delta.content or choice.text:  # nearly all of a stream
+                total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
             for other in (delta.reasoning, delta.reasoning_content, delta.refusal, delta.function_call):
                 if other:
                     total += text_bytes(other)
             for call in delta.tool_calls or ():
-                if call.function is not None:
-                    total += text_bytes(call.function.arguments)
+                total += text_bytes(call.function and call.function.arguments)
         return total
 
 

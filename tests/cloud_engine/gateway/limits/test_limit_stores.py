@@ -17,8 +17,8 @@ from typing import Any
 import limit_worker
 import pytest
 from redis_server import expire_leases
+from updraft.accounting.accounts import Claim
 from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
-from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.safety.system import boot_time

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
-from ....accounting.budget import Wanted
+from .budget import Wanted
 
-Owner = Literal["key", "tenant", "model"]
-Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month"]
+Owner = Literal["all", "key", "user", "tenant", "model"]
+Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month", "usd", "cloud_tokens"]
 
 PERIOD_S = 60.0
 _ROUNDING = 1e-9
@@ -25,7 +26,7 @@ _ROUNDING = 1e-9
 class Claim(msgspec.Struct, frozen=True):
     """One request's demand on one account."""
 
-    # Whether a key, a tenant or a model has the limit.
+    # The kind of owner whose limit it is.
     owner: Owner
     # Which of them.
     name: str
@@ -91,16 +92,22 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
     return f"{owner} {kind} {begins:.0f} {name}"
 
 
-def granted(wanted: Wanted | None, claims: Sequence[Claim], standings: Sequence[Standing]) -> int:
-    """Return the tokens of the answer to reserve, for claims that fit with the least; 0 if no claim grows with them."""
-    room, alone = math.inf, True
-    for claim, standing in zip(claims, standings, strict=True) if wanted is not None else ():
+def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standing], *, alone: bool = True) -> int:
+    """Return the tokens of an answer to reserve, for claims that fit with the least.
+
+    `alone`: no other request holds a reservation that `standings` do not show.
+    """
+    room = math.inf
+    for claim, standing in zip(claims, standings, strict=True):
         if claim.per_token > 0:
             left = claim.limit - standing.used - standing.reserved - claim.amount
             room, alone = min(room, left / claim.per_token), alone and not standing.reserved
-    if wanted is None or room == math.inf:
-        return 0
     return wanted.granted(room + wanted.least, alone=alone) or wanted.least
+
+
+def renewal(ends: float, now: float) -> tuple[str, float]:
+    """Return the end of a budget's period as a text, and the seconds from `now` to it."""
+    return f"it renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
 
 
 def used(claim: Claim, value: float, now: float) -> float:
