@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +319,7 @@ from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
 from updraft.accounting.prices import Price
 from updraft import AsyncOpenAI
+from dataclasses import replace
 from pathlib import Path
 
 async def main(url, ledger):
@@ -425,3 +428,45 @@ def test_no_sequence_of_reservations_passes_a_limit(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(test(folder))
+
+
+def test_a_request_waits_for_one_that_reserved_before_the_limits_changed(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=0.006)) as b:
+            stream = await b.ask("cloud", stream=True, max_tokens=1_000)
+            await anext(stream.body)
+            await b.router.reconfigure(replace(b.router.config, budget=BudgetLimits(usd=0.0061)))
+            second = asyncio.create_task(b.ask("cloud", max_tokens=1_000))
+            await asyncio.sleep(0.2)
+            assert not second.done(), "it waits"
+            assert [chunk async for chunk in stream.body]
+            assert (await second).status == 200
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("between", [BudgetLimits(usd=1.0, period="month"), BudgetLimits()])
+def test_a_request_costs_what_it_took_whatever_limits_it_ends_with(
+    spending: Callable[..., Any], between: BudgetLimits
+) -> None:
+    """Its reservation is in the row of the day alone."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=1.0)) as b:
+            stream = await b.ask("cloud", stream=True, max_tokens=1_000)
+            await anext(stream.body)
+            await b.router.reconfigure(replace(b.router.config, budget=between))
+            assert (await b.ask("cloud", max_tokens=1_000)).status == 200
+            assert [chunk async for chunk in stream.body]
+            b.router.flush_ledger()
+            await b.router.reconfigure(replace(b.router.config, budget=BudgetLimits(usd=1.0)))
+            assert (await b.ask("cloud", max_tokens=1_000)).status == 200
+            b.router.flush_ledger()
+            with contextlib.closing(sqlite3.connect(b.ledger)) as connection:
+                usd = dict(connection.execute("SELECT period, usd FROM spending").fetchall())
+        one = cloud.usd(INPUT, OUTPUT) / 3
+        assert usd == pytest.approx({"day": 2 * one, "month": 2 * one} if between else {"day": 2 * one})
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))
