@@ -121,8 +121,7 @@ def size_of(
     """
     lengths: dict[str, Any] = {}
     for name in _SIZES.intersection(names):
-        value: Any = getattr(fields, name)
-        if value is None:
+        if (value := getattr(fields, name)) is None:
             continue
         if name in _LENGTHS:
             lengths[name] = value
@@ -131,9 +130,9 @@ def size_of(
         if name in _BOUNDS:
             _check(name, value, _BOUNDS[name])
         elif name == "input" or name in _DOCUMENTS:
-            _check_items(name, bytes(value))
+            _check_items(name, bytes(getattr(fields, name)))
         elif name in _SCHEMAS and value:
-            _check_depth(name, schema := bytes(value))
+            _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
     answer = answer_size(lengths, path, prompts=_num_items(bytes(fields.prompt)) if fields.prompt else 1)
     _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
