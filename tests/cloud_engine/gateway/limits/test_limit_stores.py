@@ -18,6 +18,7 @@ import limit_worker
 import pytest
 from redis_server import expire_leases
 from updraft.accounting.accounts import Claim
+from updraft.accounting.budget import Wanted
 from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
@@ -148,6 +149,23 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
         assert (await store.admit([budget])).refused == budget
         await store.settle([(budget, 0.5, admission.receipt)])
         assert (await store.admit([budget])).standings[0].used == 5.5
+
+    with_store(work)
+
+
+def test_an_answer_is_granted_its_maximum_or_a_share_of_what_is_left(with_store: WithStore) -> None:
+    """In the same step as the rest of its claims; a settlement gives all of the grant back."""
+
+    async def work(store: LimitStore) -> None:
+        budget = Claim("key", "a", "usd_per_day", 100.0, 1.0, 1.0, 4e9, per_token=1.0)
+        rate = Claim("key", "a", "tokens", 1e6, 1.0)
+        await store.seed(budget, 0.0)
+        admissions = [await store.admit([rate, budget], Wanted(1, most)) for most in (90, 90, 2)]
+        assert [each.tokens for each in admissions] == [90, 2, 2], "alone, a quarter of 10, and no quarter of 8"
+        assert (await store.admit([rate, budget], Wanted(1, 1))).standings[1].reserved == 94
+        await store.settle([(claim, 3.0, each.receipt) for each in admissions for claim in each.claims])
+        (_, standing) = (await store.admit([rate, budget])).standings
+        assert (standing.used, standing.reserved) == (9.0, 1)
 
     with_store(work)
 
