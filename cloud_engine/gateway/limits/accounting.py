@@ -67,13 +67,7 @@ class Accounting:
 
     @asynccontextmanager
     async def admitted(
-        self,
-        principal: Principal,
-        row: UsageRow,
-        size: RequestSize,
-        entered: LimitReservation | None = None,
-        *,
-        stream: bool = False,
+        self, principal: Principal, row: UsageRow, size: RequestSize, entered: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
         """Around a request to nodes, whose reservation is settled with that of `entered`. The caller settles the row.
 
@@ -84,7 +78,7 @@ class Accounting:
         account, is_left = Account(self, row, prompt_tokens, reservation), False
         if reservation.tokens:
             account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None
-            account.growing = GrowingAnswer(reservation.tokens) if stream else None
+            account.growing = GrowingAnswer(reservation.tokens)
         try:
             await self.ledger.open(row)
             yield account
@@ -117,7 +111,7 @@ class Account:
     reservation: LimitReservation
     # The limit of each answer, where budgets force one.
     cap: int | None = None
-    # The tokens of a stream so far.
+    # The tokens of a stream so far, where budgets count them.
     growing: GrowingAnswer | None = None
     # Whether a node was sent the request.
     is_sent: bool = False

@@ -81,7 +81,7 @@ class LimitReservation:
     tokens: int = 0
     # Whether that is less than the answer may have.
     is_capped: bool = False
-    # What is to be settled, with the store's receipts.
+    # Unsettled claims, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
     # The same of top-ups, whose use counts with the first claims.
     added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])

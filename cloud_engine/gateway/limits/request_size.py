@@ -115,7 +115,7 @@ class RequestSize:
 def size_of(
     body: bytes, fields: SizeFields, path: str = "chat/completions", names: Iterable[str] = SizeFields.__struct_fields__
 ) -> RequestSize:
-    """Return the size of a request to `path`. `names`: the fields that the body has.
+    """Return the size of a request to `path`. `names`: those of the body's fields.
 
     Raises InvalidRequestError where a number passes the gateway's bounds.
     """

@@ -25,9 +25,9 @@ class Admission:
     unknown: Claim | None = None
     # The store's time, in seconds since the epoch.
     now: float = 0.0
-    # The claims as they are to be settled.
+    # The claims to settle in the end.
     claims: Sequence[Claim] = ()
-    # With which they are settled, once; stores whose answers cannot get lost need none.
+    # Settles the claims once; stores whose answers cannot get lost need none.
     receipt: str = ""
     # Tokens of the answer that are reserved.
     tokens: int = 0

@@ -88,8 +88,7 @@ class Relay:
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span = place, span
-            admission = self.accounting.admitted(principal, row, call.size, entered, stream=call.stream)
-            async with admission as account:
+            async with self.accounting.admitted(principal, row, call.size, entered) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
                 if account.cap is not None:
                     call.limit(account.cap)
