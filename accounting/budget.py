@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from typing import Literal
 
 from .token_estimate import STEP_TOKENS
@@ -28,8 +29,12 @@ def first_day(period: Period, day: int) -> int:
     return day if period == "day" else day - (date.fromordinal(_EPOCH + day).day - 1)
 
 
-def next_first_day(period: Period, day: int) -> int:
-    return day + 1 if period == "day" else first_day(period, first_day(period, day) + 31)
+@lru_cache(4)
+def bounds(period: Period, day: int) -> tuple[float, float]:
+    """Return the begin and the end of the period around `day`, in seconds since the epoch."""
+    first = first_day(period, day)
+    following = day + 1 if period == "day" else first_day(period, first + 31)
+    return first * DAY_S, following * DAY_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
     A character beyond ASCII counts by its bytes in any case. An attachment counts `ATTACHED_TOKENS`.
     """
-    attached, count = _attached_bytes(body) if any(mark in body for mark in _ATTACHED) else (0, 0)
+    attached, count = _attached_bytes(body) if any(map(body.__contains__, _ATTACHED)) else (0, 0)
     beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
     escaped = body.count(b"\\u")
     plain = max(0, len(body) - beyond - escaped * _ESCAPE - attached)

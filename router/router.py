@@ -29,7 +29,7 @@ from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
-from .accounting.budget import Budget
+from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
 from .accounting.ledger_writer import RequestWriter
 from .accounting.request_record import RequestRecord
@@ -101,6 +101,7 @@ class Router:
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
+        self._in_flight = InFlight()  # requests with a reservation, kept across budget changes
         self._ledger_problem: str | None = None  # why the ledger is not open
         self._ledger_tried = 0.0  # time of the last attempt, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
@@ -182,7 +183,7 @@ class Router:
                 log.warning("The ledger %s is usable again.", path)
             ledger.flush = self.flush_ledger
             self._ledger, self._ledger_writer, self._ledger_problem = ledger, writer, None
-        self._budget = _budget(self.config, self._ledger, self._ledger_problem or "")
+        self._set_budget()
 
     def _opened(self, path: Path) -> tuple[Ledger, RequestWriter]:
         ledger = Ledger(path, busy_s=0.0)  # the event loop must not wait for another process
@@ -233,8 +234,11 @@ class Router:
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
-        self._budget = _budget(config, self._ledger, self._ledger_problem or "")
+        self._set_budget()
         return changed
+
+    def _set_budget(self) -> None:
+        self._budget = _budget(self.config, self._ledger, self._ledger_problem or "", self._in_flight)
 
     async def close(self) -> None:
         """End open streams, then close the tiers and the ledger. Idempotent."""
@@ -484,16 +488,16 @@ class Router:
     def _write(self, record: RequestRecord, status: int) -> None:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
-            committed, budget, reserved = None, self._budget, record.reserved
-            if budget is not None and reserved is not None:  # budget waiters read the rest after the commit
+            committed = None
+            if record.reserved is not None:  # budget waiters read the rest after the commit
                 committed = asyncio.get_running_loop().create_future()
-                committed.add_done_callback(lambda _: budget.settled())
+                committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
 
     def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
-        budget = self._budget
-        if budget is None:
+        if self._budget is None and record.reserved is None:
             return None
+        budget = self._budget or Budget({}, self._ledger)
         caller, reserved, charge = record.caller, record.reserved, record.charge
         return lambda connection: budget.settle(connection, caller, reserved, charge)
 
@@ -568,12 +572,12 @@ def interpreter_ends() -> OverloadedError:
     )
 
 
-def _budget(config: RouterConfig, ledger: Ledger | None, problem: str = "") -> Budget | None:
+def _budget(
+    config: RouterConfig, ledger: Ledger | None, problem: str = "", in_flight: InFlight | None = None
+) -> Budget | None:
     """Return the budget, or None without limits. `problem`: why the ledger that holds it is not open."""
-    limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
-    if not any(limits.values()):
-        return None
-    return Budget(limits, ledger, problem)
+    limits = dict(zip(SCOPES, (config.budget, config.budget_per_key, config.budget_per_user), strict=True))
+    return Budget(limits, ledger, problem, in_flight) if any(limits.values()) else None
 
 
 async def _finished(work: Callable[[], T]) -> T:

@@ -40,6 +40,7 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
 _SHORT_FOLDER = "/tmp"
 _LOCKED_BYTE = 2**30  # on Windows: no other process can read a locked byte, so it is beyond the end of each file
 _LOCK_PAUSE_S = 0.01
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
 _LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 _READS = 3  # of a table that changes meanwhile, so that a reading may miss a line
@@ -154,8 +155,7 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
 
 def boot_time() -> float:
     """Seconds since the boot, suspends included. All processes read the same, whatever is done to the wall clock."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 @cache

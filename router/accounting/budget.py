@@ -16,17 +16,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from datetime import UTC, datetime
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
-from ...accounting.budget import DAY_S, Period, Wanted, first_day, next_first_day
+from ...accounting.accounts import Claim, Kind, Standing, granted, renewal
+from ...accounting.budget import DAY_S, Period, Wanted, bounds, first_day
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
 from .ledger import Ledger
 
+Scope = Literal["all", "key", "user"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
+_EXCESS: dict[Kind, str] = {
+    "usd": "${used:.4f} of ${limit:g} are used or reserved, and this request may cost ${amount:.4f}",
+    "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this may take {amount}",
+}
 _WOKEN = 8  # waiting requests that one settlement lets try again
 _RETRY_S = 1.0  # other processes settle, too
 
@@ -90,14 +96,9 @@ class Demand:
     def charge(self, tokens: int) -> Charge:
         return self.fixed + Charge(cloud_tokens=tokens, usd=tokens * self.usd_per_token)
 
-    def room(self, limits: BudgetLimits, spent: Charge) -> float:
-        """Return the tokens that fit into what `limits` leave."""
-        room = math.inf
-        if limits.cloud_tokens is not None:
-            room = limits.cloud_tokens - spent.cloud_tokens - self.fixed.cloud_tokens
-        if limits.usd is not None and self.usd_per_token > 0:
-            room = min(room, (limits.usd - spent.usd - self.fixed.usd) / self.usd_per_token)
-        return room
+
+SpendingRow = tuple[Period, int, str]
+"""The key of a row of `spending`: period, its first day, and the name of the scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,60 +108,22 @@ class Reservation:
     charge: Charge
     # Tokens of the answer that the last demand was granted.
     tokens: int = 0
+    # The rows of `spending` that hold the charge.
+    rows: frozenset[SpendingRow] = frozenset()
 
 
-class Budget:
-    """The limits of one router, by scope: "all", "key" and "user".
+class InFlight:
+    """The requests of one process that hold a reservation, and those that wait until one is settled.
 
-    Without a ledger, because of `problem`, the rest is unknown, and nothing is spent.
+    It outlives a budget whose limits change.
     """
 
-    def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger | None, problem: str = "") -> None:
-        self._limits = {scope: each for scope, each in limits.items() if each}
-        self._ledger = ledger
-        #: Why the ledger could not be asked last; None: it could.
-        self.problem: str | None = problem or None
-        self._in_flight = 0  # requests of this process that hold a reservation
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self) -> None:
+        #: Requests that hold a reservation.
+        self.count = 0
         #: How many reservations have been settled.
         self.settlements = 0
-
-    def counts_from(self) -> float:
-        """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
-        return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
-
-    async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
-        charge, day = demand.charge(demand.wanted.least), _today()
-        try:
-            return await self._alone(lambda connection: self._exceeded(connection, day, caller, charge))
-        except BudgetExceededError as error:
-            return error
-
-    async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
-        """Take `demand` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
-
-        `held` is what the request has reserved before: the result is both, of the day of the first.
-        """
-        before = Reservation(_today(), NOTHING) if held is None else held
-
-        def take(connection: sqlite3.Connection) -> Reservation:
-            room = min(
-                demand.room(limits, self._spent(connection, before.day, scope, caller))
-                for scope, limits in self._limits.items()
-            )
-            granted = demand.wanted.granted(room, alone=self._in_flight == (held is not None))
-            tokens = demand.wanted.least if granted is None else granted
-            error = self._exceeded(connection, before.day, caller, demand.charge(tokens))
-            if error is not None:
-                raise error
-            self._add(connection, before.day, caller, demand.charge(tokens))
-            return Reservation(before.day, before.charge + demand.charge(tokens), tokens)
-
-        # Without a flush no other request of this process gets in between `exceeded` and this.
-        reservation = await self._alone(take, flushed=False)
-        self._in_flight += held is None
-        return reservation
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def settlement(self, until: float, seen: int) -> bool:
         """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight.
@@ -170,7 +133,7 @@ class Budget:
         left = until - time.monotonic()
         if left <= 0:
             return False
-        if self.settlements != seen or not self._in_flight:
+        if self.settlements != seen or not self.count:
             return self.settlements != seen
         settled = asyncio.get_running_loop().create_future()
         self._waiting.append(settled)
@@ -179,21 +142,73 @@ class Budget:
         return True
 
     def settled(self) -> None:
-        """Let waiting requests try again, after the settlement of a reservation is in the ledger."""
-        self._in_flight = max(0, self._in_flight - 1)
+        """Count one request less, whose settlement is in the ledger, and let waiting requests try again."""
+        self.count = max(0, self.count - 1)
         self.settlements += 1
         for _ in range(min(_WOKEN, len(self._waiting))):
             if not (waiting := self._waiting.popleft()).done():
                 waiting.set_result(None)
 
+
+class Budget:
+    """The limits of one router, by scope: "all", "key" and "user".
+
+    Without a ledger, because of `problem`, the rest is unknown, and nothing is spent.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[Scope, BudgetLimits],
+        ledger: Ledger | None,
+        problem: str = "",
+        in_flight: InFlight | None = None,
+    ) -> None:
+        self._limits: dict[Scope, BudgetLimits] = {scope: each for scope, each in limits.items() if each}
+        self._ledger = ledger
+        #: Why the ledger could not be asked last; None: it could.
+        self.problem: str | None = problem or None
+        self.in_flight = InFlight() if in_flight is None else in_flight
+
+    def counts_from(self) -> float:
+        """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
+        return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
+
+    async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
+        """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
+        try:
+            await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
+        except BudgetExceededError as error:
+            return error
+        return None
+
+    async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
+        """Take `demand` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
+
+        `held` is what the request has reserved before: the result is both, of the day of the first.
+        """
+        before = Reservation(_today(), NOTHING) if held is None else held
+
+        def take(connection: sqlite3.Connection) -> Reservation:
+            claims, standings = self._checked(connection, before.day, caller, demand)
+            alone = self.in_flight.count == (held is not None)
+            charge = demand.charge(tokens := granted(demand.wanted, claims, standings, alone=alone))
+            rows = self._rows(caller, before.day)
+            for row in rows:
+                _add(connection, row, charge)
+            return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
+
+        # Without a flush no other request of this process gets in between `exceeded` and this.
+        reservation = await self._alone(take, flushed=False)
+        self.in_flight.count += held is None
+        return reservation
+
     def settle(
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
     ) -> None:
-        """Put what a request really took in the place of what was reserved for it."""
-        if reserved is None:
-            self._add(connection, _today(), caller, actual)
-        else:
-            self._add(connection, reserved.day, caller, actual - reserved.charge)
+        """Put what a request really took in the place of what was reserved for it, maybe under other limits."""
+        held = Reservation(_today(), NOTHING) if reserved is None else reserved
+        for row in held.rows | self._rows(caller, held.day):
+            _add(connection, row, actual - held.charge if row in held.rows else actual)
 
     async def _alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
         """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger cannot be asked."""
@@ -208,21 +223,39 @@ class Budget:
         self.problem = None
         return result
 
-    def _exceeded(
-        self, connection: sqlite3.Connection, day: int, caller: Caller, charge: Charge
-    ) -> BudgetExceededError | None:
+    def _checked(
+        self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
+    ) -> tuple[list[Claim], list[Standing]]:
+        """Return the claims of the least of `demand`, and how their accounts stand. Raises BudgetExceededError."""
+        claims, standings, least = list[Claim](), list[Standing](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
-            why = _excess(limits, self._spent(connection, day, scope, caller), charge)
-            if why is not None:
-                renews = next_first_day(limits.period, day) * DAY_S
-                until = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            spent, reasons = self._spent(connection, day, scope, caller), list[str]()
+            name, (begins, ends) = _name(scope, caller), bounds(limits.period, day)
+            amounts: tuple[tuple[Kind, float | None, float, float, float], ...] = (
+                ("usd", limits.usd, spent.usd, least.usd, demand.usd_per_token),
+                ("cloud_tokens", limits.cloud_tokens, spent.cloud_tokens, least.cloud_tokens, 1.0),
+            )
+            for kind, limit, used, amount, per_token in amounts:
+                if limit is not None:
+                    claims.append(Claim(scope, name, kind, limit, amount, begins, ends, per_token))
+                    standings.append(Standing(used, 0.0))
+                    if not standings[-1].fits(claims[-1]):
+                        reasons.append(_EXCESS[kind].format(used=used, limit=limit, amount=amount))
+            reasons += _share_excess(limits.cloud_share, spent, least)
+            if reasons:
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
                 when = "today" if limits.period == "day" else "this month"
-                message = f"budget spent: {why}{whose} {when}; it renews at {until}"
-                return BudgetExceededError(message, renews_s=max(0.0, renews - time.time()))
-        return None
+                renews, renews_s = renewal(ends, time.time())
+                raise BudgetExceededError(f"budget spent: {reasons[0]}{whose} {when}; {renews}", renews_s=renews_s)
+        return claims, standings
 
-    def _spent(self, connection: sqlite3.Connection, day: int, scope: str, caller: Caller) -> Charge:
+    def _rows(self, caller: Caller, day: int) -> frozenset[SpendingRow]:
+        return frozenset(
+            (limits.period, first_day(limits.period, day), _name(scope, caller))
+            for scope, limits in self._limits.items()
+        )
+
+    def _spent(self, connection: sqlite3.Connection, day: int, scope: Scope, caller: Caller) -> Charge:
         """Of one scope. A scope that this period has not seen begins with what the ledger's rows say."""
         name, period = _name(scope, caller), self._limits[scope].period
         first = first_day(period, day)
@@ -241,7 +274,7 @@ class Budget:
                 f" FROM requests WHERE started_at >= :from AND started_at < :to{whose}",
                 {
                     "from": first * DAY_S,
-                    "to": next_first_day(period, day) * DAY_S,
+                    "to": bounds(period, day)[1],
                     "key": caller.key,
                     "user": caller.user,
                 },
@@ -252,31 +285,25 @@ class Budget:
         connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
 
-    def _add(self, connection: sqlite3.Connection, day: int, caller: Caller, more: Charge) -> None:
-        for scope, limits in self._limits.items():
-            connection.execute(
-                "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
-                " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?",
-                (*astuple(more), limits.period, first_day(limits.period, day), _name(scope, caller)),
-            )
+
+def _add(connection: sqlite3.Connection, row: SpendingRow, more: Charge) -> None:
+    connection.execute(
+        "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
+        " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?",
+        (*astuple(more), *row),
+    )
 
 
-def _excess(limits: BudgetLimits, spent: Charge, more: Charge) -> str | None:
-    usd, tokens, share = limits.usd, limits.cloud_tokens, limits.cloud_share
-    if usd is not None and more.usd > 0 and spent.usd + more.usd > usd + 1e-12:
-        return f"${spent.usd:.4f} of ${usd:g} are used or reserved, and this request may cost ${more.usd:.4f}"
-    if tokens is not None and more.cloud_tokens > 0 and spent.cloud_tokens + more.cloud_tokens > tokens:
-        return (
-            f"{spent.cloud_tokens} of {tokens} cloud tokens are used or reserved, and this may take {more.cloud_tokens}"
-        )
-    if share is not None:
-        allowed = math.ceil(share * (spent.requests + more.requests) - 1e-9)
-        if spent.cloud_requests + more.cloud_requests > allowed:
-            return f"{spent.cloud_requests} of {spent.requests} requests used the cloud; the limit is {100 * share:g} %"
-    return None
+def _share_excess(share: float | None, spent: Charge, more: Charge) -> list[str]:
+    if share is None:
+        return []
+    allowed = math.ceil(share * (spent.requests + more.requests) - 1e-9)
+    is_within = spent.cloud_requests + more.cloud_requests <= allowed
+    counts = f"{spent.cloud_requests} of {spent.requests} requests used the cloud"
+    return [] if is_within else [f"{counts}; the limit is {100 * share:g} %"]
 
 
-def _name(scope: str, caller: Caller) -> str:
+def _name(scope: Scope, caller: Caller) -> str:
     return {"all": "all", "key": f"key:{caller.key}", "user": f"user:{caller.key}:{caller.user}"}[scope]
 
 

@@ -164,12 +164,12 @@ async def _reserve(attempt: CloudAttempt) -> None:
     if budget is None or demand is None:
         return
     while True:
-        seen = budget.settlements
+        seen = budget.in_flight.settlements
         try:
             reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
             break
         except BudgetExceededError as error:  # others have reserved since the ruling
-            if record.reserved is not None or not await budget.settlement(record.waits_until, seen):
+            if record.reserved is not None or not await budget.in_flight.settlement(record.waits_until, seen):
                 raise CloudForbidden(error) from error
     record.reserved, call.unreported_tokens = reserved, reserved.tokens
     if attempt.body.get("stream") is True:  # its text bounds the charge as it grows

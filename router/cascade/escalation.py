@@ -101,14 +101,14 @@ class Escalation:
         least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
-            seen = budget.settlements
+            seen = budget.in_flight.settlements
             if (over_budget := await budget.exceeded(record.caller, after(record, least))) is None:
                 break
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
             except BudgetExceededError:  # other requests may release part of their reservations
-                if not await budget.settlement(until, seen):
+                if not await budget.in_flight.settlement(until, seen):
                     raise
         record.waits_until = 0.0 if ruling.local else until  # the device can answer at once
         return ruling

@@ -29,7 +29,7 @@ ROOMS = {
         "detokenize logit_edits repetition fair_queue child marks",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
-    "accounting": ["budget ledger prices", "breaker token_estimate"],
+    "accounting": ["accounts", "budget ledger prices", "breaker token_estimate"],
     "model_files": ["download", "gguf_reader identity sampling_defaults", "gguf_checks", "gguf_header"],
     "local_engine": [
         "tuning",

@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-from updraft.cloud_engine.gateway.limits.accounts import Claim
+from updraft.accounting.accounts import Claim
 from updraft.cloud_engine.gateway.limits.redis_store import RedisStore
 from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
 from updraft.cloud_engine.gateway.limits.store import LimitStore
@@ -44,7 +44,8 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         await asyncio.sleep(chance.random() / 50)
         actual = chance.randint(10, amount)
         used += actual
-        await store.settle(asked, {"tokens": actual, "usd_per_day": actual / 1000}, admission.receipt)
+        used_amounts = {"tokens": actual, "concurrent": 0, "usd_per_day": actual / 1000}
+        await store.settle([(claim, used_amounts[claim.kind], admission.receipt) for claim in admission.claims])
 
     print("ready", flush=True)
     sys.stdin.readline()

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ....accounting.budget import GrowingAnswer
 from ....accounting.ledger.reading import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
-from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
@@ -58,28 +57,29 @@ class Accounting:
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
-    async def entered(self, principal: Principal) -> AsyncGenerator[None]:
+    async def entered(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
         """Around a request, its body included: it counts as in flight. Raises RateLimitError or OverloadedError."""
         reservation = await self.limiter.enter(principal)
         try:
-            yield
+            yield reservation
         finally:
             await reservation.settle(0, 0, None)
 
     @asynccontextmanager
     async def admitted(
-        self, principal: Principal, row: UsageRow, size: RequestSize, *, stream: bool = False
+        self, principal: Principal, row: UsageRow, size: RequestSize, entered: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
-        """Around a request to nodes. The row itself is settled by the caller, who knows its end.
+        """Around a request to nodes, whose reservation is settled with that of `entered`. The caller settles the row.
 
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
         prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
-        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.answer)
+        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.answer, entered)
         account, is_left = Account(self, row, prompt_tokens, reservation), False
+        if reservation.tokens:
+            account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None
+            account.growing = GrowingAnswer(reservation.tokens)
         try:
-            if reservation.budgets:
-                await account.plan(size.answer, self.limiter.price(row.model).max_output, stream=stream)
             await self.ledger.open(row)
             yield account
         except RequestCancelledError:
@@ -111,7 +111,7 @@ class Account:
     reservation: LimitReservation
     # The limit of each answer, where budgets force one.
     cap: int | None = None
-    # The tokens of a stream so far.
+    # The tokens of a stream so far, where budgets count them.
     growing: GrowingAnswer | None = None
     # Whether a node was sent the request.
     is_sent: bool = False
@@ -124,18 +124,9 @@ class Account:
         """Of the prompt, by the node; 0 where it did not say."""
         return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
-    async def plan(self, answer: AnswerSize, longest: int | None, *, stream: bool) -> None:
-        """Reserve the answer's maximum. Cap the answer where budgets end before it."""
-        reservation, most = self.reservation, answer.most(longest)
-        await reservation.extend(Wanted(answer.least, most))
-        if reservation.tokens < most:
-            self.cap = answer.cap(reservation.tokens)
-        if stream:
-            self.growing = GrowingAnswer(reservation.tokens)
-
     async def tops_up(self, growing: GrowingAnswer) -> bool:
         """Reserve more for a stream that passes its reservation; False where budgets end."""
-        is_topped_up = await self.reservation.top_up(TOP_UP.most)
+        is_topped_up = await self.reservation.top_up()
         growing.reserved = self.reservation.tokens
         return is_topped_up
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
-from ....accounting.budget import DAY_S, SHARE, TOP_UP, Period, Wanted, first_day, next_first_day
+from ....accounting.accounts import PERIOD_S, Claim, Kind, Owner, Standing, renewal
+from ....accounting.budget import DAY_S, TOP_UP, Period, Wanted, bounds
 from ....accounting.ledger.reading import LedgerReader
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
@@ -27,15 +27,14 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from .accounts import PERIOD_S, Claim, Kind, Owner, Standing
 from .policy import LimitPolicy
-from .store import LimitStore
+from .store import LimitStore, Settlement
 
 _LEDGER_S = 5.0
 _NO_LIMITS = Limits()
-_PERIODS: dict[Kind, Period] = {"usd_per_day": "day", "usd_per_month": "month"}
-_TRIES = 4  # others reserve meanwhile
 _COLUMNS: dict[Owner, Literal["key_id", "tenant", "model"]] = {"key": "key_id", "tenant": "tenant", "model": "model"}
+_PERIODS: tuple[tuple[Kind, Period], ...] = (("usd_per_day", "day"), ("usd_per_month", "month"))
+_LimitedOwner = tuple[Owner, str, Limits]
 _UNITS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -70,75 +69,48 @@ def limit_hit(error: UpdraftError) -> str | None:
 
 @dataclass(slots=True)
 class LimitReservation:
-    """The reservation of one request. It is settled in the end, also after a failure."""
+    """The reservations of one request. They are settled in the end, also after a failure."""
 
     # Where.
     store: LimitStore
-    # What.
+    # The claims of the last admission.
     claims: Sequence[Claim] = ()
     # How the accounts stood before.
     standings: Sequence[Standing] = ()
-    # The store's.
-    receipt: str = ""
-    # US dollars of a written token, where a budget applies.
-    usd_per_token: float = 0.0
-    # Tokens of the answer that are reserved of budgets.
+    # Tokens of the answer that are reserved of budgets; 0: no budget grows with the answer.
     tokens: int = 0
-    # More of the same, with the store's receipts.
-    added: list[tuple[Sequence[Claim], str]] = field(default_factory=list[tuple[Sequence[Claim], str]])
-    # Whether it is settled.
-    is_settled: bool = False
+    # Whether that is less than the answer may have.
+    is_capped: bool = False
+    # Unsettled claims, with the store's receipts.
+    taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
+    # The same of top-ups, whose use counts with the first claims.
+    added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
 
-    @property
-    def budgets(self) -> list[Claim]:
-        """The claims on budgets that a longer answer raises."""
-        return [claim for claim in self.claims if claim.is_budget and self.usd_per_token > 0]
-
-    @property
-    def room(self) -> float:
-        """The tokens that budgets had left for the answer."""
-        pairs = zip(self.claims, self.standings, strict=False)
-        rooms = [_room(claim, standing, self.usd_per_token) for claim, standing in pairs if claim in self.budgets]
-        return min(rooms, default=math.inf) + self.tokens
-
-    async def extend(self, wanted: Wanted) -> None:
-        """Reserve an answer's maximum as far as budgets allow."""
-        pairs = [pair for pair in zip(self.claims, self.standings, strict=True) if pair[0].is_budget]
-        alone = not any(standing.reserved for _, standing in pairs)
-        granted = wanted.granted(self.room, alone=alone) or self.tokens
-        if granted > self.tokens:
-            await self.top_up(granted - self.tokens)
-
-    async def top_up(self, tokens: int) -> bool:
-        """Reserve `tokens` more, or a share of what is left; False if too little is left."""
-        for _ in range(_TRIES):
-            claims = [msgspec.structs.replace(claim, amount=tokens * self.usd_per_token) for claim in self.budgets]
-            admission = await self.store.admit(claims)
-            if admission.refused is None and admission.unknown is None:
-                self.added.append((claims, admission.receipt))
-                self.tokens += tokens
-                return True
-            pairs = zip(self.budgets, admission.standings, strict=False)
-            left = min((_left(*pair) / self.usd_per_token for pair in pairs), default=0.0)
-            tokens = min(tokens - 1, int(left / SHARE))
-            if tokens < TOP_UP.least:
-                return False
-        return False
+    async def top_up(self) -> bool:
+        """Reserve more of an answer, as much as budgets grant; False if too little is left."""
+        replace, growing = msgspec.structs.replace, [claim for claim in self.claims if claim.per_token > 0]
+        claims = [replace(claim, amount=TOP_UP.least * claim.per_token) for claim in growing]
+        admission = await self.store.admit(claims, TOP_UP)
+        if admission.refused is not None or admission.unknown is not None:
+            return False
+        self.added += [(claim, admission.receipt) for claim in admission.claims]
+        self.tokens += admission.tokens
+        return True
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*`, as OpenAI spells them, of the tightest account of each kind."""
         return _standing_headers(self.claims, self.standings, taken=True)
 
     async def settle(self, prompt_tokens: int, completion_tokens: int, usd: float | None) -> None:
-        """A second time changes nothing."""
-        if self.is_settled or not self.claims:
+        """All at once. A second time changes nothing."""
+        if not self.taken:
             return
-        self.is_settled = True
-        amounts: dict[Kind, float] = {"tokens": prompt_tokens + completion_tokens}
-        amounts["usd_per_day"] = amounts["usd_per_month"] = usd or 0.0
-        await self.store.settle(self.claims, amounts, self.receipt)
-        for claims, receipt in self.added:
-            await self.store.settle(claims, {}, receipt)
+        cost, tokens = usd or 0.0, prompt_tokens + completion_tokens
+        used: dict[Kind, float] = {"concurrent": 0, "tokens": tokens, "usd_per_day": cost, "usd_per_month": cost}
+        settlements: list[Settlement] = [(claim, used[claim.kind], receipt) for claim, receipt in self.taken]
+        settlements += [(claim, 0.0, receipt) for claim, receipt in self.added]
+        self.taken, self.added = [], []
+        await self.store.settle(settlements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,60 +135,55 @@ class Limiter:
             for owner, name, limits in self._callers(principal)
             if limits.concurrent is not None
         ]
-        return await self._taken(claims)
+        return await self._take(LimitReservation(self.store), claims)
 
-    async def admit(self, principal: Principal, model: str, prompt_tokens: int, answer: AnswerSize) -> LimitReservation:
-        """Reserve the first step of the answer to a request that has entered. `prompt_tokens`: an estimate.
+    async def admit(
+        self,
+        principal: Principal,
+        model: str,
+        prompt_tokens: int,
+        answer: AnswerSize,
+        entered: LimitReservation | None = None,
+    ) -> LimitReservation:
+        """Reserve the answer's maximum, as far as budgets allow, for a request that has `entered`.
 
-        Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
+        `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
-        claims = list(self._claims(principal, model, prompt_tokens, answer))
+        reservation = LimitReservation(self.store) if entered is None else entered
+        of_model: _LimitedOwner = "model", model, self.policy.models.get(model, _NO_LIMITS)
+        owners = *self._callers(principal), of_model
+        budgets = [each for _, _, each in owners if each.usd_per_day is not None or each.usd_per_month is not None]
+        price = self._price(model) if budgets else None
+        claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
-            if claim.amount > claim.limit and claim.kind == "tokens":
+            if claim.kind == "tokens" and claim.amount > claim.limit:
                 raise LimitError(_too_large(claim), claim.kind, None, ())
-        reservation = await self._taken(claims)
-        if any(claim.is_budget for claim in claims):
-            reservation.usd_per_token, reservation.tokens = self.price(model).output / 1e6, answer.least
-        return reservation
+        wanted = None if price is None else Wanted(answer.least, answer.most(price.max_output))
+        return await self._take(reservation, claims, wanted)
 
-    async def _taken(self, claims: Sequence[Claim]) -> LimitReservation:
+    async def _take(
+        self, reservation: LimitReservation, claims: Sequence[Claim], wanted: Wanted | None = None
+    ) -> LimitReservation:
         if not claims:
-            return LimitReservation(self.store)
-        admission = await self.store.admit(claims)
+            return reservation
+        admission = await self.store.admit(claims, wanted)
         while admission.unknown is not None:
             await self._seed(admission.unknown)
-            admission = await self.store.admit(claims)
+            admission = await self.store.admit(claims, wanted)
         if (refused := admission.refused) is not None:
             raise _refusal(refused, claims, admission.standings, admission.now)
-        return LimitReservation(self.store, claims, admission.standings, admission.receipt)
+        reservation.claims, reservation.standings, reservation.tokens = claims, admission.standings, admission.tokens
+        reservation.is_capped = wanted is not None and 0 < admission.tokens < wanted.most
+        reservation.taken += [(claim, admission.receipt) for claim in admission.claims if claim.is_reserved]
+        return reservation
 
-    def _callers(self, principal: Principal) -> tuple[tuple[Owner, str, Limits], ...]:
+    def _callers(self, principal: Principal) -> tuple[_LimitedOwner, _LimitedOwner]:
         return (
             ("key", principal.key_id, principal.limits),
             ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, _NO_LIMITS)),
         )
 
-    def _claims(self, principal: Principal, model: str, prompt_tokens: int, answer: AnswerSize) -> Iterator[Claim]:
-        of_model: tuple[Owner, str, Limits] = ("model", model, self.policy.models.get(model, _NO_LIMITS))
-        for owner, name, limits in (*self._callers(principal), of_model):
-            if limits == _NO_LIMITS:
-                continue
-            if limits.requests_per_minute is not None:
-                yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
-            if limits.tokens_per_minute is not None:
-                amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
-                yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-            if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
-                yield Claim(owner, name, "concurrent", limits.concurrent, 1)
-            budgets = {"usd_per_day": limits.usd_per_day, "usd_per_month": limits.usd_per_month}
-            for kind, period in _PERIODS.items():
-                if (usd := budgets[kind]) is not None:
-                    price, day = self.price(model), int(time.time() // DAY_S)
-                    begins, ends = first_day(period, day) * DAY_S, next_first_day(period, day) * DAY_S
-                    cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
-                    yield Claim(owner, name, kind, usd, cost, begins, ends)
-
-    def price(self, model: str) -> Price:
+    def _price(self, model: str) -> Price:
         """Raises PermissionDeniedError where the model has none."""
         price = self.prices.at(model, time.time())
         if price is None:
@@ -238,18 +205,33 @@ class Limiter:
             await self.store.seed(claim, spent)
 
 
+def _claims(
+    owners: Iterable[_LimitedOwner], price: Price | None, prompt_tokens: int, answer: AnswerSize
+) -> Iterator[Claim]:
+    """Yield the claims of a request. `price`: the model's, if a budget applies."""
+    for owner, name, limits in owners:
+        if limits == _NO_LIMITS:
+            continue
+        if limits.requests_per_minute is not None:
+            yield Claim(owner, name, "requests", limits.requests_per_minute, 1)
+        if limits.tokens_per_minute is not None:
+            amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
+            yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
+        if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
+            yield Claim(owner, name, "concurrent", limits.concurrent, 1)
+        if price is None:  # no budget applies
+            continue
+        cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
+        for kind, period in _PERIODS:
+            if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
+                begins, ends = bounds(period, int(time.time() // DAY_S))
+                yield Claim(owner, name, kind, usd, cost, begins, ends, price.output / 1e6)
+
+
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
     """An estimate alone never makes a request too large: it waits at most until the account is empty."""
     written = min(answer.least, limit) if answer.limit is None else answer.most(None)
     return written + min(prompt_tokens, max(0, limit - written))
-
-
-def _left(claim: Claim, standing: Standing) -> float:
-    return claim.limit - standing.used - standing.reserved
-
-
-def _room(claim: Claim, standing: Standing, usd_per_token: float) -> float:
-    return (_left(claim, standing) - claim.amount) / usd_per_token
 
 
 def _refusal(
@@ -263,8 +245,8 @@ def _refusal(
         f"{used:.6g} are used or reserved, "
     )
     if refused.is_budget and standing.used + refused.amount > refused.limit:
-        renews = datetime.fromtimestamp(refused.ends, UTC)
-        message += f"and this may cost {refused.amount:.6g}. It renews at {renews:%F %H:%M} UTC."
+        renews, wait_s = renewal(refused.ends, now)
+        message += f"and this may cost {refused.amount:.6g}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this takes {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
@@ -289,12 +271,9 @@ def _standing_headers(
             tightest[claim.kind] = min(found, tightest.get(claim.kind, found))
     headers: list[tuple[bytes, bytes]] = []
     for kind, (remaining, limit, reset_s) in tightest.items():
-        for name, value in (
-            ("limit", f"{limit:.0f}"),
-            ("remaining", f"{int(remaining)}"),
-            ("reset", duration(reset_s)),
-        ):
-            headers.append((f"x-ratelimit-{name}-{kind}".encode(), value.encode()))
+        values = b"%d" % round(limit), b"%d" % remaining, duration(reset_s).encode()
+        for name, value in zip((b"limit", b"remaining", b"reset"), values, strict=True):
+            headers.append((b"x-ratelimit-%b-%b" % (name, kind.encode()), value))
     return headers
 
 

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....accounting.accounts import PERIOD_S, Claim, Standing
+from ....accounting.budget import SHARE, Wanted
 from ....protocol.errors import ConfigurationError, MissingDependencyError, OverloadedError
 from ....protocol.safety.redaction import shown_url
-from .accounts import PERIOD_S, Claim, Kind, Standing
-from .store import Admission
+from .store import Admission, Settlement
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis  # pyright: ignore[reportMissingImports]
@@ -33,7 +34,7 @@ _log = logging.getLogger("updraft.gateway")
 # have one hash tag: a cluster keeps them together.
 _SCRIPT = f"""
 local prefix, worker, action = '{{updraft}}:', ARGV[1], ARGV[2]
-local unsettled = prefix .. 'unsettled:' .. ARGV[3]
+local receipt, least, most = prefix .. 'unsettled:' .. ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 redis.call('SET', prefix .. 'worker:' .. worker, 1, 'PX', {LEASE_S * 1000:.0f})
@@ -80,16 +81,28 @@ local function reserved(key)
   return sum
 end
 
+-- The tokens beyond the least that an admission was granted; false once it is settled.
+local granted = {{}}
+local function settles(receipt)
+  if granted[receipt] == nil then
+    local name = prefix .. 'unsettled:' .. receipt
+    granted[receipt] = tonumber(redis.call('GET', name) or '') or false
+    redis.call('DEL', name)
+  end
+  return granted[receipt]
+end
+
+local room, alone = math.huge, true
 local result = {{string.format('%.17g', now), 'taken', 0}}
-if action == 'settle' and redis.call('DEL', unsettled) == 0 then return result end
 for i, key in ipairs(KEYS) do
-  local at = 4 + (i - 1) * 5
+  local at = 7 + (i - 1) * 7
   local kind, limit, amount = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local ends, settled = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+  local ends, settled, per_token = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
   local value = redis.call('HGET', key, 'value')
   if action == 'settle' then
-    if value or kind ~= 'budget' then
-      reserve(key, -amount)
+    local more = settles(ARGV[at + 6])
+    if more and (value or kind ~= 'budget') then
+      reserve(key, -(amount + more * per_token))
       use(key, kind, limit, settled, ends)
     end
   elseif action == 'seed' then
@@ -104,14 +117,24 @@ for i, key in ipairs(KEYS) do
       result[2], result[3] = 'refused', i - 1
       return result
     end
+    if per_token > 0 then
+      room, alone = math.min(room, (limit - before - held - amount) / per_token), alone and held == 0
+    end
   end
 end
 if action == 'admit' then
+  local more = 0
+  if most > least then  -- as `Wanted.granted`
+    local share = (room + least) / {SHARE}
+    if most <= ((alone or ARGV[6] == '1') and room + least or share) then share = most end
+    more = math.min(most, math.max(least, math.floor(share))) - least
+  end
+  result[3] = least + more
   for i, key in ipairs(KEYS) do
-    local at = 4 + (i - 1) * 5
+    local at = 7 + (i - 1) * 7
     if ARGV[at + 4] == '1' then
-      reserve(key, tonumber(ARGV[at + 2]))
-      redis.call('SET', unsettled, 1, 'PX', 86400000)
+      reserve(key, tonumber(ARGV[at + 2]) + more * tonumber(ARGV[at + 5]))
+      redis.call('SET', receipt, more, 'PX', 86400000)
       redis.call('PEXPIRE', key, 86400000 + math.ceil(math.max(tonumber(ARGV[at + 3]) - now, 0) * 1000))
     else
       use(key, ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), 0)
@@ -146,19 +169,20 @@ class RedisStore:
         self._failure: type[Exception] = RedisError
         self._script = self._redis.register_script(_SCRIPT)
         self._worker = secrets.token_hex(8)
-        self._unsettled: deque[tuple[Sequence[Claim], Sequence[float], str]] = deque(maxlen=_MAX_UNSETTLED)
+        self._unsettled: deque[Sequence[Settlement]] = deque(maxlen=_MAX_UNSETTLED)
         self._is_down = False
         self._renewal: asyncio.Task[None] | None = None
         self._closes = asyncio.Event()
 
-    async def admit(self, claims: Sequence[Claim]) -> Admission:
+    async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
         if self._renewal is None:
             self._renewal = asyncio.create_task(self._renew())
-        receipt, reserved = secrets.token_hex(8), [float(each.is_reserved) for each in claims]
+        receipt = secrets.token_hex(8)
         try:
-            now, outcome, at, *numbers = await self._run("admit", claims, reserved, receipt)
+            parts = [(claim, float(claim.is_reserved), "") for claim in claims]
+            now, outcome, at, *numbers = await self._run("admit", parts, receipt, wanted)
         except (OverloadedError, asyncio.CancelledError):  # an answer that did not come may have been a yes
-            self._unsettled.append((*_settlement(claims, {}), receipt))
+            self._unsettled.append([(claim, 0.0, receipt) for claim in claims if claim.is_reserved])
             raise
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         standings = [Standing(float(before), float(held)) for before, held in pairs]
@@ -167,23 +191,22 @@ class RedisStore:
             claims[at] if outcome == "refused" else None,
             claims[at] if outcome == "unknown" else None,
             float(now),
+            claims,
             receipt,
+            at if outcome == "taken" else 0,
         )
 
-    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Later, if the server cannot be reached now. It has settled once then, whether or not its answer got lost."""
-        reserved, settled = _settlement(claims, amounts)
-        if not reserved:
-            return
         try:
-            await self._run("settle", reserved, settled, receipt)
+            await self._run("settle", settlements)
         except (OverloadedError, asyncio.CancelledError) as error:
-            self._unsettled.append((reserved, settled, receipt))
+            self._unsettled.append(settlements)
             if isinstance(error, asyncio.CancelledError):
                 raise
 
     async def seed(self, claim: Claim, spent: float) -> None:
-        await self._run("seed", [claim], [spent])
+        await self._run("seed", [(claim, spent, "")])
 
     async def close(self) -> None:
         self._closes.set()
@@ -197,19 +220,21 @@ class RedisStore:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closes.wait(), _RENEWED_S)
             with contextlib.suppress(OverloadedError):
-                await self._run("renew", (), ())
+                await self._run("renew", ())
                 while self._unsettled:
-                    await self._run("settle", *self._unsettled[0])
+                    await self._run("settle", self._unsettled[0])
                     self._unsettled.popleft()
 
     async def _run(
-        self, action: str, claims: Sequence[Claim], settled: Sequence[float], receipt: str = ""
+        self, action: str, parts: Sequence[Settlement], receipt: str = "", wanted: Wanted | None = None
     ) -> list[Any]:
-        keys = [f"{{updraft}}:{claim.account}" for claim in claims]
-        arguments: list[str | float] = [self._worker, action, receipt]
-        for claim, amount in zip(claims, settled, strict=True):
+        keys = [f"{{updraft}}:{claim.account}" for claim, _, _ in parts]
+        least, most, is_known = (wanted.least, wanted.most, int(wanted.is_known)) if wanted is not None else (0, 0, 0)
+        arguments: list[str | float] = [self._worker, action, receipt, least, most, is_known]
+        for claim, amount, settles in parts:
             kind = "rate" if claim.is_rate else "budget" if claim.is_budget else "concurrent"
             arguments += [kind, repr(claim.limit), repr(claim.amount), repr(claim.ends), f"{amount:.17g}"]
+            arguments += [repr(claim.per_token), settles]
         try:
             answer: list[Any] = await self._script(keys=keys, args=arguments)
         except (self._failure, OSError) as error:
@@ -219,8 +244,3 @@ class RedisStore:
             raise OverloadedError("The limits cannot be looked up now: try again later.") from error
         self._is_down = False
         return answer
-
-
-def _settlement(claims: Sequence[Claim], amounts: Mapping[Kind, float]) -> tuple[Sequence[Claim], Sequence[float]]:
-    reserved = [claim for claim in claims if claim.is_reserved]
-    return reserved, [amounts.get(claim.kind, 0.0) for claim in reserved]

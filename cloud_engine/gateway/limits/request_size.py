@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,10 @@ _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # of `"",`
 _DOCUMENTS = ("documents", "texts", "passages")  # as servers call them
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
+_BOUNDS = {
+    **dict.fromkeys(("n", "best_of"), MAX_ANSWERS),
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), MAX_LOGPROBS),
+}
 _INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
@@ -95,6 +100,8 @@ class SizeFields(_Schemas):
 
 
 prepare_types(SizeFields)
+_SIZES, _SCHEMAS = frozenset(SizeFields.__struct_fields__), frozenset(_Schemas.__struct_fields__)
+_LENGTHS = frozenset(LENGTH_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +112,32 @@ class RequestSize:
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
 
 
-def size_of(body: bytes, fields: SizeFields, path: str = "chat/completions") -> RequestSize:
-    """Return the size of a request to `path`. Raises InvalidRequestError where a number passes the gateway's bounds."""
-    for name in _INTEGERS:
-        if isinstance(value := getattr(fields, name), float) and not value.is_integer():
-            raise refusal(f"Expected `int`, got `float` - at `$.{name}`")
-    _check("n", fields.n or 1, MAX_ANSWERS)
-    _check("best_of", fields.best_of or 1, MAX_ANSWERS)
-    given = {name: value for name in LENGTH_FIELDS if (value := getattr(fields, name)) is not None}
-    answer = answer_size(given, path, prompts=_num_items(bytes(fields.prompt)))
-    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-        _check(name, getattr(fields, name) or 0, MAX_LOGPROBS)
-    check_message_count(len(fields.messages or ()))
-    for name in ("input", *_DOCUMENTS):
-        _check_items(name, bytes(getattr(fields, name)))
-    _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
-    for name in _Schemas.__struct_fields__:
-        if given := getattr(fields, name):  # nearly none has one
-            _check_depth(name, schema := bytes(given))
+def size_of(
+    body: bytes, fields: SizeFields, path: str = "chat/completions", names: Iterable[str] = SizeFields.__struct_fields__
+) -> RequestSize:
+    """Return the size of a request to `path`. `names`: those of the body's fields.
+
+    Raises InvalidRequestError where a number passes the gateway's bounds.
+    """
+    lengths: dict[str, Any] = {}
+    for name in _SIZES.intersection(names):
+        if (value := getattr(fields, name)) is None:
+            continue
+        if name in _LENGTHS:
+            lengths[name] = value
+            if name in _INTEGERS and isinstance(value, float) and not value.is_integer():
+                raise refusal(f"Expected `int`, got `float` - at `$.{name}`")
+        if name in _BOUNDS:
+            _check(name, value, _BOUNDS[name])
+        elif name == "input" or name in _DOCUMENTS:
+            _check_items(name, bytes(getattr(fields, name)))
+        elif name in _SCHEMAS and value:
+            _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
+    answer = answer_size(lengths, path, prompts=_num_items(bytes(fields.prompt)) if fields.prompt else 1)
+    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
+    check_message_count(len(fields.messages or ()))
+    _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body), answer)
 
 

@@ -15,28 +15,30 @@ import mmap
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
 
+from ....accounting import accounts
+from ....accounting.accounts import Claim, Kind, Owner, Standing, account_name
+from ....accounting.budget import Wanted
 from ....accounting.ledger.workers import MAX_WORKERS, WorkerSlot
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lock, unlock
-from . import accounts
-from .accounts import Claim, Kind, Standing
-from .store import Admission
+from .store import Admission, Settlement
 
 _KEY_BYTES = 16
 _RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, and what each worker has reserved
+_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same, without those unused
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag for each worker: whether its column may hold something
 _MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
 _PROBED = 16  # records in which one account may be
-_NUMBER = Struct("=d")
+_NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount, and a value with its expiry
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
 _LOCK_S = 2.0
@@ -50,7 +52,7 @@ class SharedMemoryStore:
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
-        self._unsettled: deque[tuple[Sequence[Claim], Mapping[Kind, float]]] = deque(maxlen=_MAX_UNSETTLED)
+        self._unsettled: deque[Sequence[Settlement]] = deque(maxlen=_MAX_UNSETTLED)
         try:
             self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))  # line feeds stay
             with locked(self._file):
@@ -65,19 +67,19 @@ class SharedMemoryStore:
         except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
-    async def admit(self, claims: Sequence[Claim]) -> Admission:
+    async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
         await self._lock()
         try:
             self._settle_all()
-            admission = self._admit(claims)
+            admission = self._admit(claims, wanted)
             if admission.refused is not None and self._sweep():
-                admission = self._admit(claims)
+                admission = self._admit(claims, wanted)
             return admission
         finally:
             unlock(self._file)
 
-    async def settle(self, claims: Sequence[Claim], amounts: Mapping[Kind, float], receipt: str) -> None:  # noqa: ARG002
-        self._unsettled.append((claims, amounts))
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        self._unsettled.append(settlements)
         try:
             await self._lock()
         except OverloadedError:
@@ -91,7 +93,7 @@ class SharedMemoryStore:
         await self._lock()
         try:
             now = boot_time()
-            if self._find(claim.account) is None:
+            if self._find(claim) is None:
                 self._use(self._made(claim, now, ()), claim, spent, now)
         finally:
             unlock(self._file)
@@ -101,41 +103,46 @@ class SharedMemoryStore:
         self._slot.close()
         os.close(self._file)
 
-    def _admit(self, claims: Sequence[Claim]) -> Admission:
-        now, records, standings = boot_time(), list[int](), list[Standing]()
+    def _admit(self, claims: Sequence[Claim], wanted: Wanted | None) -> Admission:
+        now, memory, records, standings = boot_time(), self._memory, list[int](), list[Standing]()
+        unpack = _COLUMNS[memory.rfind(b"\1", 0, MAX_WORKERS) + 1].unpack_from
         for claim in claims:
-            record = self._find(claim.account)
+            record = self._find(claim)
             if record is None:
                 if claim.is_budget:
                     return Admission(standings, unknown=claim)
                 record = self._made(claim, now, records)
-            value, _, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
-            standings.append(Standing(accounts.used(claim, value, now), sum(reserved)))
-            if not standings[-1].fits(claim):
+            value, _, *reserved = unpack(memory, record + _KEY_BYTES)
+            standing = Standing(accounts.used(claim, value, now), sum(reserved))
+            standings.append(standing)
+            if not standing.fits(claim):
                 return Admission(standings, refused=claim, now=time.time())
             records.append(record)
+        tokens = 0 if wanted is None else accounts.granted(wanted, claims, standings)
+        if wanted is not None and tokens > wanted.least:
+            more = tokens - wanted.least
+            claims = [claim.extended(more) if claim.per_token else claim for claim in claims]
         for claim, record in zip(claims, records, strict=True):
-            if claim.is_reserved:
-                self._reserve(record, claim.amount)
-            else:
+            if claim.kind == "requests":
                 self._use(record, claim, claim.amount, now)
-        return Admission(standings, now=time.time())
+            else:
+                self._reserve(record, claim.amount)
+        return Admission(standings, now=time.time(), claims=claims, tokens=tokens)
 
     def _settle_all(self) -> None:
-        now = boot_time()
+        now = boot_time() if self._unsettled else 0.0
         while self._unsettled:
-            claims, amounts = self._unsettled.popleft()
-            for claim in claims:
-                if claim.is_reserved and (record := self._find(claim.account)) is not None:
+            for claim, amount, _ in self._unsettled.popleft():
+                if (record := self._find(claim)) is not None:
                     self._reserve(record, -claim.amount)
-                    self._use(record, claim, amounts.get(claim.kind, 0.0), now)
+                    if claim.kind != "concurrent":
+                        self._use(record, claim, amount, now)
 
     def _use(self, record: int, claim: Claim, amount: float, now: float) -> None:
         (value,) = _NUMBER.unpack_from(self._memory, record + _VALUE_AT)
         value = accounts.settled(claim, value, amount, now)
-        _NUMBER.pack_into(self._memory, record + _VALUE_AT, value)
-        expiry = accounts.expires(claim, value, now - time.time())
-        _NUMBER.pack_into(self._memory, record + _EXPIRY_AT, expiry)
+        expiry = accounts.expires(claim, value, now - time.time() if claim.ends > 0 else 0.0)
+        _USED.pack_into(self._memory, record + _VALUE_AT, value, expiry)
 
     def _reserve(self, record: int, amount: float) -> None:
         at = record + _RESERVED_AT + 8 * self._slot.number
@@ -143,9 +150,9 @@ class SharedMemoryStore:
         reserved += amount
         _NUMBER.pack_into(self._memory, at, reserved if reserved > 1e-12 else 0.0)
 
-    def _find(self, account: str) -> int | None:
-        """The offset of the record that has this name."""
-        key, first = _place(account)
+    def _find(self, claim: Claim) -> int | None:
+        """The offset of the account's record."""
+        key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         at, end = first, first + _PROBED * _RECORD_BYTES
         while (at := self._memory.find(key, at, end)) >= 0:
             if (at - first) % _RECORD_BYTES == 0:
@@ -155,7 +162,7 @@ class SharedMemoryStore:
 
     def _made(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
         """A record for a new account, in the place of one that has expired if there is none free."""
-        key, first = _place(claim.account)
+        key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
             if expiry < now and not any(reserved) and record not in kept:
@@ -191,7 +198,8 @@ class SharedMemoryStore:
 
 
 @lru_cache(4096)
-def _place(account: str) -> tuple[bytes, int]:
+def _place(owner: Owner, kind: Kind, begins: float, name: str) -> tuple[bytes, int]:
     """The key of an account, and the first record that it may have."""
+    account = account_name(owner, kind, begins, name)
     key = blake2b(account.encode(), digest_size=_KEY_BYTES).digest()
     return key, int.from_bytes(key[:8], "big") % (_RECORDS - _PROBED) * _RECORD_BYTES + _HEADER_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -21,7 +21,7 @@ from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .dialects import Passage
-from .stream import FINISH, NodeEvents, in_one_spelling
+from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # answers have none, or null
@@ -68,7 +68,7 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
-            if not reader.ended and not await growth.covers(batch, *meter.written):
+            if growth.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await growth.top_up():
                 call.copied = None  # another request may get more
                 await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return
@@ -96,7 +96,7 @@ async def relay_passage(call: Call, passage: Passage, response: Response, withou
 
 
 async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
-    events, growth = NodeEvents(response), Growth.of(call)
+    events, growth, text_bytes = NodeEvents(response), Growth.of(call), 0
     try:
         while (batch := await events.read()) is not None:
             failure, shown = None, list[bytes]()
@@ -117,7 +117,8 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(b"".join(shown), more=True)
             if failure is not None:
                 raise failure
-            if not passage.ended and not await growth.covers(batch, passage.texts, False):
+            text_bytes += sum(map(num_text_bytes, batch)) if growth.answer is not None else 0
+            if growth.is_short(text_bytes, passage.texts) and not passage.ended and not await growth.top_up():
                 await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not passage.ended:
@@ -142,12 +143,16 @@ class Growth:
     def of(cls, call: Call) -> Growth:
         return cls(call.account, call.account and call.account.growing)
 
-    async def covers(self, batch: Sequence[bytes], texts: int, is_counted: bool) -> bool:
-        """Whether the budget covers the answer after `batch`. `texts`: its tokens if counted, else events with text."""
-        if (answer := self.answer) is None or self.account is None:
-            return True
-        answer.texts, answer.bytes = texts, 0 if is_counted else answer.bytes + sum(map(num_text_bytes, batch))
-        return not answer.is_short or await self.account.tops_up(answer)
+    def is_short(self, text_bytes: int, texts: int, is_counted: bool = False) -> bool:
+        """Whether the answer has passed its reservation. `texts`: its tokens if counted, else its events with text."""
+        if (answer := self.answer) is None:
+            return False
+        answer.texts, answer.bytes = texts, 0 if is_counted else text_bytes
+        return answer.is_short
+
+    async def top_up(self) -> bool:
+        """Reserve more; False where budgets end."""
+        return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
         """Book the estimate of a stream that ended without its usage: events hold several tokens."""
@@ -166,6 +171,7 @@ class _EventReader:
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
+    text_bytes: int = 0
 
     def read(self, events: Iterable[bytes]) -> bytes:
         out: list[bytes] = []
@@ -173,6 +179,7 @@ class _EventReader:
         for event in events:
             if self.ended:
                 break
+            before = self.text_bytes
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
@@ -182,9 +189,8 @@ class _EventReader:
                 else:
                     self.failure = failure
                 break
-            begun.is_finished = begun.is_finished or FINISH.search(event) is not None
             read = begun.read(event)
-            shown = None if read is None else self.meter.shown(read)
+            shown = None if read is None else self.meter.shown(read, has_text=self.text_bytes > before)
             if shown is None:
                 continue
             self.ended = self.ended or event.startswith(b"data: [DONE]")
@@ -198,6 +204,8 @@ class _EventReader:
             self.has_choices = self.has_choices or bool(chunk.choices)
             if chunk.is_error:
                 raise self._reported(event)
+            self.text_bytes += chunk.text_bytes
+            self.call.begun.is_finished = self.call.begun.is_finished or chunk.is_finished
         elif event.startswith(b"data: [DONE]"):
             if not (self.has_choices or self.call.begun.is_finished):
                 raise AnswerFailure("the stream ended without an answer")

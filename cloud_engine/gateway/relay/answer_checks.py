@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from ....accounting.token_estimate import text_bytes
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
@@ -30,6 +31,7 @@ _Objects = list[dict[str, msgspec.Raw]]
 
 class _Function(msgspec.Struct):
     name: str | None = None
+    arguments: Any = None
 
 
 class _ToolCall(msgspec.Struct):
@@ -39,6 +41,13 @@ class _ToolCall(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    refusal: Any = None
+
+
+_NO_DELTA = _Message()
 
 
 class _Ranking(msgspec.Struct):
@@ -71,6 +80,25 @@ class NodeChunk(msgspec.Struct):
     @property
     def is_error(self) -> bool:
         return (self.error is not None and not self.choices) or self.object == "error"
+
+    @property
+    def is_finished(self) -> bool:
+        return bool([choice for choice in self.choices or () if choice.finish_reason is not None])
+
+    @property
+    def text_bytes(self) -> int:
+        """The bytes of all texts that a model has written."""
+        total = 0
+        for choice in self.choices or ():
+            delta = choice.delta or _NO_DELTA
+            if text := delta.content or choice.text:  # nearly all of a stream
+                total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
+            for other in (delta.reasoning, delta.reasoning_content, delta.refusal, delta.function_call):
+                if other:
+                    total += text_bytes(other)
+            for call in delta.tool_calls or ():
+                total += text_bytes(call.function and call.function.arguments)
+        return total
 
 
 class _Event(msgspec.Struct):
@@ -163,7 +191,13 @@ def reported_in(body: bytes) -> UpstreamError | None:
 
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
     """A `data:` event of a chat or completion, decoded and as strict readers take it. Raises AnswerFailure."""
-    chunk, spelled = _decoded(_CHUNK, event[6:])
+    data = event[6:]
+    try:
+        if not data.isascii():
+            data.decode()
+        chunk, spelled = _CHUNK.decode(data), None
+    except UNREADABLE:
+        chunk, spelled = _decoded(_CHUNK, data)
     if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
         raise AnswerFailure("an event of its stream holds no part of an answer")
     return chunk, event if spelled is None else b"data: %b\n\n" % spelled

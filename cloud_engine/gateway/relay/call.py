@@ -26,7 +26,7 @@ from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS
 from .continuation import BegunAnswer
 from .dialects import COUNTS, PATHS, UPLOADS, Passage
-from .field_names import check_names
+from .field_names import OFFICIAL, checked_names
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -48,7 +48,7 @@ class _Peek(SizeFields, kw_only=True):
 
 
 prepare_types(_Peek)
-_READ = frozenset(_Peek.__struct_fields__)
+_KNOWN = OFFICIAL.union(_Peek.__struct_fields__)
 _STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
 
 
@@ -174,7 +174,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
-        size = size_of(body, peek, route.removeprefix("/v1/"))
+        size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(body, _KNOWN))
         if route in COUNTS:
             size = RequestSize()
     row.model = peek.model
@@ -196,10 +196,8 @@ def _peek(body: bytes) -> _Peek:
     check_entries(body)
     try:
         _ = body.isascii() or body.decode()  # what is passed over below is not looked at
-        peek = msgspec.json.decode(body, type=_Peek)
+        return msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
-    check_names(body, _READ)
-    return peek

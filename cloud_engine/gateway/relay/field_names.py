@@ -6,6 +6,7 @@ Go's decoder reads `Model` as `model`. Of a field that is given twice, servers t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,18 +23,19 @@ _NESTED = {
     "stream_options": frozenset(UsageOptions.__struct_fields__),
     "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's
 }
-_OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
+OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
 
 
-def check_names(body: bytes, read: frozenset[str]) -> None:
-    """Check a JSON object, which msgspec has read. `read`: the fields that the gateway reads.
+def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
+    """Return the names of a JSON object, which msgspec has read. `known`: `OFFICIAL`, and what the gateway reads.
 
     Raises InvalidRequestError, which names the field.
     """
-    fields = _checked(body, read | _OFFICIAL, "")
-    for name, known in _NESTED.items():
+    fields = _checked(body, known, "")
+    for name, nested_names in _NESTED.items():
         if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
-            _checked(value, known, f"{name}.")
+            _checked(value, nested_names, f"{name}.")
+    return fields
 
 
 def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:

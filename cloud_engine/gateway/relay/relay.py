@@ -82,12 +82,13 @@ class Relay:
         principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         request.scope["state"][BODY_OWNER] = principal.tenant
-        async with self.accounting.entered(principal):  # who may have no more requests in flight sends no body
+        # Before the body: a caller that may have no more requests in flight need not send it.
+        async with self.accounting.entered(principal) as entered:
             body = await read_body(request, self.dispatch.timeouts.whole_s)
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span = place, span
-            async with self.accounting.admitted(principal, row, call.size, stream=call.stream) as account:
+            async with self.accounting.admitted(principal, row, call.size, entered) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
                 if account.cap is not None:
                     call.limit(account.cap)

@@ -15,7 +15,7 @@ from ....protocol.http.foreign import apart, error_in
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError
 
-FINISH = re.compile(rb'"finish_reason":\s?"')
+_FINISH = re.compile(rb'"finish_reason":\s?"')
 
 
 class _Piece(msgspec.Struct):
@@ -48,12 +48,16 @@ class NodeEvents:
 
 def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:
     """Each with its empty line."""
-    return [spelled for event in events for spelled in _in_one_spelling(event)]
+    spelled: list[bytes] = []
+    for event in events:
+        if event.startswith(b"data: {") and b"\n" not in event and _FINISH.search(event) is None:
+            spelled.append(event + b"\n\n")  # nearly all of them
+        else:
+            spelled += _in_one_spelling(event)
+    return spelled
 
 
 def _in_one_spelling(event: bytes) -> list[bytes]:
-    if event.startswith(b"data: {") and b"\n" not in event and FINISH.search(event) is None:
-        return [event + b"\n\n"]  # nearly all of them
     data = sse.data_of(event)
     if not data:
         return [event + b"\n\n"]  # a sign of life
@@ -70,7 +74,7 @@ def _names_error(event: bytes) -> bool:
 
 def _finish_apart(data: bytes) -> list[bytes]:
     """The last text and the finish as OpenAI sends them, one after the other: some servers send both at once."""
-    if FINISH.search(data) is None:
+    if _FINISH.search(data) is None:
         return [data]
     try:
         event = msgspec.json.decode(data, type=dict[str, Any])

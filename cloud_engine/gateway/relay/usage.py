@@ -24,7 +24,6 @@ _TEXT = re.compile(
     rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content|refusal|delta|partial_json)":'
     rb'\s*"((?:[^"\\]|\\.)*+)"'
 )
-_SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 
 class UsageOptions(msgspec.Struct):
@@ -77,7 +76,7 @@ class StreamMeter:
         self._texts = begun
         self._is_reported = False
 
-    def shown(self, event: bytes) -> bytes | None:
+    def shown(self, event: bytes, *, has_text: bool) -> bytes | None:
         """`event` as the client is to see it; None if it was for the meter alone."""
         if (at := event.find(b'"usage"')) >= 0:
             if _NO_CHOICES.search(event) and read_usage(event[5:], self._row):
@@ -86,7 +85,7 @@ class StreamMeter:
             if found := _RUNNING.search(event, max(at - 2, 0)):
                 self._running = found[1]
                 return self._without(found[0], event) if self._hides_running else event
-        self._texts += _SOME_TEXT.search(event) is not None
+        self._texts += has_text
         return event if self._asked.include_usage else event.replace(_NO_USAGE, b"")
 
     @property

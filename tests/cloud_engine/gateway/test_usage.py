@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.relay.answer_checks import chunk_of
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, meter_whole
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
@@ -32,7 +33,8 @@ def so_far(tokens: int) -> dict[str, Any]:
 def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
     row = UsageRow(request_id="r")
     meter = StreamMeter(row, asked, running=running)
-    shown = [meter.shown(each) for each in events]
+    has_text = [each.startswith(b"data: {") and chunk_of(each)[0].text_bytes > 0 for each in events]
+    shown = [meter.shown(each, has_text=text) for each, text in zip(events, has_text, strict=True)]
     meter.settle()
     return row, [each for each in shown if each is not None]
 

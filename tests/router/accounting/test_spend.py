@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +170,9 @@ def test_a_settlement_between_a_refusal_and_the_wait_ends_the_wait(tmp_path: Pat
         ledger = Ledger(tmp_path / "ledger.sqlite3")
         budget, seen, until = Budget({"all": DIME}, ledger), 0, time.monotonic() + 60
         await budget.reserve(Caller(), Demand(NOTHING, 5e-6, Wanted(1024, 1024)))
-        budget.settled()
-        assert await budget.settlement(until, seen), "the budget is asked again"
-        assert not await budget.settlement(until, budget.settlements), "nothing is in flight"
+        budget.in_flight.settled()
+        assert await budget.in_flight.settlement(until, seen), "the budget is asked again"
+        assert not await budget.in_flight.settlement(until, budget.in_flight.settlements), "nothing is in flight"
         ledger.close()
 
     asyncio.run(test())
@@ -388,6 +390,7 @@ from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
 from updraft.accounting.prices import Price
 from updraft import AsyncOpenAI
+from dataclasses import replace
 from pathlib import Path
 
 async def main(url, ledger):
@@ -487,7 +490,7 @@ def test_no_sequence_of_reservations_passes_a_limit(
                     true += 0 if kind == "lose" else actual.usd
                     with ledger.transaction() as connection:
                         budget.settle(connection, Caller(), reserved, reserved.charge if kind == "lose" else actual)
-                    budget.settled()
+                    budget.in_flight.settled()
             _, used, usd = spent(ledger.path) if held or true else (0, 0, 0.0)
             assert limits.usd is None or usd <= limits.usd + 1e-9
             assert limits.cloud_tokens is None or used <= limits.cloud_tokens
@@ -496,3 +499,45 @@ def test_no_sequence_of_reservations_passes_a_limit(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(test(folder))
+
+
+def test_a_request_waits_for_one_that_reserved_before_the_limits_changed(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=0.006)) as b:
+            stream = await b.ask("cloud", stream=True, max_tokens=1_000)
+            await anext(stream.body)
+            await b.router.reconfigure(replace(b.router.config, budget=BudgetLimits(usd=0.0061)))
+            second = asyncio.create_task(b.ask("cloud", max_tokens=1_000))
+            await asyncio.sleep(0.2)
+            assert not second.done(), "it waits"
+            assert [chunk async for chunk in stream.body]
+            assert (await second).status == 200
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("between", [BudgetLimits(usd=1.0, period="month"), BudgetLimits()])
+def test_a_request_costs_what_it_took_whatever_limits_it_ends_with(
+    spending: Callable[..., Any], between: BudgetLimits
+) -> None:
+    """Its reservation is in the row of the day alone."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(usd=1.0)) as b:
+            stream = await b.ask("cloud", stream=True, max_tokens=1_000)
+            await anext(stream.body)
+            await b.router.reconfigure(replace(b.router.config, budget=between))
+            assert (await b.ask("cloud", max_tokens=1_000)).status == 200
+            assert [chunk async for chunk in stream.body]
+            b.router.flush_ledger()
+            await b.router.reconfigure(replace(b.router.config, budget=BudgetLimits(usd=1.0)))
+            assert (await b.ask("cloud", max_tokens=1_000)).status == 200
+            b.router.flush_ledger()
+            with contextlib.closing(sqlite3.connect(b.ledger)) as connection:
+                usd = dict(connection.execute("SELECT period, usd FROM spending").fetchall())
+        one = cloud.usd(INPUT, OUTPUT) / 3
+        assert usd == pytest.approx({"day": 2 * one, "month": 2 * one} if between else {"day": 2 * one})
+
+    with long_cloud(tokens=100) as cloud:
+        run(test(cloud))

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.gateway.limits.accounts import PERIOD_S, Claim, Standing, expires, settled, used
+from updraft.accounting.accounts import PERIOD_S, Claim, Standing, expires, settled, used
 
 LIMIT = 1000.0
 # Seconds since the one before, the estimate, what part of it is used, and how long that takes.

@@ -17,8 +17,9 @@ from typing import Any
 import limit_worker
 import pytest
 from redis_server import expire_leases
+from updraft.accounting.accounts import Claim
+from updraft.accounting.budget import Wanted
 from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
-from updraft.cloud_engine.gateway.limits.accounts import Claim
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.safety.system import boot_time
@@ -146,8 +147,25 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
         admission = await store.admit([budget])
         assert admission.refused is None
         assert (await store.admit([budget])).refused == budget
-        await store.settle([budget], {"usd_per_day": 0.5}, admission.receipt)
+        await store.settle([(budget, 0.5, admission.receipt)])
         assert (await store.admit([budget])).standings[0].used == 5.5
+
+    with_store(work)
+
+
+def test_an_answer_is_granted_its_maximum_or_a_share_of_what_is_left(with_store: WithStore) -> None:
+    """In the same step as the rest of its claims; a settlement gives all of the grant back."""
+
+    async def work(store: LimitStore) -> None:
+        budget = Claim("key", "a", "usd_per_day", 100.0, 1.0, 1.0, 4e9, per_token=1.0)
+        rate = Claim("key", "a", "tokens", 1e6, 1.0)
+        await store.seed(budget, 0.0)
+        admissions = [await store.admit([rate, budget], Wanted(1, most)) for most in (90, 90, 2)]
+        assert [each.tokens for each in admissions] == [90, 2, 2], "alone, a quarter of 10, and no quarter of 8"
+        assert (await store.admit([rate, budget], Wanted(1, 1))).standings[1].reserved == 94
+        await store.settle([(claim, 3.0, each.receipt) for each in admissions for claim in each.claims])
+        (_, standing) = (await store.admit([rate, budget])).standings
+        assert (standing.used, standing.reserved) == (9.0, 1)
 
     with_store(work)
 
@@ -157,7 +175,7 @@ def test_requests_in_flight(with_store: WithStore) -> None:
         claim = Claim("tenant", "t", "concurrent", 2, 1)
         admissions = [await store.admit([claim]) for _ in range(3)]
         assert [each.refused for each in admissions] == [None, None, claim]
-        await store.settle([claim], {}, admissions[0].receipt)
+        await store.settle([(claim, 0, admissions[0].receipt)])
         assert [(await store.admit([claim])).refused for _ in range(2)] == [None, claim]
 
     with_store(work)
@@ -211,7 +229,7 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch
         assert (await store.admit([claim])).refused is None
         with (tmp_path / "limits").open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            await store.settle([claim], {}, "")
+            await store.settle([(claim, 0, "")])
             with pytest.raises(OverloadedError):
                 await store.admit([claim])
         assert (await store.admit([claim])).refused is None
@@ -245,7 +263,7 @@ def test_a_lost_answer_of_redis_counts_once(
 
         monkeypatch.setattr(store, "_run", run_unheard)
         with contextlib.suppress(asyncio.CancelledError):
-            await store.settle([claim], {"usd_per_day": 0.5}, admission.receipt)
+            await store.settle([(claim, 0.5, admission.receipt)])
         with pytest.raises(type(failure)):
             await store.admit([claim])
         async with asyncio.timeout(30):

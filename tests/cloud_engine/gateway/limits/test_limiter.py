@@ -156,6 +156,32 @@ def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path
     with_limiter(work)
 
 
+def test_a_request_takes_the_store_three_times(
+    with_limiter: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it enters, with its whole answer, and at its end. Without limits it takes the store never."""
+
+    async def work(limiter: Limiter) -> None:
+        calls: list[str] = []
+        store = limiter.store
+
+        def counted(name: str, call: Any) -> Any:
+            calls.append(name)
+            return call
+
+        monkeypatch.setattr(store, "admit", lambda *given, call=store.admit: counted("admit", call(*given)))
+        monkeypatch.setattr(store, "settle", lambda *given, call=store.settle: counted("settle", call(*given)))
+        caller = principal(requests_per_minute=60, tokens_per_minute=6000, concurrent=9, usd_per_day=50.0)
+        await limiter.admit(caller, "m", 1, AnswerSize(1))  # seeds the budget
+        calls.clear()
+        for limits in (caller, principal()):
+            reservation = await limiter.admit(limits, "m", 1, AnswerSize(1), await limiter.enter(limits))
+            await reservation.settle(1, 1, 0.001)
+        assert calls == ["admit", "admit", "settle"]
+
+    with_limiter(work)
+
+
 def test_the_policy_file(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text('[tenants.acme]\nrequests_per_minute = 5\n\n[models."a/b"]\nusd_per_day = 2.5\n')

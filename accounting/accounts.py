@@ -7,12 +7,17 @@ than the limit times 1 + T/60. A budget does not drain, it ends with its period.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
-Owner = Literal["key", "tenant", "model"]
-Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month"]
+from .budget import Wanted
+
+Owner = Literal["all", "key", "user", "tenant", "model"]
+Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month", "usd", "cloud_tokens"]
 
 PERIOD_S = 60.0
 _ROUNDING = 1e-9
@@ -21,7 +26,7 @@ _ROUNDING = 1e-9
 class Claim(msgspec.Struct, frozen=True):
     """One request's demand on one account."""
 
-    # Whether a key, a tenant or a model has the limit.
+    # The kind of owner whose limit it is.
     owner: Owner
     # Which of them.
     name: str
@@ -35,11 +40,12 @@ class Claim(msgspec.Struct, frozen=True):
     begins: float = 0.0
     # When that ends.
     ends: float = 0.0
+    # What each token of the answer adds that the store grants beyond the least.
+    per_token: float = 0.0
 
     @property
     def account(self) -> str:
-        """The name in the store; each period of a budget has its own."""
-        return f"{self.owner} {self.kind} {self.begins:.0f} {self.name}"
+        return account_name(self.owner, self.kind, self.begins, self.name)
 
     @property
     def is_rate(self) -> bool:
@@ -53,6 +59,10 @@ class Claim(msgspec.Struct, frozen=True):
     def is_reserved(self) -> bool:
         """A request that begins is a request, whatever becomes of it; all else is settled later."""
         return self.kind != "requests"
+
+    def extended(self, tokens: int) -> Claim:
+        """The claim with `tokens` more of the answer."""
+        return msgspec.structs.replace(self, amount=self.amount + tokens * self.per_token)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -77,18 +87,41 @@ class Standing(msgspec.Struct, frozen=True):
         return max(0.0, excess * PERIOD_S / claim.limit)
 
 
+def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
+    """Return the name in the store; each period of a budget has its own."""
+    return f"{owner} {kind} {begins:.0f} {name}"
+
+
+def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standing], *, alone: bool = True) -> int:
+    """Return the tokens of an answer to reserve, for claims that fit with the least.
+
+    `alone`: no other request holds a reservation that `standings` do not show.
+    """
+    room = math.inf
+    for claim, standing in zip(claims, standings, strict=True):
+        if claim.per_token > 0:
+            left = claim.limit - standing.used - standing.reserved - claim.amount
+            room, alone = min(room, left / claim.per_token), alone and not standing.reserved
+    return wanted.granted(room + wanted.least, alone=alone) or wanted.least
+
+
+def renewal(ends: float, now: float) -> tuple[str, float]:
+    """Return the end of a budget's period as a text, and the seconds from `now` to it."""
+    return f"it renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
+
+
 def used(claim: Claim, value: float, now: float) -> float:
     """The amount in use at `now`, from the stored `value` of an account. Both are times of the store's own clock."""
-    if claim.is_rate:
-        return max(0.0, value - now) * claim.limit / PERIOD_S
-    return value if claim.is_budget else 0.0
+    if claim.ends > 0:
+        return value
+    return 0.0 if claim.kind == "concurrent" else max(0.0, value - now) * claim.limit / PERIOD_S
 
 
 def settled(claim: Claim, value: float, amount: float, now: float) -> float:
     """The stored value after `amount` more was used."""
-    if claim.is_rate:
-        return max(value, now) + amount * PERIOD_S / claim.limit
-    return value + amount if claim.is_budget else 0.0
+    if claim.ends > 0:
+        return value + amount
+    return 0.0 if claim.kind == "concurrent" else max(value, now) + amount * PERIOD_S / claim.limit
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
