@@ -55,22 +55,22 @@ def check_entries(body: bytes) -> None:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
     marks = sum(map(body.count, _MARKS))  # including marks inside strings
-        if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
+    if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
             f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "
-                        f"{2 * MAX_ENTRIES} strings: send fewer."
+            f"{2 * MAX_ENTRIES} strings: send fewer."
         )
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode JSON into a struct. Raises the errors of `convert`, and InvalidRequestError if the body is not an object."""
+    """Decode JSON into a struct. Raises the errors of `convert`; InvalidRequestError if the body is not an object."""
     return convert(read_object(body), kind)
 
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Convert a decoded object to a struct.
-    
-        Raises InvalidRequestError naming the field at fault; UnsupportedFeatureError if Updraft does not implement a field.
+
+    Raises InvalidRequestError naming the field at fault; UnsupportedFeatureError for a field not implemented.
     """
     present = _present(fields, 0)
     for name in _integers(kind):
@@ -163,6 +163,6 @@ def _param_of(message: str) -> str | None:
     """Extract the field from a msgspec message: ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
     for opening in ("at `$.", "field `"):
         _, separator, rest = message.partition(opening)
-                if separator:
+        if separator:
             return rest.partition("`")[0][:_MAX_NAME]
     return None

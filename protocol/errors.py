@@ -20,10 +20,10 @@ def _bounded(message: str) -> str:
 
 class UpdraftError(Exception):
     """Base class of Updraft's exceptions.
-    
-        `status` is the HTTP status; `retryable` tells the client whether to retry (sent as `x-should-retry`, which the
-        openai client obeys). A path in a message may hold bytes that are not UTF-8 (PEP 383): such bytes are escaped, so
-        that every terminal, log and response can show the message.
+
+    `status` is the HTTP status; `retryable` tells the client whether to retry (sent as `x-should-retry`, which the
+    openai client obeys). A path in a message may hold bytes that are not UTF-8 (PEP 383): such bytes are escaped
+    so that every terminal, log and response can show the message.
     """
 
     status: int = 500
@@ -119,8 +119,8 @@ class ModelNotFoundError(NotFoundError):
 
 class MethodNotAllowedError(InvalidRequestError):
     """HTTP method that the route does not support.
-    
-        `allowed`: the methods that the route supports, for the `Allow` header.
+
+    `allowed`: the methods that the route supports, for the `Allow` header.
     """
 
     status = 405
@@ -145,8 +145,8 @@ class RateLimitError(UpdraftError):
 
 class BudgetExceededError(RateLimitError):
     """The daily cloud budget is spent.
-    
-        `renews_s`: seconds until the budget renews.
+
+    `renews_s`: seconds until the budget renews.
     """
 
     default_code = "budget_exceeded"
@@ -217,8 +217,8 @@ class RequestCancelledError(UpdraftError):
 
 class EngineError(UpdraftError):
     """The engine failed on a valid request.
-    
-        `__cause__` holds the original exception.
+
+    `__cause__` holds the original exception.
     """
 
     type = "engine_error"
@@ -252,8 +252,8 @@ class ModelLoadError(UpdraftError):
 
 class ModelTooLargeError(ModelLoadError):
     """The model needs more memory than is available.
-    
-        `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
+
+    `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
     """
 
     status = 507
@@ -292,8 +292,8 @@ class OfflineError(UpdraftError):
 
 class DiskSpaceError(UpdraftError):
     """The disk has too little free space for the file.
-    
-        `needed` and `free` are in bytes, or None if unknown.
+
+    `needed` and `free` are in bytes, or None if unknown.
     """
 
     status = 507

@@ -426,10 +426,10 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     chosen = request.num_candidates > request.num_answers
     faults = [
         ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),
-        ("best_of", chosen and request.stream, "the best answers are known only at the end: leave out stream or best_of"),
+        ("best_of", chosen and request.stream, "answers are chosen at the end: leave out stream or best_of"),
         ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
         ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "not available with stream=true"),
-                ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
+        ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
         ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "it must be between -10 and 10"),
     ]
     for param, wrong, why in faults:
@@ -444,7 +444,7 @@ def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
     several = request.num_candidates > 1 or (isinstance(request, CompletionRequest) and len(request.prompts) > 1)
     faults = [
         (several, "only a single answer can be continued"),
-                (request.constraint() is not None, "an answer with a required format cannot be continued"),
+        (request.constraint() is not None, "an answer with a required format cannot be continued"),
         (isinstance(request, CompletionRequest) and request.echo, "leave out echo"),
         (isinstance(request, ChatRequest) and request.tool_use is not None, "leave out tools"),
     ]

@@ -113,11 +113,11 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     request_id: str
     tier: Literal["local", "cloud"]
     # `local`; `cloud` (not tried locally, or no local tokens used); `escalated` (the cloud used the local answer as a
-        # draft); `fallback` (local answer, because the cloud failed); `cache` (cached answer of `tier` to the same request).
+    # draft); `fallback` (local answer, because the cloud failed); `cache` (earlier answer of `tier` to this request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
     # Gate that decided: 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None
-        # if no gate computed them. Costs are in US dollars, None if a model has no price.
+    # if no gate computed them. Costs are in US dollars, None if a model has no price.
     gate: int
     p_gain: float | None = None
     confidence: float | None = None
@@ -191,10 +191,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
     # UpdraftInfo or AnswerNotes; untyped, because msgspec cannot tell untagged structs apart.
-        updraft: Any = UNSET
-    
-    
-    class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    updraft: Any = UNSET
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
     arguments: str = ""
     name: str | None = None
 
@@ -227,8 +227,8 @@ class ChunkChoice(msgspec.Struct):
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     """Chunk of a streamed chat. With `include_usage`, a final chunk without choices holds the usage.
-    
-        The chunk with the finish reason has `sampling`.
+
+    The chunk with the finish reason has `sampling`.
     """
 
     id: str

@@ -19,7 +19,7 @@ class SamplingParams:
     """Sampling options of one request, with one meaning in both engines.
 
     Penalties and bias apply to the logits first, then the temperature, then truncation by top-k, top-p, min-p and
-        typical-p, in this order. An option that is None takes the model's default (`SamplingDefaults`).
+    typical-p, in this order. An option that is None takes the model's default (`SamplingDefaults`).
     """
 
     # Maximum tokens of the answer; None: the engine's `default_max_tokens`, or the rest of the context.
@@ -27,20 +27,20 @@ class SamplingParams:
     # Temperature; 0 is greedy (argmax).
     temperature: float | None = None
     # Nucleus sampling: probability mass to keep; 1 is off.
-        top_p: float | None = None
-        # Number of most likely tokens to keep; 0 is off.
-        top_k: int | None = None
-        # Minimum probability relative to the most likely token; 0 is off.
-        min_p: float | None = None
-        # Typical sampling (Meister et al. 2023): probability mass to keep; 1 is off.
+    top_p: float | None = None
+    # Number of most likely tokens to keep; 0 is off.
+    top_k: int | None = None
+    # Minimum probability relative to the most likely token; 0 is off.
+    min_p: float | None = None
+    # Typical sampling (Meister et al. 2023): probability mass to keep; 1 is off.
     typical_p: float | None = None
     # Divisor of positive and factor of negative logits of tokens in prompt or answer (Keskar et al. 2019); 1 is off.
     repetition_penalty: float | None = None
     # OpenAI's frequency penalty, counted over the answer only.
-        frequency_penalty: float = 0.0
-        # OpenAI's presence penalty, counted over the answer only.
-        presence_penalty: float = 0.0
-        # Pairs of a token id and the value added to the token's logit.
+    frequency_penalty: float = 0.0
+    # OpenAI's presence penalty, counted over the answer only.
+    presence_penalty: float = 0.0
+    # Pairs of a token id and the value added to the token's logit.
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     # Strings that end the answer.
@@ -106,8 +106,8 @@ class SamplingParams:
 
     def resolved(self, defaults: SamplingDefaults) -> ResolvedParams:
         """Return these parameters with the model's defaults for options that are None."""
-                given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-                return ResolvedParams(**asdict(defaults) | {name: value for name, value in given.items() if value is not None})
+        given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ResolvedParams(**asdict(defaults) | {name: own for name, own in given.items() if own is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +146,19 @@ class ResolvedParams(SamplingParams):
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
     """A model's default sampling values. The defaults here are llama.cpp's; `model_files` reads those of a model."""
-    
-        # Temperature; 0 is greedy.
-        temperature: float = 0.8
-        # Number of most likely tokens to keep; 0 is off.
-        top_k: int = 40
-        # Probability mass to keep; 1 is off.
-        top_p: float = 0.95
-        # Minimum probability relative to the most likely token; 0 is off.
-        min_p: float = 0.05
-        # Probability mass to keep in typical sampling; 1 is off.
-        typical_p: float = 1.0
-        # Penalty on tokens already in prompt or answer; 1 is off.
-        repetition_penalty: float = 1.0
+
+    # Temperature; 0 is greedy.
+    temperature: float = 0.8
+    # Number of most likely tokens to keep; 0 is off.
+    top_k: int = 40
+    # Probability mass to keep; 1 is off.
+    top_p: float = 0.95
+    # Minimum probability relative to the most likely token; 0 is off.
+    min_p: float = 0.05
+    # Probability mass to keep in typical sampling; 1 is off.
+    typical_p: float = 1.0
+    # Penalty on tokens already in prompt or answer; 1 is off.
+    repetition_penalty: float = 1.0
 
 
 #: The model's unmodified distribution, for weights that come without model files.

@@ -20,17 +20,17 @@ ENV_PREFIX = "UPDRAFT_"
 # Variables that are not router settings, with descriptions. The settings reader treats other unknown names as typos.
 PROCESS_VARIABLES = {
     "UPDRAFT_HOME": "Folder for settings and state, instead of the user's configuration and state folders.",
-        "UPDRAFT_CONFIG": "Path of the settings file.",
-        "UPDRAFT_MODELS": "Folder of downloaded models.",
-        "UPDRAFT_DEVICE": "Device that a node computes on: `cpu`, `cuda` or `cuda:NUMBER`.",
-        "UPDRAFT_DEBUG": "`1` shows full tracebacks instead of one-line errors.",
-        "UPDRAFT_LOG_FORMAT": "`json` writes server logs as one JSON object per line; `--log-format` takes precedence.",
-        "UPDRAFT_NODE_API_KEY": "API key that the gateway sends to its nodes.",
-        "UPDRAFT_GATEWAY_DB": "Database of the gateway's ledger, like `--db`, but without a password on the command line.",
-        "UPDRAFT_GATEWAY_LIMITS_URL": "URL of the server for limits shared by gateways, like `--limits-url`.",
-        "UPDRAFT_COMMIT": "Commit that `updraft bench` reports if the source has no Git history.",
-        "UPDRAFT_TEST_SMOLLM2": "Path of the SmolLM2 model file, for tests with a real model.",
-        "UPDRAFT_LLAMA_KERNELS": "`off` uses llama.cpp's original kernels instead of Updraft's.",
+    "UPDRAFT_CONFIG": "Path of the settings file.",
+    "UPDRAFT_MODELS": "Folder of downloaded models.",
+    "UPDRAFT_DEVICE": "Device that a node computes on: `cpu`, `cuda` or `cuda:NUMBER`.",
+    "UPDRAFT_DEBUG": "`1` shows full tracebacks instead of one-line errors.",
+    "UPDRAFT_LOG_FORMAT": "`json` writes server logs as one JSON object per line; `--log-format` takes precedence.",
+    "UPDRAFT_NODE_API_KEY": "API key that the gateway sends to its nodes.",
+    "UPDRAFT_GATEWAY_DB": "Database URL of the gateway's ledger, like `--db`; keeps the password off the command line.",
+    "UPDRAFT_GATEWAY_LIMITS_URL": "URL of the server for limits shared by gateways, like `--limits-url`.",
+    "UPDRAFT_COMMIT": "Commit that `updraft bench` reports if the source has no Git history.",
+    "UPDRAFT_TEST_SMOLLM2": "Path of the SmolLM2 model file, for tests with a real model.",
+    "UPDRAFT_LLAMA_KERNELS": "`off` uses llama.cpp's original kernels instead of Updraft's.",
 }
 
 
@@ -61,7 +61,7 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
     import platformdirs
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
-    with suppress(RuntimeError):  # without HOME and a passwd entry, newer versions raise RuntimeError, older versions return "~"
+    with suppress(RuntimeError):  # newer versions raise it without HOME and a passwd entry; older versions return "~"
         if (folder := Path(find("updraft", appauthor=False))).is_absolute():
             return folder
     return Path("/nonexistent/updraft")
@@ -103,12 +103,12 @@ def _is_hidden(path: Path) -> bool:
 @functools.cache
 def _say_hidden(path: Path) -> None:
     """Log the warning only once per process, since settings are read repeatedly."""
-        log.warning("Ignoring settings in %s: this user has no permission to open the folder.", path)
+    log.warning("Ignoring settings in %s: this user has no permission to open the folder.", path)
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return settings given as `UPDRAFT_NAME=value`, as `{"name": "value"}`, without the process variables."""
-        variables = os.environ if environ is None else environ
+    variables = os.environ if environ is None else environ
     return {
         key.removeprefix(ENV_PREFIX).lower(): value
         for key, value in variables.items()

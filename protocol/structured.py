@@ -101,27 +101,27 @@ class ToolUse:
 
 class AnswerOptions(TypedDict, total=False):
     """Options for answering a chat with a local model."""
-    
-        # Continue the last message instead of starting a new one.
-        continue_final_message: bool
-        # Tools that the model may call.
-        tools: ToolUse | None
-        # Constraint on the answer's format.
-        constraint: Constraint | None
-        # Variables for the model's chat template.
+
+    # Continue the last message instead of starting a new one.
+    continue_final_message: bool
+    # Tools that the model may call.
+    tools: ToolUse | None
+    # Constraint on the answer's format.
+    constraint: Constraint | None
+    # Variables for the model's chat template.
     template_options: Mapping[str, Any] | None
 
 
 class RenderOptions(TypedDict, total=False):
     """Options for rendering a chat template."""
-    
-        # Tools to describe to the model.
-        tools: Sequence[Tool]
-        # Append the opening of the assistant's answer; true by default.
-        add_generation_prompt: bool
-        # Continue the last message instead of starting a new one.
-        continue_final_message: bool
-        # Variables for the template; the template may output them as control tokens.
+
+    # Tools to describe to the model.
+    tools: Sequence[Tool]
+    # Append the opening of the assistant's answer; true by default.
+    add_generation_prompt: bool
+    # Continue the last message instead of starting a new one.
+    continue_final_message: bool
+    # Variables for the template; the template may output them as control tokens.
     template_options: Mapping[str, Any] | None
 
 
@@ -175,8 +175,8 @@ def gbnf_constraint(grammar: str) -> Constraint:
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop the tools that it does not allow.
-    
-        Raises InvalidRequestError if `allowed_tools` is malformed or names a function that is not among the tools.
+
+    Raises InvalidRequestError if `allowed_tools` is malformed or names a function that is not among the tools.
     """
     choice: Any = fields.get("tool_choice")
     if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":

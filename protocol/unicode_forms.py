@@ -27,7 +27,7 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as decode
 
 def read_text(path: Path, error: type[UpdraftError]) -> str:
     """Read a UTF-8 file, dropping a byte order mark and converting CRLF to LF. Raises `error` for another encoding,
-        and OSError.
+    and OSError.
     """
     with path.open("rb") as file:
         return "".join(text_lines(file, path, error)).replace("\r\n", "\n")
@@ -55,7 +55,7 @@ def _other_encoding(start: bytes) -> str | None:
 
 def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
     """Normalize `text`. Marks beyond 30 on one letter are dropped: no language uses as many, and sorting them takes
-        quadratic time while holding the GIL.
+    quadratic time while holding the GIL.
     """
     if text.isascii():
         return text

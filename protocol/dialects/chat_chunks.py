@@ -61,10 +61,10 @@ class ChatChunks:
         self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
         for number, choice in enumerate(objects_of(chunk.get("choices"))):
             merged = self._choices.setdefault(_index(choice, number), _Choice())
-                        merged.message.add(object_of(choice.get("delta")))
-                        merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
-                        merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
-                        merged.stop_reason = choice.get("stop_reason") or merged.stop_reason
+            merged.message.add(object_of(choice.get("delta")))
+            merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
+            merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
+            merged.stop_reason = choice.get("stop_reason") or merged.stop_reason
 
     def whole(self) -> dict[str, Any]:
         choices = [

@@ -49,22 +49,22 @@ class FormParser:
 
     def feed(self, data: bytes) -> list[FormPart | bytes]:
         """Parse more of the body; return the starts of fields and pieces of values completed by `data`."""
-                self._buffer += data
-                parts: list[FormPart | bytes] = []
-                while not self._ended and self._step(parts):
+        self._buffer += data
+        parts: list[FormPart | bytes] = []
+        while not self._ended and self._step(parts):
             pass
         if self._ended:
             if self._buffer.strip():
                 raise _broken("there is data after the final boundary")
-                            self._buffer.clear()
-                        return parts
+            self._buffer.clear()
+        return parts
 
     def end(self) -> None:
         if not self._ended:
             raise _broken("the final boundary is missing")
 
     def _step(self, parts: list[FormPart | bytes]) -> bool:
-            """Parse up to the next field. Returns False if that needs more data or the form has ended."""
+        """Parse up to the next field. Returns False if that needs more data or the form has ended."""
         place = self._buffer.find(self._delimiter)
         known = len(self._buffer) - len(self._delimiter) + 1 if place < 0 else place
         if known > 0:
@@ -119,30 +119,30 @@ async def read_form(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGen
     parser = FormParser(content_type)
     async for piece in pieces:
         for part in parser.feed(piece):
-                    yield part
+            yield part
     parser.end()
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
     """Routing fields of a form that is forwarded unchanged."""
-    
-        # Requested model.
-        model: str
-        # Position of the model's name in the body, in bytes.
-        place: slice
-        # Whether a streamed answer is requested.
+
+    # Requested model.
+    model: str
+    # Position of the model's name in the body, in bytes.
+    place: slice
+    # Whether a streamed answer is requested.
     stream: bool
 
 
 def read_upload(content_type: str, body: bytes) -> Upload:
-    """Read the routing fields of a form. Raises InvalidRequestError if malformed, or if parsers could disagree on it."""
+    """Read the routing fields of a form. Raises InvalidRequestError if the form is malformed or ambiguous."""
     parser = FormParser(content_type)
     models, seen = list[slice](), set[str]()
     stream, part = b"", FormPart("", None, 0)
     for piece in parser.feed(body):
-            if isinstance(piece, FormPart):
-                part = piece
+        if isinstance(piece, FormPart):
+            part = piece
             if (name := part.name.casefold()) in _READ and (name != part.name or part.name in seen):
                 raise InvalidRequestError(
                     f"The form must have exactly one field {name}, in lower case.", param=name, code="invalid_form"

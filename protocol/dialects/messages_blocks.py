@@ -124,6 +124,6 @@ def _text(block: Block, name: str, param: str) -> str:
 def _foreign(kind: Any, param: str) -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
         f"{param}: content blocks of type {str(kind)[:100]!r} are not supported in this form. Supported: text, images, "
-                "documents with inline data, tool_use and tool_result.",
+        "documents with inline data, tool_use and tool_result.",
         param=param,
     )

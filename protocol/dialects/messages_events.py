@@ -24,9 +24,9 @@ _DELTAS = {
 
 class AnthropicEvents:
     """Converter from chat chunks to `message` and to encoded stream events.
-    
-        Call `begin`, `read` for each chunk, then `end`; each returns the events to send. Anthropic's streams have only one
-        open block: if pieces of two tool calls alternate, the second call is buffered until the first is complete.
+
+    Call `begin`, `read` for each chunk, then `end`; each returns the events to send. Anthropic's streams have only one
+    open block: if pieces of two tool calls alternate, the second call is buffered until the first is complete.
     """
 
     def __init__(self, request: MessagesRequest) -> None:
@@ -170,7 +170,7 @@ def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[
         if block["type"] == "tool_use" and block["input"] is None:
             if events.message["stop_reason"] != "max_tokens":
                 raise UpstreamError(f"The model called {block['name']!r} with arguments that are not a JSON object.")
-                            block["input"] = {}  # the token limit cut off the call
+            block["input"] = {}  # the token limit cut off the call
     return events.message
 
 

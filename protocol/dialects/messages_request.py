@@ -134,7 +134,7 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
     kind = fields.get("type") or "custom"
     if kind != "custom":
         raise UnsupportedFeatureError(
-            f"{param}: tools of type {str(kind)[:100]!r} run on Anthropic's servers only. Define tools by input_schema.",
+            f"{param}: tools of type {str(kind)[:100]!r} only run on Anthropic's servers. Use input_schema.",
             param=param,
         )
     for name in fields:

@@ -208,7 +208,7 @@ def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -
     named = (call for call in waiting if call["id"] == call_id or call["function"]["name"] == name)
     answered = next(named, waiting[0] if waiting else None)
     if answered is None:
-        raise invalid_value(param, "the tool result matches no earlier tool call")
+        raise invalid_value(param, "the tool result answers no call of an earlier assistant message")
     waiting.remove(answered)
     return answered["id"]
 

@@ -74,9 +74,9 @@ class _Open:
 
 class ResponseEvents:
     """Converter from chat chunks to `response` and to encoded stream events.
-    
-        Call `begin`, `read` for each chunk, then `end`, or `fail` at any time. Each returns the events to send, numbered
-        from `sequence` on.
+
+    Call `begin`, `read` for each chunk, then `end`, or `fail` at any time. Each returns the events to send, numbered
+    from `sequence` on.
     """
 
     def __init__(self, response: dict[str, Any], sequence: int = 0) -> None:

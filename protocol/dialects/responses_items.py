@@ -158,6 +158,6 @@ def _part(part: Item, param: str) -> dict[str, Any]:
         return {"type": "input_audio", "input_audio": part.get("input_audio")}
     raise UnsupportedFeatureError(
         f"{param}: parts of type {str(kind)[:100]!r} are not supported in this form. Supported: text, image URLs, file "
-                "data and audio.",
+        "data and audio.",
         param=param,
     )

@@ -45,16 +45,16 @@ class PeerUser:
 @dataclass(frozen=True, slots=True)
 class Access:
     """Access rules, checked before the rest of a request is processed."""
-    
-        # Allowed Host names without a port, in addition to loopback and the server's own address.
-        allowed_hosts: tuple[str, ...] = ()
-        # Origins of web pages that may use this server, in addition to pages served by this machine.
-        allowed_origins: tuple[str, ...] = ()
-        # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
-        api_key: str | None = field(default=None, repr=False)
-        # Paths that need no key.
-        public_paths: tuple[str, ...] = ("/health",)
-        # Advice in the error that refuses other users of this machine. Empty: all users are served.
+
+    # Allowed Host names without a port, in addition to loopback and the server's own address.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins of web pages that may use this server, in addition to pages served by this machine.
+    allowed_origins: tuple[str, ...] = ()
+    # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
+    api_key: str | None = field(default=None, repr=False)
+    # Paths that need no key.
+    public_paths: tuple[str, ...] = ("/health",)
+    # Advice in the error that refuses other users of this machine. Empty: all users are served.
     own_user: str = ""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class Access:
             if not self._may_ask(origin.lower(), hosts):
                 raise PermissionDeniedError(
                     f"Web pages of {origin[:100]!r} may not use this server: "
-                                        "to allow them, set allowed_origins (--allowed-origin)."
+                    "to allow them, set allowed_origins (--allowed-origin)."
                 )
         if scope["path"] in self.public_paths:
             return
@@ -136,18 +136,18 @@ def host_is_loopback(authority: str) -> bool:
 
 def check_keyless(host: str, advice: str) -> None:
     """Check that a server without an API key listens on loopback only, also if `host` is a name. Raises
-        ConfigurationError, which gives `advice`.
+    ConfigurationError, which gives `advice`.
     """
     if not (is_loopback(host) and _stands_for_loopback(host)):
-        raise ConfigurationError(f"--host {host} opens the port to other machines without a key: {advice}.", param="host")
+        raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
 
 
 def _stands_for_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
-            except OSError:  # unresolvable: nothing can listen on this name anyway
-                return True
-            return all(is_loopback(str(address[0])) for *_, address in addresses)
+    except OSError:  # unresolvable: nothing can listen on this name anyway
+        return True
+    return all(is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def _is_address(host: str) -> bool:
@@ -160,5 +160,5 @@ def _is_address(host: str) -> bool:
 
 def _host_of(authority: str) -> str:
     """Return the name or address in `name:port`; empty if malformed."""
-        match = _HOST.fullmatch(authority)
-        return "" if match is None else match[1] or match[2]
+    match = _HOST.fullmatch(authority)
+    return "" if match is None else match[1] or match[2]

@@ -28,7 +28,7 @@ class BodyMemory:
         if owner and self._by_owner[owner] + size > self._per_owner:
             raise RateLimitError(
                 f"The bodies of your requests in flight exceed {self._per_owner / _MIB:g} MiB in total: "
-                                "wait for responses before sending more.",
+                "wait for responses before sending more.",
                 code="body_memory_exceeded",
             )
         if self._used + size > self._total:

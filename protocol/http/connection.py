@@ -73,11 +73,11 @@ class Connection(HttpToolsProtocol):
 
     _awaits: Literal["head", "body", "answer"] = "head"
     _silent_bytes = 0  # bytes since the last complete head, piece of a body, or end of a body
-        _plain_head = b""  # head of a request that offers an upgrade, without the offer
-        _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
-        _last_read = b""
-        _parsed = 0  # parsed bytes of the last read
-        _waits_for_room = False  # whether parsing of the last read waits for a response to finish
+    _plain_head = b""  # head of a request that offers an upgrade, without the offer
+    _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
+    _last_read = b""
+    _parsed = 0  # parsed bytes of the last read
+    _waits_for_room = False  # whether parsing of the last read waits for a response to finish
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
@@ -147,8 +147,8 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol.
-        
-                After an upgrade offer the parser stops, and the body would be parsed as the next request.
+
+        After an upgrade offer the parser stops, and the body would be parsed as the next request.
         """
         self._unset_keepalive_if_required()
         while data:
@@ -262,7 +262,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
+        message = f"{msg} The head, or a chunk of the body, is not valid HTTP/1.1."
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     @property
@@ -353,7 +353,7 @@ class Connection(HttpToolsProtocol):
 
 def _end_of_heads(data: bytes, at: int, most: int) -> int:
     """Return the end of the next part of a read, at most `most` heads long. An empty line in a body may count as a
-        head."""
+    head."""
     end = min(at + _MAX_PART, len(data))
     for _ in range(most):
         if data.find(b"\r", at, end) < 0:  # fast path for most bodies

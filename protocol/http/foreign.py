@@ -40,9 +40,9 @@ _ERRORS: dict[int, type[UpdraftError]] = {
 
 def json_of(raw: bytes, *, exact: bool = False) -> Any:
     """Decode JSON from another server. Raises ValueError if it is not JSON or nested too deeply.
-    
-        Accepts a byte order mark, UTF-16, invalid UTF-8, NaN and lone surrogates. `exact` keeps lone surrogates, which
-        only `json_bytes` can encode again; files and logs cannot hold lone surrogates.
+
+    Accepts a byte order mark, UTF-16, invalid UTF-8, NaN and lone surrogates. `exact` keeps lone surrogates, which
+    only `json_bytes` can encode again; files and logs cannot hold lone surrogates.
     """
     try:
         return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
@@ -51,7 +51,7 @@ def json_of(raw: bytes, *, exact: bool = False) -> Any:
     try:
         text = raw.decode(json.detect_encoding(raw), "replace")
         value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-                return value if exact else json.loads(paired(json.dumps(value, ensure_ascii=False)))
+        return value if exact else json.loads(paired(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
 
@@ -120,14 +120,14 @@ def objects_of(value: Any) -> list[dict[str, Any]]:
 
 def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     """Convert another server's error to OpenAI's format. `otherwise` begins the message if the server sent none."""
-        try:
-            value: Any = json_of(raw)
+    try:
+        value: Any = json_of(raw)
     except ValueError:
         excerpt = _excerpt(raw)
         return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
     if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google's format
-            value = cast("list[Any]", value)[0]
-        fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        value = cast("list[Any]", value)[0]
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     error: Any = fields.get("error")
     if not isinstance(error, dict):  # older vLLM and others put the fields at the top level
         error = {name: fields[name] for name in ("type", "param", "code") if name in fields}

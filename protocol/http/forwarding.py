@@ -32,12 +32,12 @@ _MAX_NAME = 100
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     """Headers and query parameters to forward with a request."""
-    
-        # Header values by lower-case name.
-        headers: Mapping[str, str] = field(default_factory=dict[str, str])
-        # Query string without the question mark.
-        query: str = ""
-        # The caller's own API key for the cloud. None: the key in the settings.
+
+    # Header values by lower-case name.
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Query string without the question mark.
+    query: str = ""
+    # The caller's own API key for the cloud. None: the key in the settings.
     api_key: str | None = field(default=None, repr=False)
 
     @property
@@ -56,8 +56,8 @@ NOTHING = Forwarded()
 
 def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
     """Select the headers and query parameters to forward.
-    
-        Raises InvalidRequestError naming a header or parameter that can be neither forwarded nor dropped.
+
+    Raises InvalidRequestError naming a header or parameter that can be neither forwarded nor dropped.
     """
     passed: dict[str, str] = {}
     for raw, value in headers.items():

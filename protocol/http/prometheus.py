@@ -39,10 +39,10 @@ class Metric:
 @dataclass(slots=True)
 class Distribution:
     """Counts of observed values per bucket, and their sum."""
-    
-        # Upper bounds of the buckets, ascending and inclusive.
-        bounds: tuple[float, ...]
-        # Number of values per bucket; the last count is for values above all bounds.
+
+    # Upper bounds of the buckets, ascending and inclusive.
+    bounds: tuple[float, ...]
+    # Number of values per bucket; the last count is for values above all bounds.
     counts: list[int] = field(default_factory=list[int])
     sum: float = 0.0
 
@@ -74,8 +74,8 @@ class Histogram:
         from prometheus_client.core import HistogramMetricFamily
 
         samples = dict(self.samples) if self.values is None else {(): self.values}
-                family = HistogramMetricFamily(self.name, self.help, labels=[name for name, _ in next(iter(samples), ())])
-                for labels, values in samples.items():
+        family = HistogramMetricFamily(self.name, self.help, labels=[name for name, _ in next(iter(samples), ())])
+        for labels, values in samples.items():
             bounds = [*(f"{bound:.15g}" for bound in values.bounds), "+Inf"]
             buckets = list(zip(bounds, accumulate(values.counts), strict=True))
             family.add_metric([value for _, value in labels], buckets, values.sum)

@@ -52,14 +52,14 @@ def serve(  # noqa: PLR0913
     websockets: bool = False,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish requests in flight and return.
-    
-        `sock` comes from `bind_socket`, so that slow startup work can happen after binding. Requests still in flight after
-        `drain_s` seconds are ended by the app's `Traffic.at_deadline`, or else cut off.
-    
-        When ready, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file` and calls `on_ready`
-        with the URL. `announces=False` skips all three, for several processes sharing a port. `websockets` allows WebSocket
-        connections.
-        Raises PortInUseError, ConfigurationError, or the error with which `app` failed to start.
+
+    `sock` comes from `bind_socket`, so that slow startup work can happen after binding. Requests still in flight after
+    `drain_s` seconds are ended by the app's `Traffic.at_deadline`, or else cut off.
+
+    When ready, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file` and calls `on_ready`
+    with the URL. `announces=False` skips all three, for several processes sharing a port. `websockets` allows WebSocket
+    connections.
+    Raises PortInUseError, ConfigurationError, or the error with which `app` failed to start.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
@@ -85,7 +85,7 @@ def serve(  # noqa: PLR0913
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # prevents decompression bombs
-                loop="asyncio",  # never uvloop, even if another package has installed it (decision 063)
+        loop="asyncio",  # never uvloop, even if another package has installed it (decision 063)
         log_config=None,
         access_log=False,
         server_header=False,
@@ -110,8 +110,8 @@ def serve(  # noqa: PLR0913
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Bind a socket to `host:port` (port 0: any free port) without listening: clients are refused until `serve`.
-    
-        Raises PortInUseError, or ConfigurationError if the address is unusable.
+
+    Raises PortInUseError, or ConfigurationError if the address is unusable.
     """
     sock = None
     try:
@@ -133,8 +133,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 def exit_with_parent(drain_s: float = DRAIN_S) -> None:
     """Stop this process when its parent dies: send SIGTERM, and SIGKILL after the drain.
-    
-        Polls, because Linux's PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before the process.
+
+    Polls, because Linux's PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before the process.
     """
     parent = os.getppid()
 
@@ -226,6 +226,6 @@ def _port_in_use(host: str, port: int) -> PortInUseError:
     holder = listener_on(port)
     return PortInUseError(
         f"Port {port} on {host} is in use{f' by {holder}' if holder else ''}: choose another --port, or --port 0 "
-                "for any free port.",
+        "for any free port.",
         param="port",
     )

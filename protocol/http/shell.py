@@ -69,10 +69,10 @@ def create_app(
     lifespan: Callable[[Any], Any] | None = None,
 ) -> ShellApp:
     """Create an app that reports every failure as an OpenAI error and sets `x-request-id` on every response.
-    
-        Routes may raise any UpdraftError. The shell handles unknown routes, wrong methods, bodies above `max_body_bytes`
-        and unexpected exceptions (logged, but sent without a traceback). Requests refused by `access` never reach a route.
-        `max_upload_bytes`: limits by path for paths that accept larger bodies. `lifespan` is Starlette's.
+
+    Routes may raise any UpdraftError. The shell handles unknown routes, wrong methods, bodies above `max_body_bytes`
+    and unexpected exceptions (logged, but sent without a traceback). Requests refused by `access` never reach a route.
+    `max_upload_bytes`: limits by path for paths that accept larger bodies. `lifespan` is Starlette's.
     """
     access = access or Access()
     app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -116,12 +116,12 @@ class ShellApp(FastAPI):
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """Size limits of request bodies, in bytes."""
-    
-        # Limit per body.
-        usual: int
-        # Limit per body for upload paths, whose bodies are streamed and not held in memory.
-        uploads: Mapping[str, int]
-        # Limit for all bodies held in memory.
+
+    # Limit per body.
+    usual: int
+    # Limit per body for upload paths, whose bodies are streamed and not held in memory.
+    uploads: Mapping[str, int]
+    # Limit for all bodies held in memory.
     memory: BodyMemory
 
     def of(self, path: str) -> int:
@@ -130,9 +130,9 @@ class BodyLimits:
 
 class Traffic:
     """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue.
-    
-        `at_drain` is called when the drain starts. `at_deadline` is called when the drain ends, to fail the remaining
-        requests.
+
+    `at_drain` is called when the drain starts. `at_deadline` is called when the drain ends, to fail the remaining
+    requests.
     """
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ def request_id(scope: Scope) -> str:
 
 async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
     """Read the whole body, within the shorter of `BODY_S` and `most_s` seconds.
-    
-        Raises RequestTooLargeError, RequestTimeoutError, the errors of `BodyMemory.take`, and RequestCancelledError if the
-        client disconnects.
+
+    Raises RequestTooLargeError, RequestTimeoutError, the errors of `BodyMemory.take`, and RequestCancelledError if the
+    client disconnects.
     """
     pieces: list[bytes] = []
     try:
@@ -162,7 +162,7 @@ async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
                     return b"".join(pieces)
     except TimeoutError as error:
         raise RequestTimeoutError("The request body did not arrive in time: send it faster.") from error
-            raise RequestCancelledError("The client closed the connection while sending.")
+    raise RequestCancelledError("The client closed the connection while sending.")
 
 
 async def read_wire_request(request: Request) -> WireRequest:
@@ -191,8 +191,8 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes]:
 
 def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> Response:
     """Convert `response` for Starlette. A streamed body is closed when it ends or fails, or the client disconnects.
-    
-        `heartbeat_s`: seconds of silence after which a keep-alive comment is sent; 0 sends none.
+
+    `heartbeat_s`: seconds of silence after which a keep-alive comment is sent; 0 sends none.
     """
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
@@ -212,8 +212,8 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 @contextlib.contextmanager
 def while_connected(request: Request) -> Generator[None]:
     """Cancel the block when the client disconnects, and raise RequestCancelledError.
-    
-        The request body must be read before: any message in between would be discarded.
+
+    The request body must be read before: any message in between would be discarded.
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
@@ -341,9 +341,7 @@ class _Shell:
             await exchange.fail(error)
         except Exception as error:  # noqa: BLE001 - a server outlives any request
             _log.exception("%s %s failed, request %s", scope["method"], scope["path"], exchange.request_id)
-            failure = UpdraftError(
-                f"Internal server error ({type(error).__name__}). Request id: {exchange.request_id}"
-            )
+            failure = UpdraftError(f"Internal server error ({type(error).__name__}). Request id: {exchange.request_id}")
             await exchange.fail(failure)
         finally:
             self._traffic.in_flight -= 1
@@ -366,14 +364,13 @@ class _Shell:
 
 def _check_framing(scope: Scope) -> None:
     """Check the request's framing. Raises InvalidRequestError for ambiguous framing (request smuggling), for too many
-        headers, and for a compressed body (decompression bombs).
+    headers, and for a compressed body (decompression bombs).
     """
     headers = scope["headers"]
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        message = "Transfer-Encoding cannot be combined with Content-Length or HTTP/1.0."
-                raise InvalidRequestError(message, code="invalid_http")
+        raise InvalidRequestError("Transfer-Encoding excludes Content-Length and HTTP/1.0.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("The only supported Transfer-Encoding is chunked.", code="invalid_http")
     names = [name for name, _ in headers] if len(sent) < len(headers) else []
@@ -408,8 +405,8 @@ class _Exchange:
 
     async def receive(self) -> Message:
         """Receive a message. Raises RequestTooLargeError as soon as the announced or received body is too large.
-        
-                Raises the errors of `BodyMemory.take` before reading an announced body from the connection.
+
+        Raises the errors of `BodyMemory.take` before reading an announced body from the connection.
         """
         if self._announced > self._max_body_bytes:
             raise self._too_large()
@@ -444,7 +441,7 @@ class _Exchange:
 
     async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
         """Send `error`, and close the connection if `close`. If the response has started, only log: the server then
-                aborts it."""
+        aborts it."""
         if self._started:
             _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
             return

@@ -24,8 +24,8 @@ class EventTooLongError(ValueError):
 
 class EventParser:
     """Incremental parser that splits a byte stream into payloads of `data:` events (without `[DONE]`).
-    
-        Lines may end in LF, CR LF or CR. A byte order mark at the start is skipped.
+
+    Lines may end in LF, CR LF or CR. A byte order mark at the start is skipped.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class EventParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return payloads completed by `chunk`; `[DONE]` sets `done`. Raises EventTooLongError."""
-                payloads: list[bytes] = []
-                for each in self.events(chunk):
-                    data = data_of(each)
+        payloads: list[bytes] = []
+        for each in self.events(chunk):
+            data = data_of(each)
             self.done = self.done or data == b"[DONE]"
             if data and not self.done:
                 payloads.append(data)
@@ -48,7 +48,7 @@ class EventParser:
         """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
         if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and self._is_between and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # fast path for most chunks
-                    searched = max(0, len(self._buffer) - 1)  # resume the search one byte back: "\n\n" may be split between chunks
+        searched = max(0, len(self._buffer) - 1)  # searched before, except for an end split between two chunks
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
             self._at_start = False
@@ -56,14 +56,14 @@ class EventParser:
                 del self._buffer[: len(_BOM)]
                 searched = 0
         events: list[bytes] = []
-                begin = 0
+        begin = 0
         while (end := self._buffer.find(b"\n\n", max(searched, begin))) >= 0:
             events.append(bytes(self._buffer[begin:end]))
             begin = end + 2
         del self._buffer[:begin]
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
-                    return events
+        return events
 
     @property
     def rest(self) -> bytes:

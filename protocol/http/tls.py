@@ -25,10 +25,10 @@ _log = logging.getLogger("updraft.http")
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files of a server's certificate and key."""
-    
-        # Server certificate, followed by the intermediate certificates.
-        certificate: Path
-        # Private key of the certificate, without a passphrase.
+
+    # Server certificate, followed by the intermediate certificates.
+    certificate: Path
+    # Private key of the certificate, without a passphrase.
     key: Path
 
     def context(self) -> ssl.SSLContext:
@@ -37,7 +37,7 @@ class TlsFiles:
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
         except OSError as error:  # includes ssl.SSLError
-                    raise ConfigurationError(
+            raise ConfigurationError(
                 f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="tls_cert"
             ) from error
         return context
@@ -55,7 +55,7 @@ class Certificate:
         try:
             stats = [path.stat() for path in (self._files.certificate, self._files.key)]
             if (states := [(each.st_mtime_ns, each.st_ino) for each in stats]) != self._seen:
-                            self._context, self._seen, self._said = self._files.context(), states, ""
+                self._context, self._seen, self._said = self._files.context(), states, ""
         except (OSError, ConfigurationError) as error:
             if str(error) != self._said:
                 self._said = str(error)
@@ -103,7 +103,7 @@ class Handshake(asyncio.Protocol):
                 self._transport, self, self._certificate.context(), server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
         except OSError as error:  # includes ssl.SSLError
-                    _log.debug("TLS handshake failed: %s", error)
+            _log.debug("TLS handshake failed: %s", error)
         finally:
             self._limits.forget(self)
             self._connections.discard(self)
@@ -120,15 +120,15 @@ class Handshake(asyncio.Protocol):
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
     """Check that a server open to other machines uses TLS, unless `insecure`, and that the TLS files are usable.
-    
-        Raises ConfigurationError.
+
+    Raises ConfigurationError.
     """
     if tls is not None:
         tls.context()
     elif not insecure and not is_loopback(host):
         raise ConfigurationError(
             f"--host {host} would receive keys and prompts unencrypted: give --tls-cert and --tls-key, "
-                        "or --insecure if a TLS proxy or a private network protects the traffic.",
+            "or --insecure if a TLS proxy or a private network protects the traffic.",
             param="host",
         )
 

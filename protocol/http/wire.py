@@ -31,15 +31,15 @@ class WireRequest:
     method: str
     path: str
     # Header values by lower-case name.
-        headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
     # Timeout in seconds; None: no limit.
-        timeout_s: float | None = None
-        # Query string without the question mark.
-        query: str = ""
-        # Streamed body, for bodies that may not fit into memory; `body` is empty then.
-        upload: AsyncIterator[bytes] | None = None
-        # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
+    timeout_s: float | None = None
+    # Query string without the question mark.
+    query: str = ""
+    # Streamed body, for bodies that may not fit into memory; `body` is empty then.
+    upload: AsyncIterator[bytes] | None = None
+    # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
 
 
