@@ -128,7 +128,7 @@ class ChatTemplate:
         return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> Fit:
-        """Return the first form that works. Raises the error of the first form if none does."""
+        """Return the first form that works. If all fail, raises the error of the first."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None

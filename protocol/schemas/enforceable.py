@@ -60,11 +60,11 @@ class _Rewriting:
         kept: dict[str, Any] = {}
         for word, value in self._in_known_words(schema).items():
             if word == "format" and isinstance(value, str) and value not in _FORMATS:
-                self._notes.add("format is ignored where it is none of " + ", ".join(sorted(_FORMATS)))
+                self._notes.add("format is ignored unless it is one of " + ", ".join(sorted(_FORMATS)))
             elif word in _UNENFORCED and not self._strict and (word, value) not in _IMPOSSIBLE:
                 self._notes.add(f"{word} is ignored")
             elif word == "pattern" and not self._strict and isinstance(value, str) and _LOOKS_AROUND.search(value):
-                self._notes.add("pattern is ignored where it looks around, or back")
+                self._notes.add("pattern is ignored if it has lookaround or backreferences")
             elif word in _SCHEMAS_BY_NAME and isinstance(value, dict):
                 entries = cast("dict[str, Any]", value).items()
                 kept[word] = {name: self._value(entry) for name, entry in entries}

@@ -130,8 +130,8 @@ def test_bad_tokenizers(tmp_path, file) -> None:
     tokens = dict(file.values)[b"tokenizer.ggml.tokens"]
     cases = {
         b"tokenizer.ggml.tokens": [
-            (Value(ARRAY, item_kind=4, items=[b"\0\0\0\0"] * 1024), "no list of texts"),
-            (Value(STRING, text(b"a b c")), "no list of texts"),
+            (Value(ARRAY, item_kind=4, items=[b"\0\0\0\0"] * 1024), "not a list of texts"),
+            (Value(STRING, text(b"a b c")), "not a list of texts"),
             (Value(ARRAY, item_kind=STRING), "empty"),
             (Value(ARRAY, item_kind=STRING, items=tokens.items[:-1]), "1,024 items for 1,023 tokens"),
         ],
@@ -164,10 +164,10 @@ def test_scores_shorter_than_the_vocabulary(tmp_path, file) -> None:
         ({"shape": [0, 64]}, "shape"),
         ({"shape": []}, "0 dimensions"),
         ({"shape": [1] * 9}, "9 dimensions"),
-        ({"shape": [33, 64]}, "no blocks of 32"),
+        ({"shape": [33, 64]}, "not a multiple of 32"),
         ({"start": 2**64 - 32}, "starts at"),
         ({"start": 2**40}, "truncated"),
-        ({"start": 1}, "no multiple"),
+        ({"start": 1}, "not at a valid multiple"),
         ({"name": b"x" * 64}, "64 bytes"),
         ({"name": b"\xff"}, "not UTF-8"),
         ({"name": b"token_embd.weight"}, "twice"),

@@ -69,7 +69,7 @@ class Renderer:
         self._finalizer: weakref.finalize[..., Renderer] | None = None
 
     def compile(self) -> None:
-        """Start the child and compile the template. Raises ModelLoadError if invalid, EngineError if no child starts."""
+        """Start the child and compile the template. Raises ModelLoadError if invalid, EngineError if no child runs."""
         with self._turn:
             self._ready_child()
 
