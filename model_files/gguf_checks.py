@@ -88,7 +88,7 @@ def _heads(header: GgufHeader) -> Iterator[str]:
         if _is_integer(rotated) and rotated > width // heads:
             yield f"its rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
     if _is_integer(heads) and _is_integer(groups) and groups and heads % groups:
-        yield f"its {heads} heads cannot share {groups} of keys and values"
+        yield f"its {heads} heads are not divisible by its {groups} key/value heads"
     experts, used = (header.hyperparameter(name) or 0 for name in ("expert_count", "expert_used_count"))
     if _is_integer(experts) and _is_integer(used) and (used > experts or (experts and not used)):
         yield f"it uses {used} of {experts} experts"

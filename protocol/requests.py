@@ -318,7 +318,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     _check_template_options(request.chat_template_kwargs or {})
     if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
-            "tools and a format for the answer exclude each other here: leave one out, or set tool_choice to none.",
+            "tools and a format for the answer cannot be combined: leave one out, or set tool_choice to none.",
             param="tools",
         )
     for field, neutral in _NEUTRAL.items():
@@ -425,12 +425,12 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     """Refuse to stream results that are only known at the end, and refuse options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
-        ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),
+        ("best_of", request.num_candidates < request.num_answers, "must be at least n"),
         ("best_of", chosen and request.stream, "answers are chosen at the end: leave out stream or best_of"),
         ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
         ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "not available with stream=true"),
         ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
-        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "it must be between -10 and 10"),
+        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "must be between -10 and 10"),
     ]
     for param, wrong, why in faults:
         if wrong:

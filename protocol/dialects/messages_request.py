@@ -19,7 +19,7 @@ from .messages_blocks import Block, messages_of
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
 _TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # tokens of thinking
+_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # thinking budgets, in tokens
 
 
 class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):

@@ -213,7 +213,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 def while_connected(request: Request) -> Generator[None]:
     """Cancel the block when the client disconnects, and raise RequestCancelledError.
 
-    The request body must be read before: any message in between would be discarded.
+    Read the request body first, because further messages from the client are discarded.
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
@@ -443,7 +443,7 @@ class _Exchange:
         """Send `error`, and close the connection if `close`. If the response has started, only log: the server then
         aborts it."""
         if self._started:
-            _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
+            _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
         response = error_response(error, self._path)
         closes = close or isinstance(error, RequestTooLargeError)

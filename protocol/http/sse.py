@@ -84,9 +84,9 @@ class EventParser:
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
 
 
-def data_of(found: bytes) -> bytes:
+def data_of(raw: bytes) -> bytes:
     """Return the payload of an event; empty if the event has no `data:` line."""
-    return b"\n".join(line[5:].removeprefix(b" ") for line in found.split(b"\n") if line.startswith(b"data:"))
+    return b"\n".join(line[5:].removeprefix(b" ") for line in raw.split(b"\n") if line.startswith(b"data:"))
 
 
 async def parse(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

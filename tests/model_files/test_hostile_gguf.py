@@ -74,7 +74,7 @@ def test_the_corpus_starts_from_a_sound_file(tmp_path, file) -> None:
         ("embedding_length", number(65), "embedding_length of 65 is not divisible"),
         ("attention.head_count", number(0), "head_count is 0"),
         ("attention.head_count", Value(ARRAY, item_kind=4, items=[b"\2\0\0\0"] * 5), "5 values for 2 layers"),
-        ("attention.head_count_kv", number(3), "cannot share"),
+        ("attention.head_count_kv", number(3), "not divisible"),
         ("rope.dimension_count", number(64), "more than the 32 values of a head"),
         ("rope.freq_base", Value(6, struct.pack("<f", float("nan"))), "freq_base is nan"),
         ("attention.layer_norm_rms_epsilon", Value(6, struct.pack("<f", -1.0)), "epsilon is -1.0"),

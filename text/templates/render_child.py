@@ -62,7 +62,7 @@ def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
         raise
     except jinja2.TemplateError as error:
         return asdict(Rendered(failure="refused", why=str(error)[:_MAX_OF_AN_ERROR]))
-    except Exception as error:  # noqa: BLE001 - a program may raise what it likes
+    except Exception as error:  # noqa: BLE001 - a template may raise any exception
         return asdict(Rendered(failure="failed", why=repr(error)[:_MAX_OF_AN_ERROR]))
 
 
@@ -114,7 +114,7 @@ def _environment() -> jinja2.Environment:
 class _GenerationTag(jinja2.ext.Extension):
     """Tag `{% generation %}...{% endgeneration %}`, which marks assistant text for training and is ignored here."""
 
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it this way
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -122,9 +122,7 @@ def test_a_template_that_reads_one_message_refuses_two() -> None:
     template = templates()["the last message"]
     assert template.render([Message("user", "Hi")]) == "Hi"
     assert template.render([Message("system", "Be brief."), Message("user", "Hi")]) == "Be brief.\n\nHi"
-    with pytest.raises(
-        InvalidRequestError, match=r"drops the text of messages\[0\]: .* --chat-template"
-    ) as caught:
+    with pytest.raises(InvalidRequestError, match=r"drops the text of messages\[0\]: .* --chat-template") as caught:
         template.render([Message("user", "Hi"), Message("assistant", "Yes?"), Message("user", "Bye")])
     assert (caught.value.param, caught.value.code) == ("messages[0]", "unsupported_message")
 
