@@ -1,7 +1,6 @@
 """Anthropic's Messages requests: decoding, checks, and translation to chat requests.
 
-Fields without an equivalent in chat requests are refused by name. Hints that cannot change the answer, such as
-`cache_control`, are accepted and ignored.
+Fields without an equivalent in chat requests are refused by name; hints such as `cache_control` are ignored.
 """
 
 from __future__ import annotations

@@ -352,8 +352,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _end_of_heads(data: bytes, at: int, most: int) -> int:
-    """Return the end of the next part of a read, at most `most` heads long. An empty line in a body may count as a
-    head."""
+    """Return the end of the next part to parse, with at most `most` heads. Empty lines in a body may count as heads."""
     end = min(at + _MAX_PART, len(data))
     for _ in range(most):
         if data.find(b"\r", at, end) < 0:  # fast path for most bodies

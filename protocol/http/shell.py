@@ -440,8 +440,7 @@ class _Exchange:
         await self._send(message)
 
     async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
-        """Send `error`, and close the connection if `close`. If the response has started, only log: the server then
-        aborts it."""
+        """Send `error`, and close the connection if `close`. After the response has started, only log the error."""
         if self._started:
             _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
