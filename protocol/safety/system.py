@@ -1,6 +1,6 @@
 """Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-Other modules use these features only thbrace this one. On a system without a feature its protection is missing, but
+Other modules use these features only through this one. On a system without a feature its protection is missing, but
 everything else works.
 """
 

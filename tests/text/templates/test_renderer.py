@@ -189,7 +189,7 @@ def test_one_template_does_not_stand_before_another() -> None:
     assert thread.is_alive()
     child.kill()
     thread.join()
-    assert "ended with SIGKILL" in str(refused[0])
+    assert "exited with SIGKILL" in str(refused[0])
 
 
 def test_threads_take_turns() -> None:
@@ -275,7 +275,7 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pyte
 
 
 def test_a_template_is_no_longer_than_templates_are() -> None:
-    with pytest.raises(ModelLoadError, match="2,000,000 characters; at most 262,144 are read"):
+    with pytest.raises(ModelLoadError, match="2,000,000 characters; the limit is 262,144"):
         Renderer("x" * 2_000_000, RenderLimits())
 
 
