@@ -1,4 +1,4 @@
-"""Model files before anybody loads them: their GGUF headers, and the names they have on a model hub.
+"""Model files on disk and on model hubs: GGUF headers, identity, default sampling, downloads.
 
-A room of its own because the device and the node read the same files and may not import each other.
+A separate package, because the local engine and the node both need it and may not import each other.
 """

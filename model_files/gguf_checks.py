@@ -1,4 +1,4 @@
-"""Values that no model has. llama.cpp divides by some of these numbers and indexes with others, unchecked."""
+"""Checks for impossible header values, which llama.cpp uses as divisors and indices without checking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
-# Hyperparameter -> least and most. llama.cpp has room for 512 layers and 512 experts; the rest is far beyond any model.
+# Hyperparameter -> minimum and maximum. 512 layers and 512 experts are llama.cpp's limits; others exceed any model.
 _RANGES = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),
@@ -32,19 +32,19 @@ _POSITIVE = (
     "rope.freq_base",
     "rope.scaling.factor",
 )
-# Arrays with one item per token: the types that their items may have.
+# Arrays with one item per token, and the allowed item types.
 _PER_TOKEN = {"tokenizer.ggml.scores": frozenset({_FLOAT}), "tokenizer.ggml.token_type": _INTEGERS}
 _OF_TEXT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.added_tokens")
 
 
 def invalid_value(header: GgufHeader) -> str:
-    """The first impossible value of a well-formed header, as the end of a sentence; empty if there is none."""
+    """Return the first impossible value in the header, worded as the end of a sentence; empty if all are valid."""
     checks = (_out_of_range, _temperature, _heads, _vocabulary, _embedding)
-    return next((found for check in checks for found in check(header)), "")
+    return next((fault for check in checks for fault in check(header)), "")
 
 
 def missing_part(header: GgufHeader) -> str:
-    """The part that a sound file lacks to be a model by itself, as the end of a sentence; empty if it lacks none."""
+    """Return what a valid file lacks to be a model, worded as the end of a sentence; empty if it is a model."""
     if header.metadata.get("general.type") == "adapter":
         return "it is an adapter"
     if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:
@@ -55,13 +55,13 @@ def missing_part(header: GgufHeader) -> str:
 def _out_of_range(header: GgufHeader) -> Iterator[str]:
     layers = header.hyperparameter("block_count")
     for name, (least, most) in _RANGES.items():
-        found = header.hyperparameter(name)
-        per_layer = _items(found)
+        given = header.hyperparameter(name)
+        per_layer = _items(given)
         if per_layer is not None and name != "block_count" and len(per_layer) != layers:
             yield f"its {name} has {len(per_layer)} values for {layers} layers"
-        for value in (found,) if per_layer is None else per_layer:
+        for value in (given,) if per_layer is None else per_layer:
             if value is not None and not (_is_integer(value) and least <= value <= most):
-                yield f"its {name} is {_shown(value)}; {least:,} to {most:,} is possible"
+                yield f"its {name} is {_shown(value)}; it must be {least:,} to {most:,}"
     for name in _POSITIVE:
         value = header.hyperparameter(name)
         if value is not None and not (isinstance(value, float) and math.isfinite(value) and value > 0):
@@ -69,14 +69,14 @@ def _out_of_range(header: GgufHeader) -> Iterator[str]:
 
 
 def _temperature(header: GgufHeader) -> Iterator[str]:
-    """The default that a model brings along."""
+    """Check the model's default temperature."""
     value = header.metadata.get("general.sampling.temp", 0.0)
     if not (_is_number(value) and math.isfinite(value) and value >= 0):
         yield f"its general.sampling.temp is {_shown(value)}"
 
 
 def _heads(header: GgufHeader) -> Iterator[str]:
-    """Attention heads: llama.cpp divides by them, and the width by their number where their own is not given."""
+    """Check the numbers of attention heads and experts, some of which llama.cpp uses as divisors."""
     heads, groups = header.hyperparameter("attention.head_count"), header.hyperparameter("attention.head_count_kv")
     if heads == 0 and any(".attn_q" in tensor.name for tensor in header.tensors):
         yield "it has attention but its attention.head_count is 0"
@@ -88,20 +88,20 @@ def _heads(header: GgufHeader) -> Iterator[str]:
         if _is_integer(rotated) and rotated > width // heads:
             yield f"its rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
     if _is_integer(heads) and _is_integer(groups) and groups and heads % groups:
-        yield f"its {heads} heads cannot share {groups} of keys and values"
+        yield f"its {heads} heads are not divisible by its {groups} key/value heads"
     experts, used = (header.hyperparameter(name) or 0 for name in ("expert_count", "expert_used_count"))
     if _is_integer(experts) and _is_integer(used) and (used > experts or (experts and not used)):
         yield f"it uses {used} of {experts} experts"
 
 
 def _vocabulary(header: GgufHeader) -> Iterator[str]:
-    """llama.cpp reads one score and one type per token, however many there are; without tokens it aborts later."""
+    """Check the vocabulary. llama.cpp reads one score and one type per token without checking the array lengths."""
     if header.metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
         yield "it has no vocabulary"
     for name in _OF_TEXT:
         array = header.arrays.get(name)
         if name in header.metadata or (array is not None and array.kind != _STRING):
-            yield f"its {name} is no list of texts"
+            yield f"its {name} is not a list of texts"
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     if tokens is None:
         return
@@ -110,13 +110,13 @@ def _vocabulary(header: GgufHeader) -> Iterator[str]:
     for name, kinds in _PER_TOKEN.items():
         array = header.arrays.get(name)
         if name in header.metadata or (array is not None and array.kind not in kinds):
-            yield f"its {name} is of the wrong type"
+            yield f"its {name} has the wrong type"
         elif array is not None and array.length != tokens.length:
             yield f"its {name} has {array.length:,} items for {tokens.length:,} tokens"
 
 
 def _embedding(header: GgufHeader) -> Iterator[str]:
-    """The table of embeddings has a row of the model's width for each token."""
+    """Check that the embedding table has one row of the model's width per token."""
     table = next((tensor for tensor in header.tensors if tensor.name == "token_embd.weight"), None)
     tokens, width = header.arrays.get("tokenizer.ggml.tokens"), header.hyperparameter("embedding_length")
     if table is None or tokens is None or not _is_integer(width):
@@ -126,7 +126,7 @@ def _embedding(header: GgufHeader) -> Iterator[str]:
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:
-    """The numbers of an array, one per layer; None for what is no array."""
+    """Return the per-layer values of an array; None for a scalar."""
     return (value.items or ()) if isinstance(value, GgufArray) else None
 
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, as plain data."""
+"""Data types for the header of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """An entry of the tensor table."""
+    """Entry of the tensor table."""
 
     name: str
-    shape: tuple[int, ...]  # values per dimension, the fastest first
-    kind: int  # ggml's number of the data type
-    start: int  # bytes after the start of all tensor data
-    size: int  # bytes; 0 for a kind that is not known here
+    shape: tuple[int, ...]  # values per dimension, fastest-varying first
+    kind: int  # ggml's id of the data type
+    start: int  # offset from the start of the tensor data, in bytes
+    size: int  # size in bytes; 0 for an unknown data type
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """A metadata value with many items."""
+    """Array in the metadata."""
 
-    kind: int  # the format's number of the type of its items
+    kind: int  # GGUF's id of the item type
     length: int
-    items: tuple[Any, ...] | None  # None where they are text or many
-    start: int = 0  # byte of the file where the items begin
+    items: tuple[Any, ...] | None  # None for texts and for long arrays
+    start: int = 0  # offset of the items in the file, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A checked header."""
+    """Checked header."""
 
-    metadata: dict[str, Any]  # every scalar and text
+    metadata: dict[str, Any]  # all scalars and texts
     arrays: dict[str, GgufArray]
     tensors: tuple[GgufTensor, ...]
-    data_start: int  # byte of the file where the tensor data begin
-    data_end: int  # bytes the file must have
+    data_start: int  # offset of the tensor data in the file, in bytes
+    data_end: int  # minimum size of the file, in bytes
 
     @property
     def architecture(self) -> str:
@@ -51,7 +51,7 @@ class GgufHeader:
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     def hyperparameter(self, name: str) -> Any:
-        """A value under the architecture's own prefix, such as `block_count`; None if the file has none.
+        """Return a value with the architecture's prefix, such as `block_count`; None if missing.
 
         A value that differs between layers is a `GgufArray`.
         """

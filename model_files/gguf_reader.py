@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file. Damaged and hostile files are refused before llama.cpp, which may abort, sees them.
+"""Reader for headers of GGUF files, which refuses corrupt and hostile files before they reach llama.cpp and abort it.
 
-The `gguf` package's own reader checks little, and takes 6 s and 500 MB for a vocabulary of 150,000 tokens. This one
-takes 0.02 s, and reads at most 64 MiB whatever a header claims.
+The reader of the `gguf` package checks little, and takes 6 s and 500 MB for a vocabulary of 150,000 tokens. This
+reader takes 0.02 s, and reads at most 64 MiB regardless of the sizes in the header.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, version 2 or 3).
 """
 
@@ -23,7 +23,7 @@ from .gguf_header import GgufArray, GgufHeader, GgufTensor
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# ggml type -> (values per block, bytes per block); a type that is missing here is only checked for its start
+# ggml type -> (values per block, bytes per block); for other types only the start is checked
 _BLOCKS = {
     **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40)},
     **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
@@ -31,18 +31,17 @@ _BLOCKS = {
     **{23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2)},
     **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18)},
 }
-_REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types llama.cpp once had; it aborts on some of them
-_MAX_HEADER = 2**26  # bytes; a vocabulary of 260,000 tokens with its merges takes about 20 MB
-_MAX_ENTRIES = 2**16  # metadata values, and tensors; models of 100 layers with experts have some 3,000
-_MAX_KEPT = 4096  # numbers of an array that are kept: one per layer, or one per token type
-_MAX_NAME, _MAX_KEY = 63, 65535  # bytes, in llama.cpp and in the format
+_REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types removed from llama.cpp, which aborts on some of them
+_MAX_HEADER = 2**26  # bytes; a vocabulary of 260,000 tokens with merges takes about 20 MB
+_MAX_ENTRIES = 2**16  # limit for metadata values and for tensors; models of 100 layers with experts have about 3,000
+_MAX_KEPT = 4096  # maximum length of arrays whose items are kept, such as one value per layer
+_MAX_NAME, _MAX_KEY = 63, 65535  # bytes: limits of llama.cpp and of the format
 
 
 def read_header(path: Path) -> GgufHeader:
     """Read and check the header of a model file.
 
-    Raises ModelLoadError, saying what to do, for a file that is missing, not GGUF, truncated, inconsistent, absurd or
-    without weights.
+    Raises ModelLoadError if the file is missing, not GGUF, truncated, inconsistent, out of range or without weights.
     """
     with _mapped(path) as data:
         header = _parse(_Reader(data))
@@ -54,36 +53,36 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def read_model_header(path: Path) -> GgufHeader:
-    """The header of a file that is to write answers.
+    """Read and check the header of a complete language model.
 
-    Raises ModelLoadError for what `read_header` refuses, and for what belongs beside a model: adapters, image encoders.
+    Raises the errors of `read_header`, and ModelLoadError for auxiliary files such as adapters and image encoders.
     """
     header = read_header(path)
     if lack := missing_part(header):
-        raise ModelLoadError(f"The model file {path} cannot be used: {lack}. Name the model that it is for.")
+        raise ModelLoadError(f"The model file {path} cannot be used: {lack}. Use the model that it belongs to.")
     return header
 
 
 def read_texts(path: Path, array: GgufArray) -> list[str]:
-    """The items of a text array of this file, such as the tokens. Raises ModelLoadError."""
+    """Read the items of a text array, such as the tokens. Raises ModelLoadError."""
     with _mapped(path) as data:
         reader = _Reader(data, array.start)
         return [reader.string() for _ in range(array.length)]
 
 
 def read_short_texts(path: Path, array: GgufArray, longest: int) -> set[bytes]:
-    """The items of at most `longest` bytes of a text array, such as byte tokens. Raises ModelLoadError."""
+    """Read the items of a text array with at most `longest` bytes, such as byte tokens. Raises ModelLoadError."""
     with _mapped(path) as data:
         return _Reader(data, array.start).skip_strings(array.length, longest)
 
 
 class _UnusableError(Exception):
-    """A header that cannot be used; `_mapped` makes a ModelLoadError of it."""
+    """Unusable header; `_mapped` converts it to a ModelLoadError."""
 
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of the file; what is wrong with them, or with the file, becomes a ModelLoadError."""
+    """Map the file into memory, and convert errors to ModelLoadError."""
     try:
         size = path.stat().st_size
         if path.is_dir() or size < 24:
@@ -99,7 +98,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 class _Reader:
-    """A cursor over the mapped header; reading past its end raises _UnusableError."""
+    """Cursor over the mapped header; reading past the end raises _UnusableError."""
 
     def __init__(self, data: mmap.mmap, position: int = 0) -> None:
         self._data = data
@@ -127,13 +126,13 @@ class _Reader:
             raise _UnusableError("its header is garbled (text that is not UTF-8)") from error
 
     def count(self, what: str) -> int:
-        found = self.scalar("Q")
-        if found > _MAX_ENTRIES:
-            raise _UnusableError(f"it claims {found:,} {what}, more than any model has")
-        return found
+        number = self.scalar("Q")
+        if number > _MAX_ENTRIES:
+            raise _UnusableError(f"it claims {number:,} {what}, more than any model has")
+        return number
 
     def value(self) -> Any:
-        """One metadata value, which begins with its type."""
+        """Read a metadata value, which begins with its type."""
         kind = self.scalar("I")
         if kind == _STRING:
             return self.string()
@@ -157,7 +156,7 @@ class _Reader:
         return GgufArray(kind, count, kept, start)
 
     def skip_strings(self, count: int, longest: int = -1) -> set[bytes]:
-        """Return the strings of at most `longest` bytes. One loop reads all: vocabularies hold 100,000s of strings."""
+        """Skip strings, and return those of at most `longest` bytes. One tight loop, as vocabularies are large."""
         self.skip(0 if count * 8 <= self._end - self.position else self._end)
         read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.position, self._end - 8
         short: set[bytes] = set()
@@ -176,14 +175,14 @@ class _Reader:
 def _parse(reader: _Reader) -> GgufHeader:
     magic = struct.pack("<I", reader.scalar("I"))
     if magic != _MAGIC:
-        raise _UnusableError(f"it starts with {magic!r}, not with {_MAGIC!r}, so it is no GGUF file")
+        raise _UnusableError(f"it starts with {magic!r}, not with {_MAGIC!r}, so it is not a GGUF file")
     version = reader.scalar("I")
     if version not in (2, 3):
         raise _UnusableError(f"its GGUF version is {version}; 2 and 3 are supported")
     tensor_count, value_count = reader.count("tensors"), reader.count("metadata values")
     metadata, arrays = _metadata(reader, value_count)
     if not isinstance(metadata.get("general.architecture"), str):
-        raise _UnusableError("it does not say which architecture it is for")
+        raise _UnusableError("it does not name its architecture")
     if tensor_count == 0:
         raise _UnusableError("it holds a vocabulary but no weights")
     alignment = metadata.get("general.alignment", 32)
@@ -226,9 +225,9 @@ def _tensor(reader: _Reader, alignment: int) -> GgufTensor:
         raise _UnusableError(f"its tensor {name!r} is of type {kind}, which llama.cpp no longer reads")
     values, block = _BLOCKS.get(kind, (1, 0))
     if shape[0] % values:
-        raise _UnusableError(f"its tensor {name!r} has rows of {shape[0]} values, which are no blocks of {values}")
+        raise _UnusableError(f"its tensor {name!r} has rows of {shape[0]} values, not a multiple of {values}")
     if start % alignment or start >= 2**62:
-        raise _UnusableError(f"its tensor {name!r} starts at {start:,}, which is no multiple of {alignment}")
+        raise _UnusableError(f"its tensor {name!r} starts at {start:,}, not at a valid multiple of {alignment}")
     return GgufTensor(name, shape, kind, start, math.prod(shape) // values * block)
 
 

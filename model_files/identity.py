@@ -1,4 +1,4 @@
-"""The identity of weights and chat template that write the local answers. A calibration holds for these alone."""
+"""Identity of a local model (weights and chat template), since a calibration is valid only for the same model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from .gguf_header import GgufHeader
 
-_SAMPLE = 4096  # bytes of each tensor: other weights of the same shapes differ there, and a start reads no gigabytes
-# How llama.cpp names a quantised file (`general.file_type`), and a single tensor.
+_SAMPLE = 4096  # bytes hashed per tensor: enough to tell weights apart without reading gigabytes at startup
+# llama.cpp's names of quantizations: of a file (`general.file_type`), and below of a single tensor.
 _FILES = (
     dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
     | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7))
@@ -28,26 +28,26 @@ _TENSORS = (
 )
 
 
-SERVED = "served by "  # how the quantisation begins of what a server says of its model
+SERVED = "served by "  # prefix of `quantization` for a model served by another server
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """A local model as far as its answers depend on it."""
+    """Properties of a local model that determine its answers."""
 
-    # Such as Q4_K_M.
+    # Quantization, such as Q4_K_M.
     quantization: str
-    # SHA-256 of the tensor table with the first bytes of each tensor.
+    # SHA-256 of the tensor table and the first bytes of each tensor.
     weights: str
     # SHA-256 of the chat template in use.
     template: str
-    # SHA-256 of the whole file, where it was read.
+    # SHA-256 of the whole file; empty if the file was not read completely.
     sha256: str = ""
-    # Package and version that ran it.
+    # Package and version of the engine that ran the model.
     engine: str = ""
 
     def difference(self, other: ModelIdentity) -> tuple[str, str] | None:
-        """The first thing that differs, as each of them has it. None where answers are the same."""
+        """Return the first difference as a pair of descriptions; None if the answers are the same."""
         if self.quantization != other.quantization:
             return self.quantization, other.quantization
         if self.weights != other.weights:
@@ -58,7 +58,7 @@ class ModelIdentity:
 
 
 def quantization_of(header: GgufHeader) -> str:
-    """The name in the file; of one that has none, the type of most of its weights."""
+    """Return the quantization named in the file, else the data type of most weights."""
     if (name := _FILES.get(header.metadata.get("general.file_type", -1))) is not None:
         return name
     weights = Counter[int]()
@@ -69,22 +69,22 @@ def quantization_of(header: GgufHeader) -> str:
 
 
 def weights_of(path: Path, header: GgufHeader) -> str:
-    """SHA-256 of the tensor table and a sample of each tensor. Raises OSError."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of the tensor table and a sample of each tensor. Raises OSError."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        for tensor in sorted(header.tensors, key=lambda each: each.name):  # writers order them as they like
-            found.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
+        for tensor in sorted(header.tensors, key=lambda each: each.name):  # the order in files is arbitrary
+            digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
             file.seek(header.data_start + tensor.start)
-            found.update(file.read(min(_SAMPLE, tensor.size or _SAMPLE)))
-    return found.hexdigest()
+            digest.update(file.read(min(_SAMPLE, tensor.size or _SAMPLE)))
+    return digest.hexdigest()
 
 
 def digest_of(templates: Mapping[str, str]) -> str:
-    """SHA-256 of chat templates by their names."""
+    """Return the SHA-256 of chat templates, given by name."""
     return hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sorted(templates.items())).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """Of the whole file. Raises OSError."""
+    """Return the SHA-256 of the whole file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""The sampling that a model's authors want, as its files say: `general.sampling.*` or `generation_config.json`.
+"""Default sampling values in a model's files: `general.sampling.*` in GGUF, or `generation_config.json`.
 
-What a file does not say is llama.cpp's habit (`SamplingDefaults`).
+Missing values take llama.cpp's defaults (`SamplingDefaults`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _GGUF_KEYS = {
 
 
 def gguf_sampling(metadata: Mapping[str, Any], where: str) -> SamplingDefaults:
-    """The defaults in a GGUF file's metadata. Raises ModelLoadError for values that cannot be used."""
+    """Read the defaults in a GGUF file's metadata. Raises ModelLoadError for invalid values."""
     return _checked({ours: metadata.get(theirs) for ours, theirs in _GGUF_KEYS.items()}, where)
 
 
 def folder_sampling(folder: Path) -> SamplingDefaults:
-    """The defaults in `generation_config.json`: `"do_sample": false` is greedy. Raises ModelLoadError."""
+    """Read the defaults in `generation_config.json`; `"do_sample": false` means greedy. Raises ModelLoadError."""
     path = folder / "generation_config.json"
     try:
         raw: object = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
@@ -42,14 +42,14 @@ def folder_sampling(folder: Path) -> SamplingDefaults:
     return _checked({name: values.get(name) for name in SamplingDefaults.__dataclass_fields__}, str(path))
 
 
-def _checked(found: Mapping[str, Any], where: str) -> SamplingDefaults:
-    values = {name: value for name, value in found.items() if value is not None}
+def _checked(given: Mapping[str, Any], where: str) -> SamplingDefaults:
+    values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and (name == "top_k" or not isinstance(value, float)):
             kind = "a whole number" if name == "top_k" else "a number"
             raise ModelLoadError(f"{where}: {name} must be {kind}, got {value!r}.")
-    if values.get("top_k", 0) < 0:  # off, as Hugging Face and llama.cpp read it
+    if values.get("top_k", 0) < 0:  # means off in Hugging Face and llama.cpp
         values["top_k"] = 0
     try:
         SamplingParams(**values)

@@ -1,1 +1,1 @@
-"""Floor 1: the OpenAI wire and what every other floor shares. Imports nothing of ours."""
+"""Layer 1: the OpenAI wire format and the code that every other layer shares. Imports no other package of Updraft."""

@@ -1,4 +1,4 @@
-"""The reading of request bodies: null is an absent field, 8.0 an integer, and what is unknown is refused by name."""
+"""Decoder of JSON request bodies: null means absent, 8.0 counts as an integer, and unknown fields are errors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .errors import (
     WrongTypeError,
 )
 
-#: Fields of OpenAI's that no server of ours implements. Errors name them; what else is unknown is a stranger's text.
+#: OpenAI fields that Updraft does not implement. Logs may name these fields; other unknown names are the caller's text.
 UNSUPPORTED = frozenset(
     ("audio", "context_management", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
-_OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
-MAX_ENTRIES = 200_000  # objects, lists and fields of one request: each takes longer to read than text does
-_MARKS = (b"{", b"[", b":")  # one for each entry
+_OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
+MAX_ENTRIES = 200_000  # objects, lists and fields per request: each takes longer to parse than plain text
+_MARKS = (b"{", b"[", b":")  # one per entry
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MAX_NESTED = 8  # tool calls of messages, and no deeper
-_MAX_NAME = 100  # characters of a field's name that an error repeats
-_MAX_WORDS = 500  # characters of what msgspec says
-#: Raised by msgspec for bytes that are no JSON, or are deeper than it reads.
+_MAX_NESTED = 8  # depth at which tool calls of messages sit; deeper values keep their nulls
+_MAX_NAME = 100  # characters of a field's name quoted in an error
+_MAX_WORDS = 500  # characters of a msgspec message quoted in an error
+#: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequestError."""
+    """Decode a JSON object. Raises InvalidRequestError."""
     check_entries(body)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
@@ -50,27 +50,27 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def check_entries(body: bytes) -> None:
-    """Raises RequestTooLargeError for JSON of more entries or texts than anybody sends."""
+    """Check the number of entries and strings before parsing. Raises RequestTooLargeError above the limit."""
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
-    quotes = body.count(b'"') - body.count(b'\\"')  # those in texts left out, or nearly so
-    found = sum(map(body.count, _MARKS))  # those in texts too
-    if quotes > 4 * MAX_ENTRIES or (found > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
+    quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
+    marks = sum(map(body.count, _MARKS))  # including marks inside strings
+    if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
-            f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or twice as many texts: "
-            "send fewer."
+            f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "
+            f"{2 * MAX_ENTRIES} strings: send fewer."
         )
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """JSON as a struct. Raises as `convert` does, and for what is no JSON object."""
+    """Decode JSON into a struct. Raises the errors of `convert`; InvalidRequestError if the body is not an object."""
     return convert(read_object(body), kind)
 
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
-    """A decoded object as a struct.
+    """Convert a decoded object to a struct.
 
-    Raises InvalidRequestError naming the field that does not fit, UnsupportedFeatureError for one that is unknown.
+    Raises InvalidRequestError naming the field at fault; UnsupportedFeatureError for a field not implemented.
     """
     present = _present(fields, 0)
     for name in _integers(kind):
@@ -83,7 +83,7 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def read_kept(path: Path, kind: type[R]) -> R | None:
-    """What a file of ours holds; None where it is not there or cannot be understood."""
+    """Decode a JSON state file of Updraft's; None if the file is missing, unreadable or malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
@@ -91,13 +91,13 @@ def read_kept(path: Path, kind: type[R]) -> R | None:
 
 
 def prepare_types(*kinds: Any) -> None:
-    """Build what msgspec decodes, where it is defined: threads that build one type together crash the process."""
+    """Build msgspec's type information at import: two threads building the same type at once crash the process."""
     for kind in kinds:
         msgspec.json.Decoder(kind)
 
 
 def refusal(message: str) -> InvalidRequestError:
-    """msgspec's message, as an error of ours."""
+    """Convert msgspec's message to an InvalidRequestError."""
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")
     if unknown:
@@ -116,7 +116,7 @@ def unsupported(param: str) -> UnsupportedFeatureError:
 
 
 def integral(value: Any) -> Any:
-    """8 for 8.0, also in lists; anything else as it is."""
+    """Convert whole floats to integers (8.0 to 8), also in lists; return other values unchanged."""
     if isinstance(value, list):
         items = cast("list[Any]", value)
         return items if {float, list}.isdisjoint(map(type, items)) else [integral(item) for item in items]
@@ -124,7 +124,7 @@ def integral(value: Any) -> Any:
 
 
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """The fields that are not null, in objects within the object too."""
+    """Drop null fields, also in nested objects."""
     return {
         name: value if _is_opaque(name, depth) or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
         for name, value in fields.items()
@@ -141,7 +141,7 @@ def _without_nulls(value: Any, depth: int) -> object:
         return _present(cast("dict[str, Any]", value), depth)
     if isinstance(value, list) and depth <= _MAX_NESTED:
         items = cast("list[Any]", value)
-        if {dict, list}.isdisjoint(map(type, items)):  # token ids, by the million
+        if {dict, list}.isdisjoint(map(type, items)):  # no copy: a list may hold millions of token ids
             return items
         return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
     return cast("object", value)
@@ -149,7 +149,7 @@ def _without_nulls(value: Any, depth: int) -> object:
 
 @cache
 def _integers(kind: type) -> tuple[str, ...]:
-    """The fields of a struct that take integers and no other numbers."""
+    """Return the names of fields that accept integers but not floats."""
     kinds = {name: _types_in(hint) for name, hint in get_type_hints(kind).items()}
     return tuple(name for name, types in kinds.items() if int in types and float not in types)
 
@@ -160,9 +160,9 @@ def _types_in(hint: Any) -> set[Any]:
 
 
 def _param_of(message: str) -> str | None:
-    """The field a msgspec message is about: from ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
+    """Extract the field from a msgspec message: ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
     for opening in ("at `$.", "field `"):
-        _, found, rest = message.partition(opening)
-        if found:
+        _, separator, rest = message.partition(opening)
+        if separator:
             return rest.partition("`")[0][:_MAX_NAME]
     return None

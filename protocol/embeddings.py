@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings` on the wire: OpenAI's request and response."""
+"""OpenAI's request and response types for `POST /v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`dimensions` is refused: cutting a vector short is for models that were trained for it."""
+    """Request body. `dimensions` is refused: only some models are trained to have their vectors shortened."""
 
     model: str
     input: WirePrompts
@@ -28,7 +28,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def inputs(self) -> list[Prompt]:
-        """Raises InvalidRequestError."""
+        """Texts or token lists to embed. Raises InvalidRequestError if the input is malformed."""
         return prompts_of(self.input, "input", at_most=MAX_INPUTS)
 
 
@@ -36,7 +36,7 @@ prepare_types(EmbeddingRequest)
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """`embedding`: numbers, or in base64 their little-endian float32 bytes."""
+    """One vector. `embedding` is a list of numbers, or base64 of little-endian float32 values."""
 
     index: int
     embedding: list[float] | str
@@ -56,22 +56,22 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 def parse_embedding(body: bytes) -> EmbeddingRequest:
-    """Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Decode and check a request body. Raises InvalidRequestError or UnsupportedFeatureError."""
     return read_embedding(read_object(body))
 
 
 def read_embedding(fields: Mapping[str, Any]) -> EmbeddingRequest:
-    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, EmbeddingRequest)
     if request.dimensions is not None:
         raise UnsupportedFeatureError(
-            "dimensions is not supported by this server: its vectors have one size. Leave it out.", param="dimensions"
+            "dimensions is not supported: vectors have the model's own size. Leave dimensions out.", param="dimensions"
         )
     return request
 
 
 def embedding_list(request: EmbeddingRequest, vectors: Sequence[Sequence[float]], num_tokens: int) -> EmbeddingList:
-    """The response that holds `vectors`, in the order of the inputs."""
+    """Build the response from `vectors`, given in the order of the inputs."""
     shown = _base64 if request.encoding_format == "base64" else list[float]
     return EmbeddingList(
         model=request.model,

@@ -1,6 +1,6 @@
-"""Every failure Updraft reports, as one small tree that knows its own OpenAI wire shape.
+"""Exceptions that Updraft raises, with their HTTP status and OpenAI error body.
 
-An error says what is wrong and what to do about it. `to_body()` is the JSON that OpenAI clients understand:
+Messages say what is wrong and how to fix it. `to_body()` returns the JSON that OpenAI clients expect:
 `{"error": {"message", "type", "param", "code"}}`.
 """
 
@@ -13,17 +13,17 @@ _MAX_MESSAGE, _MAX_PARAM = 4000, 200  # characters
 
 
 def _bounded(message: str) -> str:
-    """Beginning and end of a message that repeats something long: it stands in answers, logs and rows."""
+    """Cut the middle out of a long message, since messages end up in responses, logs and database rows."""
     half = _MAX_MESSAGE // 2
     return message if len(message) <= _MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 class UpdraftError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of Updraft's exceptions.
 
-    `status` is the HTTP status on the wire; `retryable` says whether the same request may succeed later
-    (`x-should-retry`, which the openai client obeys). Paths in a message may hold bytes that are no UTF-8 (PEP 383):
-    they are written as escapes, so that every terminal, log and response can show it.
+    `status` is the HTTP status; `retryable` tells the client whether to retry (sent as `x-should-retry`, which the
+    openai client obeys). A path in a message may hold bytes that are not UTF-8 (PEP 383): such bytes are escaped
+    so that every terminal, log and response can show the message.
     """
 
     status: int = 500
@@ -45,50 +45,50 @@ class UpdraftError(Exception):
 
 
 class InvalidRequestError(UpdraftError):
-    """The request itself is wrong; sending it again will not help."""
+    """Malformed or invalid request; a retry will not help."""
 
     status = 400
     type = "invalid_request_error"
 
 
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    """The error for a field with a fault."""
+    """Build the error for one invalid field."""
     return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
 
 
 class UnsupportedFeatureError(InvalidRequestError):
-    """A well-formed option that this tier does not implement. Refused, never ignored."""
+    """Valid option that this tier does not implement. Such options are refused, never ignored."""
 
     default_code = "unsupported_parameter"
 
 
 class UnknownFieldError(InvalidRequestError):
-    """A field that no reader here knows. Its name is the caller's text: fit for an answer, not for a log."""
+    """Unknown field. The name is the caller's text: responses may repeat it, logs must not."""
 
     default_code = "invalid_value"
 
 
 class WrongTypeError(InvalidRequestError):
-    """A field holds another kind of JSON than it is for, whoever reads it."""
+    """Field with a value of the wrong JSON type."""
 
     default_code = "invalid_value"
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt plus requested output does not fit the context window. Nothing is truncated."""
+    """Prompt plus requested output exceeds the context window. Nothing is truncated."""
 
     default_code = "context_length_exceeded"
 
 
 class RequestTooLargeError(InvalidRequestError):
-    """The body is larger than this server takes."""
+    """Request body above the server's size limit."""
 
     status = 413
     default_code = "request_too_large"
 
 
 class AuthenticationError(UpdraftError):
-    """The API key is missing or wrong."""
+    """Missing or wrong API key."""
 
     status = 401
     type = "authentication_error"
@@ -96,7 +96,7 @@ class AuthenticationError(UpdraftError):
 
 
 class PermissionDeniedError(UpdraftError):
-    """The caller may not do this, with whatever key."""
+    """Action that is forbidden to this caller."""
 
     status = 403
     type = "permission_error"
@@ -104,7 +104,7 @@ class PermissionDeniedError(UpdraftError):
 
 
 class NotFoundError(UpdraftError):
-    """There is no such route."""
+    """Unknown route or resource."""
 
     status = 404
     type = "invalid_request_error"
@@ -112,15 +112,15 @@ class NotFoundError(UpdraftError):
 
 
 class ModelNotFoundError(NotFoundError):
-    """There is no such model here."""
+    """Unknown model."""
 
     default_code = "model_not_found"
 
 
 class MethodNotAllowedError(InvalidRequestError):
-    """The route knows another method.
+    """HTTP method that the route does not support.
 
-    `allowed`: the methods it knows, for the `Allow` header.
+    `allowed`: the methods that the route supports, for the `Allow` header.
     """
 
     status = 405
@@ -135,7 +135,7 @@ class MethodNotAllowedError(InvalidRequestError):
 
 
 class RateLimitError(UpdraftError):
-    """A limit of requests or tokens is reached."""
+    """Request or token rate limit exceeded."""
 
     status = 429
     type = "rate_limit_error"
@@ -144,9 +144,9 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The day's budget for the cloud is spent.
+    """The daily cloud budget is spent.
 
-    `renews_s`: seconds until there is a new budget.
+    `renews_s`: seconds until the budget renews.
     """
 
     default_code = "budget_exceeded"
@@ -164,7 +164,7 @@ class BudgetExceededError(RateLimitError):
 
 
 class OverloadedError(UpdraftError):
-    """Queue full, draining, or no healthy node: try again later."""
+    """Full queue, draining server, or no healthy node. The client should retry later."""
 
     status = 503
     type = "overloaded_error"
@@ -176,7 +176,7 @@ class OverloadedError(UpdraftError):
 
 
 class UpstreamError(UpdraftError):
-    """A node or cloud endpoint failed, died, or answered nonsense."""
+    """A node or cloud endpoint failed, died, or sent an invalid response."""
 
     status = 502
     type = "upstream_error"
@@ -185,21 +185,21 @@ class UpstreamError(UpdraftError):
 
 
 class QuarantinedRequestError(UpstreamError):
-    """Several nodes failed while they had this very request: no other gets it for some minutes."""
+    """Several nodes failed while serving this request, so the gateway refuses it for some minutes."""
 
     default_code = "request_quarantined"
     retryable = False
 
 
 class CloudUnreachableError(UpstreamError):
-    """A cloud could not be reached, also not by trying again. The client is not to repeat that."""
+    """The cloud could not be reached, even after retries. The client should not retry again."""
 
     default_code = "cloud_unreachable"
     retryable = False
 
 
 class RequestTimeoutError(UpdraftError):
-    """The time for this request is up."""
+    """The request exceeded its time limit."""
 
     status = 504
     type = "timeout_error"
@@ -208,7 +208,7 @@ class RequestTimeoutError(UpdraftError):
 
 
 class RequestCancelledError(UpdraftError):
-    """The caller cancelled; nobody is waiting for this answer."""
+    """The caller cancelled the request; no response is needed."""
 
     status = 499
     type = "cancelled"
@@ -216,9 +216,9 @@ class RequestCancelledError(UpdraftError):
 
 
 class EngineError(UpdraftError):
-    """The engine failed on a request that it should have served.
+    """The engine failed on a valid request.
 
-    `__cause__` holds the original.
+    `__cause__` holds the original exception.
     """
 
     type = "engine_error"
@@ -226,7 +226,7 @@ class EngineError(UpdraftError):
 
 
 class EngineDownError(EngineError):
-    """The engine has died, or is being restarted: another node may take the request, or this one later."""
+    """The engine has died or is restarting: retry on another node, or on this node later."""
 
     status = 503
     default_code = "engine_down"
@@ -237,23 +237,23 @@ class EngineDownError(EngineError):
 
 
 class EngineRestartedError(EngineError):
-    """A step failed and took this request with it. The engine has begun afresh: the same request may succeed."""
+    """A failed step aborted this request. The engine has restarted, so a retry may succeed."""
 
     default_code = "engine_restarted"
     retryable = True
 
 
 class ModelLoadError(UpdraftError):
-    """A model file or folder is missing, damaged, or of an unsupported kind."""
+    """A model file or folder is missing, corrupt, or in an unsupported format."""
 
     type = "model_load_error"
     default_code = "model_load_failed"
 
 
 class ModelTooLargeError(ModelLoadError):
-    """The model needs more memory than there is.
+    """The model needs more memory than is available.
 
-    It takes `needed` bytes of the `available` ones. Loading it would swap the machine to death.
+    `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
     """
 
     status = 507
@@ -268,7 +268,7 @@ class ModelTooLargeError(ModelLoadError):
 
 
 class DownloadError(UpdraftError):
-    """A model could not be fetched: the server is gone, refuses, or sends something else than it announced."""
+    """A model download failed: the server is unreachable, refuses, or sends other data than it announced."""
 
     status = 502
     type = "download_error"
@@ -277,13 +277,13 @@ class DownloadError(UpdraftError):
 
 
 class ChecksumError(DownloadError):
-    """The bytes that arrived, or that lie on the disk, are not the ones they should be."""
+    """Downloaded or stored bytes do not match their checksum."""
 
     default_code = "checksum_mismatch"
 
 
 class OfflineError(UpdraftError):
-    """A download was asked for where the settings forbid the network."""
+    """A download was requested, but the settings forbid network access."""
 
     status = 503
     type = "configuration_error"
@@ -291,9 +291,9 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """The disk has no room for the file.
+    """The disk has too little free space for the file.
 
-    `needed` bytes do not fit the `free` ones. None where nobody knows them.
+    `needed` and `free` are in bytes, or None if unknown.
     """
 
     status = 507
@@ -309,27 +309,27 @@ class DiskSpaceError(UpdraftError):
 
 
 class MissingDependencyError(UpdraftError):
-    """An optional extra is not installed. The message says how to install it."""
+    """An optional extra is not installed. The message says how to install the extra."""
 
     type = "configuration_error"
     default_code = "missing_dependency"
 
 
 class ConfigurationError(UpdraftError):
-    """A setting, flag, policy or port is unusable. The message says which, and what to change."""
+    """A setting, flag, policy or port is unusable. The message names it and says what to change."""
 
     type = "configuration_error"
     default_code = "invalid_configuration"
 
 
 class StorageError(ConfigurationError):
-    """A file of Updraft's own cannot be opened, read or written: its folder, its disk or its contents are at fault."""
+    """A state file cannot be opened, read or written, because of its folder, its disk or its contents."""
 
     status = 503
     default_code = "storage_unusable"
 
 
 class PortInUseError(ConfigurationError):
-    """Another process listens on the port."""
+    """Another process is listening on the port."""
 
     default_code = "port_in_use"

@@ -1,4 +1,4 @@
-"""The noise that tokens are sampled with, on either tier: a seed gives the same tokens wherever the answer is written.
+"""Sampling noise, identical on both tiers: a seed gives the same tokens on the device and in the cloud.
 
 Sampling is Gumbel-max: argmax(logits / temperature - log(-log(u))) draws from softmax(logits / temperature). The
 uniform number u of a token depends on the request's seed, the token's position in the sequence and its id alone:
@@ -6,7 +6,7 @@ uniform number u of a token depends on the request's seed, the token's position 
     key = mix(mix(seed) ^ position)
     u = ((mix(key + (id + 1) * GOLDEN) >> 11) + 0.5) * 2**-53        in float64, integers modulo 2**64
 
-Here is what a row needs once, in plain integers. Each engine does the rest on arrays of its own library.
+This module computes the key of each row in plain integers. Each engine computes u from the key with its array library.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def mix(word: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), on 0 <= word < 2**64."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea, Flood 2014) to 0 <= word < 2**64."""
     word = (word ^ (word >> 30)) * FIRST % WORD
     word = (word ^ (word >> 27)) * SECOND % WORD
     return word ^ (word >> 31)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """The key of the token at `position`, its index in prompt and answer together. Seeds count modulo 2**64."""
+    """Return the key of the token at `position`, counted over prompt and answer. `seed` is taken modulo 2**64."""
     return mix(mix(seed % WORD) ^ position)

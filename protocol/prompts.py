@@ -1,32 +1,32 @@
-"""The shapes in which OpenAI takes text to work on: a string, tokens, or a list of either."""
+"""Prompt types of OpenAI's API: a string, a list of token ids, or a list of either."""
 
 from __future__ import annotations
 
 from .errors import InvalidRequestError
 
 Prompt = str | list[int]
-#: A prompt or several, as on the wire. `prompts_of` tells which.
+#: One prompt or several, as sent by the client; `prompts_of` resolves which.
 WirePrompts = str | list[str | int | list[int]]
 
 _MAX_ID = 2**31 - 1
 
 
 def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
-    """The prompts in `raw`, one or several. Raises InvalidRequestError naming `param`.
+    """Return the prompts in `raw`. Raises InvalidRequestError naming `param` if `raw` is malformed.
 
-    A list of integers is one prompt in tokens; whether the model has these tokens is for the engine to say.
+    A list of integers is one prompt in token ids; the engine checks the ids against the model's vocabulary.
     """
     items = [raw] if isinstance(raw, str) else raw
     tokens = [item for item in items if isinstance(item, int)]
     if tokens and len(tokens) < len(items):
-        raise _wrong(param, "a list of token ids holds nothing else")
+        raise _wrong(param, "a list of token ids must hold only integers")
     prompts: list[Prompt] = [tokens] if tokens else [item for item in items if not isinstance(item, int)]
     if not prompts or not all(prompts):
-        raise _wrong(param, "it must not be empty")
+        raise _wrong(param, "must not be empty")
     if len(prompts) > at_most:
-        raise _wrong(param, f"{len(prompts)} of them are more than the {at_most} that one request may hold")
+        raise _wrong(param, f"got {len(prompts)} prompts; a request may hold at most {at_most}")
     if any(not 0 <= token <= _MAX_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):
-        raise _wrong(param, f"token ids are 0 to {_MAX_ID}")
+        raise _wrong(param, f"token ids must be between 0 and {_MAX_ID}")
     return prompts
 
 

@@ -1,8 +1,8 @@
-"""The requests of clients: OpenAI's chat and text completion requests, decoded and checked.
+"""OpenAI's chat and text completion requests, decoded and checked.
 
-Unknown fields are refused, but those of messages, which belong to whoever wrote them and are ignored. Fields of the
-OpenAI surface that no engine of ours implements are accepted only at the value that changes nothing; anything else is
-an `UnsupportedFeatureError` naming the field.
+Unknown fields are errors, except in messages, where they are ignored. OpenAI fields that Updraft's engines do not
+implement are accepted only at the value that has no effect; any other value raises UnsupportedFeatureError naming
+the field.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .structured import (
     outputs_constraint,
 )
 
-MAX_PROMPTS = 128  # of one completion request
-MAX_MESSAGES = 10_000  # of one conversation
-MAX_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+MAX_PROMPTS = 128  # per completion request
+MAX_MESSAGES = 10_000  # per conversation
+MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before anything is allocated by this number
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
-_MAX_OPTIONS = 16  # of a chat template
+_MAX_OPTIONS = 16  # chat template variables per request
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_ID_DIGITS = 10  # of a token id
-#: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
+_MAX_ID_DIGITS = 10  # digits of a token id
+#: Fields that other servers act on, and the values that match what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
@@ -64,23 +64,23 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
 
 
 class Message(msgspec.Struct):
-    """One turn."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    # None for an assistant that only called tools. Parts other than text are refused.
+    # Text, or text parts; None if the assistant only called tools. Other kinds of parts are refused.
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
-    # An empty list is none.
+    # Tool calls of the assistant; an empty list becomes None.
     tool_calls: list[ToolCall] | None = None
-    # The call that a turn of the role "tool" answers.
+    # Id of the call that a message with role "tool" answers.
     tool_call_id: str | None = None
-    # Text of an assistant that refused.
+    # Text of the assistant's refusal.
     refusal: str | None = None
-    # Thoughts are of their own turn: no model is shown them again. An answer that was cut off holds nothing else.
+    # Reasoning; never shown to a model again. An answer cut off while reasoning has no other content.
     reasoning_content: Any = None
-    # The same, by vLLM's name.
+    # vLLM's name for `reasoning_content`.
     reasoning: Any = None
-    # Beyond every server of ours: text that would be lost.
+    # Unsupported, like `audio`: refused, because dropping the field would lose content.
     function_call: Any = None
     audio: Any = None
 
@@ -97,7 +97,7 @@ class Message(msgspec.Struct):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's predicted output: here, the local answer going up as the draft to verify."""
+    """OpenAI's predicted output. The router sends the local answer here, as a draft for the cloud to verify."""
 
     content: str | list[TextPart]
     type: Literal["content"] = "content"
@@ -108,34 +108,34 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`continuous_usage_stats` (vLLM's, for the cloud alone): with `include_usage`, each chunk has the usage so far."""
+    """Stream options. `continuous_usage_stats` (vLLM's, cloud only): report the usage so far in every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
-# What the confidence in a local answer goes by: its mean token probability, entropy, or margin over the runner-up.
+# Signal that measures confidence in a local answer: mean token probability, entropy, or margin over the runner-up.
 ConfidenceSignal = Literal["probability", "entropy", "margin"]
 
 
 class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them."""
 
-    # Share of the cloud's quality to keep, in (0, 1].
+    # Target quality as a share of the cloud's, in (0, 1].
     quality: float | None = None
-    # Instead of a quality: the local answer stays if the confidence in it reaches this, in (0, 1).
+    # Alternative to `quality`: minimum confidence, in (0, 1), for keeping the local answer.
     confidence: float | None = None
-    # What that `confidence` goes by; None: as the router's settings say.
+    # Signal that `confidence` applies to; None: the router's setting.
     confidence_signal: ConfidenceSignal | None = None
-    # Never leave the device.
+    # Keep the request on the device.
     private: bool = False
-    # Stream after this many local tokens instead of after the whole local answer was judged.
+    # Number of local tokens after which streaming starts, instead of judging the whole local answer first.
     hold_tokens: int | None = None
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both kinds of requests."""
+    """Fields common to chat and text completion requests."""
 
     model: str
     stream: bool = False
@@ -154,35 +154,35 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    # Answers to choose `n` from. Cloud only, like the next three.
+    # Number of candidates to choose `n` answers from. Cloud only, like the next three fields.
     best_of: int | None = None
-    # With as many beams as `best_of` or `n` says.
+    # Beam search with `best_of` (or `n`) beams.
     use_beam_search: bool = False
-    # Beams are ranked by log-probability / length ** `length_penalty`.
+    # Exponent of the length when ranking beams by log-probability / length ** `length_penalty`.
     length_penalty: float | None = None
-    # Alternatives per token of the prompt.
+    # Number of alternatives to report per prompt token.
     prompt_logprobs: int | None = None
-    # vLLM's: each chunk of a stream has its tokens. Cloud only, like the next.
+    # vLLM's: include token ids in each streamed chunk. Cloud only, like `answer_token_ids`.
     return_token_ids: bool | None = None
-    # The first tokens of the answer, which goes on behind them.
+    # First tokens of the answer; generation continues after these tokens.
     answer_token_ids: list[int] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
-    # Lower goes first. Cloud only, like the next.
+    # Scheduling priority; lower values run first. Cloud only, like `cache_salt`.
     priority: int | None = None
-    # Only requests with the same salt share cached prefixes.
+    # Prefix-cache salt: only requests with the same salt share cached prefixes.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    # llama.cpp's: a JSON schema, as `structured_outputs.json`, or a grammar in its notation.
+    # llama.cpp's: a JSON schema (same as `structured_outputs.json`), or a GBNF grammar.
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
     updraft: UpdraftOptions | None = None
 
     @property
     def outputs(self) -> Constraint | None:
-        """The constraint of the answer, in whichever of its fields it is. Raises InvalidRequestError for several."""
+        """Constraint on the answer, from any of three fields. Raises InvalidRequestError if several are set."""
         given = [name for name in _OUTPUTS if getattr(self, name) not in (None, "")]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])
@@ -193,7 +193,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def running_usage(self) -> bool:
-        """Whether each chunk of the stream is to say what the answer has cost so far."""
+        """Whether every chunk of the stream reports the usage so far."""
         options = self.stream_options or StreamOptions()
         return options.include_usage and options.continuous_usage_stats
 
@@ -203,12 +203,12 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        """Answers or beams to choose the answers from."""
+        """Number of candidates (or beams) to choose the answers from."""
         return self.num_answers if self.best_of is None else self.best_of
 
 
 class ChatRequest(_Shared, kw_only=True):
-    """`POST /v1/chat/completions`."""
+    """Request body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -227,7 +227,7 @@ class ChatRequest(_Shared, kw_only=True):
     store: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    # The rest changes no answer, and has no effect on an engine of ours.
+    # Accepted for compatibility: Updraft's engines ignore the fields below.
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -244,19 +244,19 @@ class ChatRequest(_Shared, kw_only=True):
 
     @property
     def begins_without_thoughts(self) -> bool:
-        """Whether the prompt cannot end inside of thoughts, although the model's template shows that it does."""
+        """Whether the answer starts outside of reasoning, even if the model's template normally opens reasoning."""
         options = self.chat_template_kwargs or {}
         return self.continue_final_message or False in (options.get("enable_thinking"), options.get("thinking"))
 
     @property
     def tool_use(self) -> ToolUse | None:
-        """The tools that the answer may call; None for none, also where the choice is "none"."""
+        """Tools that the answer may call; None without tools or if `tool_choice` is "none"."""
         if self.tools is None or self.tool_choice == "none":
             return None
         return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
-        """The constraint on the answer, tools aside. Raises InvalidRequestError."""
+        """Return the constraint on the answer, apart from tools. Raises InvalidRequestError if several are set."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
         outputs = self.outputs
         if outputs is None:
@@ -269,7 +269,7 @@ class ChatRequest(_Shared, kw_only=True):
 
 
 class CompletionRequest(_Shared, kw_only=True):
-    """`POST /v1/completions`: raw text or tokens in, raw text out, no chat template."""
+    """Request body of `POST /v1/completions`: completes raw text or token ids, without a chat template."""
 
     prompt: WirePrompts
     logprobs: int | None = None
@@ -278,7 +278,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Raises InvalidRequestError."""
+        """Prompts of the request. Raises InvalidRequestError if malformed."""
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
@@ -294,7 +294,7 @@ class CompletionRequest(_Shared, kw_only=True):
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def constraint(self) -> Constraint | None:
-        """The constraint on the answer. Raises InvalidRequestError."""
+        """Return the constraint on the answer. Raises InvalidRequestError if several are set."""
         return self.outputs
 
 
@@ -302,12 +302,12 @@ prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    """Decode and check a chat request. Raises InvalidRequestError or UnsupportedFeatureError, never anything else."""
+    """Decode and check a chat request. Raises only InvalidRequestError and its subclasses."""
     return read_chat(read_object(body))
 
 
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    """Check a chat request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(allowed_tools(fields), ChatRequest)
     check_messages(
         request.messages,
@@ -318,7 +318,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     _check_template_options(request.chat_template_kwargs or {})
     if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
-            "tools and a format for the answer exclude each other here: leave one out, or set tool_choice to none.",
+            "tools and a format for the answer cannot be combined: leave one out, or set tool_choice to none.",
             param="tools",
         )
     for field, neutral in _NEUTRAL.items():
@@ -334,7 +334,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
-    """Check a text completion request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, CompletionRequest)
     if request.suffix is not None:
         raise unsupported("suffix")
@@ -347,7 +347,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MAX_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # a server may have a lower one of its own
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range: a server may have a lower limit
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -364,17 +364,17 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
 
 
 def check_message_count(count: int) -> None:
-    """Raises InvalidRequestError for more messages than one request may hold."""
+    """Check the number of messages. Raises InvalidRequestError above the limit."""
     if count > MAX_MESSAGES:
         raise InvalidRequestError(
-            f"messages holds {count} messages, and may hold {MAX_MESSAGES} at most: send fewer.",
+            f"messages holds {count} messages; the limit is {MAX_MESSAGES}: send fewer.",
             param="messages",
             code="invalid_value",
         )
 
 
 def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:
-    """Raises InvalidRequestError for turns that cannot be, or that cannot go on as is asked."""
+    """Check roles, tool calls and continuation options of messages. Raises InvalidRequestError."""
     if not messages:
         raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
     check_message_count(len(messages))
@@ -399,9 +399,9 @@ def _check_turns(messages: list[Message]) -> None:
                 raise unsupported(f"messages[{index}].{field}")
         calls = message.tool_calls is not None
         if calls and message.role != "assistant":
-            fault = "only the assistant calls tools: leave tool_calls out."
+            fault = "only assistant messages may have tool_calls: leave tool_calls out."
         elif (message.tool_call_id is None) == (message.role == "tool"):
-            fault = 'tool_call_id goes with the role "tool", and only with that.'
+            fault = 'tool_call_id is required for the role "tool" and not allowed for other roles.'
         elif message.content is None and not calls:
             fault = "content is missing."
         else:
@@ -410,7 +410,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """A template may write a text where it writes control tokens, so that only words are taken."""
+    """Allow only simple words: a template may insert a value into the prompt as control tokens."""
     words = [*options, *(value for value in options.values() if isinstance(value, str))]
     if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequestError(
@@ -422,15 +422,15 @@ def _check_template_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
-    """Refuse to stream results known only at the end, and options without effect."""
+    """Refuse to stream results that are only known at the end, and refuse options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
-        ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),
-        ("best_of", chosen and request.stream, "answers are chosen at their end: leave out stream or best_of"),
+        ("best_of", request.num_candidates < request.num_answers, "must be at least n"),
+        ("best_of", chosen and request.stream, "answers are chosen at the end: leave out stream or best_of"),
         ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
-        ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "they cannot be streamed"),
-        ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "it is for beam search"),
-        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "it must be between -10 and 10"),
+        ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "not available with stream=true"),
+        ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
+        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "must be between -10 and 10"),
     ]
     for param, wrong, why in faults:
         if wrong:
@@ -438,13 +438,13 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
 
 
 def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
-    """One answer can be given in part, if nothing else says what it begins with."""
+    """Refuse `answer_token_ids` together with options that also determine how the answer begins."""
     if request.answer_token_ids is None:
         return
     several = request.num_candidates > 1 or (isinstance(request, CompletionRequest) and len(request.prompts) > 1)
     faults = [
-        (several, "one answer can be continued, not several"),
-        (request.constraint() is not None, "an answer with a format of its own is not continued"),
+        (several, "only a single answer can be continued"),
+        (request.constraint() is not None, "an answer with a required format cannot be continued"),
         (isinstance(request, CompletionRequest) and request.echo, "leave out echo"),
         (isinstance(request, ChatRequest) and request.tool_use is not None, "leave out tools"),
     ]
@@ -454,7 +454,7 @@ def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """`top_p` 0 leaves one token, and `top_k` -1 is off, as other servers have it."""
+    """Build sampling parameters. As on other servers, `top_p` 0 means greedy and `top_k` -1 means off."""
     stop, top_k = request.stop, 0 if request.top_k == -1 else request.top_k
     return SamplingParams(
         max_tokens=max_tokens,
@@ -479,18 +479,18 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
 
 
 def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """Token ids are strings on the wire, as JSON wants keys to be: of few digits, or reading them would take long."""
+    """Parse token ids from JSON keys. The length limit avoids slow parsing of very long numbers."""
     biases: dict[int, float] = {}
     for key, bias in raw.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
             raise InvalidRequestError(
-                f"logit_bias must map token ids to numbers; {key[:40]!r} is no token id.",
+                f"logit_bias must map token ids to numbers; {key[:40]!r} is not a token id.",
                 param="logit_bias",
                 code="invalid_value",
             )
         if int(key) in biases:
             raise InvalidRequestError(
-                f"logit_bias names the token {int(key)} twice.", param="logit_bias", code="invalid_value"
+                f"logit_bias contains token {int(key)} twice.", param="logit_bias", code="invalid_value"
             )
         biases[int(key)] = bias
     return tuple(biases.items())

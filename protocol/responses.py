@@ -1,6 +1,6 @@
-"""The answers of a server: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
+"""Response types: OpenAI's completion objects, chunks and usage, plus Updraft's `updraft` object.
 
-Fields left at `UNSET` do not appear on the wire.
+Fields left at `UNSET` are omitted from the JSON.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .sampling import SamplingDefaults
 from .structured import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-#: Of an answer of finish reason "length" that its request did not limit: `default_max_tokens` (it came to the server's
-#: own bound, or the end of the context) or `repetition_detected`. Else the stop string that ended it, as vLLM tells it.
+#: The stop string that ended the answer, as in vLLM. With finish reason "length" and no limit in the request:
+#: `default_max_tokens` (the server's limit or the end of the context) or `repetition_detected`.
 StopReason = str
-MAX_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
+MAX_TOKENS = 2**32  # per request: a larger count in an upstream's usage cannot be real
 
 
 def fingerprint(model: str) -> str:
-    """OpenAI's `system_fingerprint`: the same for all answers of one model."""
+    """Return OpenAI's `system_fingerprint`, which is the same for all answers of a model."""
     return f"fp_{crc32(model.encode()):08x}"
 
 
@@ -34,19 +34,19 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """OpenAI's details, and two of ours."""
+    """OpenAI's completion token details, and two fields of Updraft."""
 
-    # Tokens of the request's draft that the model confirmed.
+    # Tokens of the request's `prediction` that the model accepted.
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
-    # Tokens of a draft model; left out where there is none.
+    # Tokens proposed by a draft model; omitted without a draft model.
     draft_proposed: int | UnsetType = UNSET
     draft_accepted: int | UnsetType = UNSET
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
-    """vLLM's usage on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
+    """Token counts so far, as vLLM reports them in each chunk with `continuous_usage_stats`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -86,7 +86,7 @@ class ChatTokenLogprob(msgspec.Struct):
     def of(
         token: int, logprob: float, top: Iterable[tuple[int, float]], token_bytes: Callable[[int], bytes]
     ) -> ChatTokenLogprob:
-        """A token may be a part of a character: its bytes are exact, its text is not."""
+        """Build the entry of one token. A token may hold part of a character: use `bytes` for the exact content."""
 
         def shown(token: int, logprob: float) -> tuple[str, float, list[int]]:
             raw = token_bytes(token)
@@ -101,24 +101,23 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class AnswerNotes(msgspec.Struct, kw_only=True):
-    """An engine's notes on its own answer, where a router has more to say."""
+    """`updraft` object of an engine's answer; a router sends UpdraftInfo instead."""
 
-    # The parts of the request's schema that the answer was not held to.
+    # Parts of the request's schema that were not enforced.
     notes: list[str]
 
 
 class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """The origin of this answer, and its reason. They also travel as `x-updraft-*` headers and go to the ledger."""
+    """Routing decision for an answer; also sent as `x-updraft-*` headers and recorded in the ledger."""
 
     request_id: str
     tier: Literal["local", "cloud"]
-    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (with the local answer as a draft);
-    # `fallback` (the cloud failed, this is the local answer); `cache` (an earlier answer of `tier` to the same
-    # request).
+    # `local`; `cloud` (not tried locally, or no local tokens used); `escalated` (the cloud used the local answer as a
+    # draft); `fallback` (local answer, because the cloud failed); `cache` (earlier answer of `tier` to this request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
-    # 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None where no gate
-    # computed them. Money in US dollars, None where a model has no price.
+    # Gate that decided: 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None
+    # if no gate computed them. Costs are in US dollars, None if a model has no price.
     gate: int
     p_gain: float | None = None
     confidence: float | None = None
@@ -130,7 +129,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
-    # The parts of the request that the answer was not held to; left out where there is nothing to say.
+    # Parts of the request that were not enforced; omitted if empty.
     notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:
@@ -153,18 +152,18 @@ prepare_types(UpdraftInfo)
 
 
 class AssistantMessage(msgspec.Struct):
-    """`content` is None where the model only called tools."""
+    """Message of an answer. `content` is None if the model only called tools."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    # What the model thought before.
+    # Reasoning that preceded the answer.
     reasoning_content: str | UnsetType = UNSET
 
 
 class PromptToken(msgspec.Struct):
-    """A token that stands, or could have stood, at a place of the prompt (vLLM's shape). `rank`: 1 is the likeliest."""
+    """Log-probability of a prompt token or an alternative to it (vLLM's format). `rank` 1 is the most likely token."""
 
     logprob: float
     rank: int
@@ -180,7 +179,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """`sampling` (ours): what the tokens were chosen by, the model's own values where the request had none."""
+    """Response body of a chat. `sampling` (Updraft's): parameters used, with the model's defaults filled in."""
 
     id: str
     model: str
@@ -191,7 +190,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    # UpdraftInfo, or an engine's AnswerNotes: without a tag no schema tells them apart.
+    # UpdraftInfo or AnswerNotes; untyped, because msgspec cannot tell untagged structs apart.
     updraft: Any = UNSET
 
 
@@ -201,7 +200,7 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct):
-    """More of the `index`-th call: id, type and name come first and once, then pieces of the arguments."""
+    """Part of the `index`-th tool call: id, type and name come once at the start, then pieces of the arguments."""
 
     index: int
     function: FunctionDelta
@@ -222,14 +221,14 @@ class ChunkChoice(msgspec.Struct):
     index: int = 0
     logprobs: ChoiceLogprobs | None = None
     stop_reason: StopReason | UnsetType = UNSET
-    # Those that all text so far is made of, as far as they are new (`return_token_ids`).
+    # Ids of tokens that are new since the last chunk and fully decoded into text (`return_token_ids`).
     token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One streamed event. If `include_usage` was asked for, a last one without choices has the usage.
+    """Chunk of a streamed chat. With `include_usage`, a final chunk without choices holds the usage.
 
-    `sampling` comes with the finish reason.
+    The chunk with the finish reason has `sampling`.
     """
 
     id: str
@@ -240,7 +239,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    # UpdraftInfo, or an engine's AnswerNotes: without a tag no schema tells them apart.
+    # UpdraftInfo or AnswerNotes; untyped, because msgspec cannot tell untagged structs apart.
     updraft: Any = UNSET
 
 
@@ -252,7 +251,7 @@ class TextLogprobs(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def of(scores: Sequence[ChatTokenLogprob], offsets: list[int]) -> TextLogprobs:
-        """Among the likeliest tokens is in any case the one that was chosen."""
+        """Build the log-probabilities of a text. `top_logprobs` always includes the chosen token."""
         return TextLogprobs(
             tokens=[score.token for score in scores],
             token_logprobs=[score.logprob for score in scores],
@@ -280,7 +279,7 @@ class TextChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
-    """`/v1/completions`; streamed chunks have the same shape."""
+    """Response body of `/v1/completions`; streamed chunks have the same format."""
 
     id: str
     model: str
@@ -294,17 +293,17 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A model of a list. Fields of which nothing is known are left out."""
+    """Entry of the model list. Unknown fields are omitted."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "updraft"
-    # vLLM's: tokens of prompt and answer together.
+    # vLLM's: maximum tokens of prompt and answer together.
     max_model_len: int | UnsetType = UNSET
-    # vLLM's: the model that an alias stands for.
+    # vLLM's: the model that an alias refers to.
     root: str | UnsetType = UNSET
-    # Ours: `chat`, `completions`, `embeddings`, `structured_outputs`, `tools`.
+    # Updraft's: any of `chat`, `completions`, `embeddings`, `structured_outputs`, `tools`.
     capabilities: list[str] | UnsetType = UNSET
 
 

@@ -1,4 +1,4 @@
-"""The choice of tokens: one parameter set with one meaning in both engines."""
+"""Sampling parameters, with the same meaning in both engines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from .errors import InvalidRequestError
 
-#: Below this logits divided by the temperature are no longer safely finite, and chance has no say anyway.
+#: Lower temperatures could overflow logits / temperature, and would be greedy in effect anyway.
 MIN_TEMPERATURE = 1e-5
-#: Alternatives that are reported per token.
+#: Maximum number of alternatives reported per token.
 MAX_LOGPROBS = 20
 
 
@@ -18,44 +18,44 @@ MAX_LOGPROBS = 20
 class SamplingParams:
     """Sampling options of one request, with one meaning in both engines.
 
-    Logits are changed first (penalties, bias), then divided by the temperature, then truncated by top-k, top-p, min-p
-    and typical-p, in this order. Where one of these is None, the model's own value holds (`SamplingDefaults`).
+    Penalties and bias apply to the logits first, then the temperature, then truncation by top-k, top-p, min-p and
+    typical-p, in this order. An option that is None takes the model's default (`SamplingDefaults`).
     """
 
-    # None: as many as the engine allows (`default_max_tokens`), or as fit into the context.
+    # Maximum tokens of the answer; None: the engine's `default_max_tokens`, or the rest of the context.
     max_tokens: int | None = None
-    # 0 is greedy (argmax).
+    # Temperature; 0 is greedy (argmax).
     temperature: float | None = None
-    # 1 is off.
+    # Nucleus sampling: probability mass to keep; 1 is off.
     top_p: float | None = None
-    # 0 is off.
+    # Number of most likely tokens to keep; 0 is off.
     top_k: int | None = None
-    # 0 is off.
+    # Minimum probability relative to the most likely token; 0 is off.
     min_p: float | None = None
-    # 1 is off (Meister et al. 2023).
+    # Typical sampling (Meister et al. 2023): probability mass to keep; 1 is off.
     typical_p: float | None = None
-    # Divides positive and multiplies negative logits of tokens in prompt or answer (Keskar et al. 2019); 1 is off.
+    # Divisor of positive and factor of negative logits of tokens in prompt or answer (Keskar et al. 2019); 1 is off.
     repetition_penalty: float | None = None
-    # As OpenAI defines it, over the answer alone.
+    # OpenAI's frequency penalty, counted over the answer only.
     frequency_penalty: float = 0.0
-    # As OpenAI defines it, over the answer alone.
+    # OpenAI's presence penalty, counted over the answer only.
     presence_penalty: float = 0.0
-    # (token id, what is added to its logit).
+    # Pairs of a token id and the value added to the token's logit.
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    # Texts that end the answer.
+    # Strings that end the answer.
     stop: tuple[str, ...] = ()
-    # Tokens that end the answer like the model's own end.
+    # Token ids that end the answer, in addition to the model's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
-    # Before so many tokens nothing ends the answer.
+    # Minimum tokens before the answer may end.
     min_tokens: int = 0
-    # The model's own end does not end the answer.
+    # Continue after the model's end-of-sequence token.
     ignore_eos: bool = False
-    # Alternatives to report per token, from the raw distribution. 0: only the chosen token. None: nothing.
+    # Alternatives to report per token, from the raw distribution. 0: only the chosen token. None: no logprobs.
     logprobs: int | None = None
-    # The same for the tokens of the prompt.
+    # Alternatives to report per prompt token.
     prompt_logprobs: int | None = None
-    # End an answer that repeats itself (`text.repetition`).
+    # End an answer that falls into a loop (`text.repetition`).
     repetition_detection: bool = True
 
     def __post_init__(self) -> None:
@@ -70,13 +70,13 @@ class SamplingParams:
             _check(value is None or holds(value), name, wanted, value)
         for name in ("frequency_penalty", "presence_penalty"):
             _check(-2 <= getattr(self, name) <= 2, name, "between -2 and 2", getattr(self, name))
-        _check(len(self.logit_bias) <= 1024, "logit_bias", "of at most 1024 tokens", len(self.logit_bias))
+        _check(len(self.logit_bias) <= 1024, "logit_bias", "a map of at most 1024 tokens", len(self.logit_bias))
         for _, bias in self.logit_bias:
             _check(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
         _check(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
         _check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
         for token in self.stop_token_ids:
-            _check(-(2**31) <= token < 2**31, "stop_token_ids", "of token ids, which are below 2**31", token)
+            _check(-(2**31) <= token < 2**31, "stop_token_ids", "a list of token ids below 2**31", token)
         _check(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
@@ -90,29 +90,29 @@ class SamplingParams:
 
     @property
     def detects_repetition(self) -> bool:
-        """Whether an answer that repeats itself ends, from `min_tokens` on: not one that is wanted at full length."""
+        """Whether to end a looping answer after `min_tokens`. Off with `ignore_eos`, which asks for the full length."""
         return self.repetition_detection and not self.ignore_eos
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
-        """The tokens that end an answer of this request, given the model's own."""
+        """Return all token ids that end the answer, given the model's end-of-sequence ids."""
         return frozenset(self.stop_token_ids if self.ignore_eos else (*eos_ids, *self.stop_token_ids))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises InvalidRequestError for token ids that a model of `vocab_size` tokens does not have."""
+        """Check token ids against a vocabulary of `vocab_size` tokens. Raises InvalidRequestError for unknown ids."""
         named = [("logit_bias", token) for token, _ in self.logit_bias]
         named += [("stop_token_ids", token) for token in self.stop_token_ids]
         for param, token in named:
-            _check(0 <= token < vocab_size, param, f"of token ids from 0 to {vocab_size - 1}", token)
+            _check(0 <= token < vocab_size, param, f"limited to token ids from 0 to {vocab_size - 1}", token)
 
     def resolved(self, defaults: SamplingDefaults) -> ResolvedParams:
-        """With the model's own values where there are none."""
+        """Return these parameters with the model's defaults for options that are None."""
         given: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ResolvedParams(**asdict(defaults) | {name: it for name, it in given.items() if it is not None})
+        return ResolvedParams(**asdict(defaults) | {name: own for name, own in given.items() if own is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedParams(SamplingParams):
-    """Sampling options that all have a value."""
+    """Sampling parameters with the model's defaults filled in."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -123,45 +123,45 @@ class ResolvedParams(SamplingParams):
 
     @property
     def edits(self) -> bool:
-        """Whether logits may be changed at all: see `text.logit_edits`."""
+        """Whether any logits need editing before sampling (see `text.logit_edits`)."""
         return bool(self.logit_bias) or self.edits_follow
 
     @property
     def edits_follow(self) -> bool:
-        """Whether what is changed depends on the answer so far."""
+        """Whether the edits depend on the answer so far."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalised or self.min_tokens > 0
 
     @property
     def truncates(self) -> bool:
-        """Whether unlikely tokens are cut off before one is drawn."""
+        """Whether any truncation (top-k, top-p, min-p, typical-p) is on."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
 
     @property
     def stated(self) -> SamplingDefaults:
-        """The answer's report of how its tokens were chosen."""
+        """Sampling values to report in the response."""
         return SamplingDefaults(**{field.name: getattr(self, field.name) for field in fields(SamplingDefaults)})
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """A model's sampling where a request does not say. The defaults are llama.cpp's, `model_files` knows others."""
+    """A model's default sampling values. The defaults here are llama.cpp's; `model_files` reads those of a model."""
 
-    # 0 is greedy.
+    # Temperature; 0 is greedy.
     temperature: float = 0.8
-    # 0 is off.
+    # Number of most likely tokens to keep; 0 is off.
     top_k: int = 40
-    # 1 is off.
+    # Probability mass to keep; 1 is off.
     top_p: float = 0.95
-    # 0 is off.
+    # Minimum probability relative to the most likely token; 0 is off.
     min_p: float = 0.05
-    # 1 is off.
+    # Probability mass to keep in typical sampling; 1 is off.
     typical_p: float = 1.0
-    # 1 is off.
+    # Penalty on tokens already in prompt or answer; 1 is off.
     repetition_penalty: float = 1.0
 
 
-#: The model's distribution as it is: for weights that come without files.
+#: The model's unmodified distribution, for weights that come without model files.
 PLAIN_SAMPLING = SamplingDefaults(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -175,5 +175,5 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def _check(holds: bool, param: str, wanted: str, got: object) -> None:
-    if not holds:  # NaN fails every comparison above, so it lands here too
+    if not holds:  # also true for NaN, which fails every comparison
         raise InvalidRequestError(f"{param} must be {wanted}, got {got!r:.100}.", param=param, code="invalid_value")

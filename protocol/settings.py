@@ -1,4 +1,4 @@
-"""Places of settings and state on a machine, and the `UPDRAFT_*` variables that exist."""
+"""Paths of settings and state files, and the known `UPDRAFT_*` environment variables."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .unicode_forms import read_text
 log = logging.getLogger("updraft")
 
 ENV_PREFIX = "UPDRAFT_"
-# Variables that are no settings of the router, and what they do. A settings reader tells them from a typo.
+# Variables that are not router settings, with descriptions. The settings reader treats other unknown names as typos.
 PROCESS_VARIABLES = {
-    "UPDRAFT_HOME": "One folder for settings and state, instead of the user's folders.",
-    "UPDRAFT_CONFIG": "The settings file.",
-    "UPDRAFT_MODELS": "The folder of pulled models.",
-    "UPDRAFT_DEVICE": "Where a node computes: `cpu`, `cuda` or `cuda:NUMBER`.",
-    "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
-    "UPDRAFT_LOG_FORMAT": "`json` writes the logs of servers as an object a line; `--log-format` goes first.",
-    "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
-    "UPDRAFT_GATEWAY_DB": "The gateway's ledger, as `--db`: its URL holds a password.",
-    "UPDRAFT_GATEWAY_LIMITS_URL": "The server of the gateways' limits, as `--limits-url`.",
-    "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
-    "UPDRAFT_TEST_SMOLLM2": "The file of smollm2, for tests that want a real model.",
-    "UPDRAFT_LLAMA_KERNELS": "`off` leaves llama.cpp's own kernels in place of ours.",
+    "UPDRAFT_HOME": "Folder for settings and state, instead of the user's configuration and state folders.",
+    "UPDRAFT_CONFIG": "Path of the settings file.",
+    "UPDRAFT_MODELS": "Folder of downloaded models.",
+    "UPDRAFT_DEVICE": "Device that a node computes on: `cpu`, `cuda` or `cuda:NUMBER`.",
+    "UPDRAFT_DEBUG": "`1` shows full tracebacks instead of one-line errors.",
+    "UPDRAFT_LOG_FORMAT": "`json` writes server logs as one JSON object per line; `--log-format` takes precedence.",
+    "UPDRAFT_NODE_API_KEY": "API key that the gateway sends to its nodes.",
+    "UPDRAFT_GATEWAY_DB": "Database URL of the gateway's ledger, like `--db`; keeps the password off the command line.",
+    "UPDRAFT_GATEWAY_LIMITS_URL": "URL of the server for limits shared by gateways, like `--limits-url`.",
+    "UPDRAFT_COMMIT": "Commit that `updraft bench` reports if the source has no Git history.",
+    "UPDRAFT_TEST_SMOLLM2": "Path of the SmolLM2 model file, for tests with a real model.",
+    "UPDRAFT_LLAMA_KERNELS": "`off` uses llama.cpp's original kernels instead of Updraft's.",
 }
 
 
 def config_file() -> Path:
-    """`UPDRAFT_CONFIG`, else `config.toml` in `UPDRAFT_HOME` or in the user's configuration folder."""
+    """Return `UPDRAFT_CONFIG`, else `config.toml` in `UPDRAFT_HOME` or in the user's configuration folder."""
     if explicit := os.environ.get("UPDRAFT_CONFIG"):
         return Path(explicit).expanduser()
     if home := os.environ.get("UPDRAFT_HOME"):
@@ -44,14 +44,14 @@ def config_file() -> Path:
 
 
 def state_folder() -> Path:
-    """`UPDRAFT_HOME`, else the user's state folder. Not created here."""
+    """Return `UPDRAFT_HOME`, else the user's state folder. The folder may not exist yet."""
     if home := os.environ.get("UPDRAFT_HOME"):
         return Path(home).expanduser()
     return _user_folder("state")
 
 
 def own_folders() -> tuple[Path, ...]:
-    """The folders that hold nothing but Updraft's settings and state."""
+    """Return the folders that hold only Updraft's settings and state."""
     if home := os.environ.get("UPDRAFT_HOME"):
         return (Path(home).expanduser(),)
     return _user_folder("state"), _user_folder("config")
@@ -61,21 +61,21 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
     import platformdirs
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
-    with suppress(RuntimeError):  # newer versions raise it without HOME and an entry in passwd, older ones return "~"
+    with suppress(RuntimeError):  # newer versions raise it without HOME and a passwd entry; older versions return "~"
         if (folder := Path(find("updraft", appauthor=False))).is_absolute():
             return folder
     return Path("/nonexistent/updraft")
 
 
 def models_folder() -> Path:
-    """`UPDRAFT_MODELS` (models are large: they may belong on another disk), else `models` in the state folder."""
+    """Return `UPDRAFT_MODELS` (models may need a larger disk), else `models` in the state folder."""
     if explicit := os.environ.get("UPDRAFT_MODELS"):
         return Path(explicit).expanduser()
     return state_folder() / "models"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's table; empty if there is no file. Raises ConfigurationError on an unreadable or malformed one."""
+    """Read a TOML file; empty if the file is missing. Raises ConfigurationError if unreadable or malformed."""
     try:
         return tomllib.loads(read_text(path, ConfigurationError))
     except (FileNotFoundError, NotADirectoryError):
@@ -92,7 +92,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _is_hidden(path: Path) -> bool:
-    """Whether a folder of another user hides the file. `UPDRAFT_CONFIG` names a file that has to be readable."""
+    """Whether the file is inaccessible and may be ignored. A file named by `UPDRAFT_CONFIG` must be readable."""
     try:
         path.stat()
     except PermissionError:
@@ -102,15 +102,15 @@ def _is_hidden(path: Path) -> bool:
 
 @functools.cache
 def _say_hidden(path: Path) -> None:
-    """Once in a process: settings are read again and again."""
-    log.warning("Settings in %s are ignored: this user may not search its folder.", path)
+    """Log the warning only once per process, since settings are read repeatedly."""
+    log.warning("Ignoring settings in %s: this user has no permission to open the folder.", path)
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings given as `UPDRAFT_NAME=value`, as `{"name": "value"}`, without the process variables."""
-    found = os.environ if environ is None else environ
+    """Return settings given as `UPDRAFT_NAME=value`, as `{"name": "value"}`, without the process variables."""
+    variables = os.environ if environ is None else environ
     return {
         key.removeprefix(ENV_PREFIX).lower(): value
-        for key, value in found.items()
+        for key, value in variables.items()
         if key.startswith(ENV_PREFIX) and key not in PROCESS_VARIABLES
     }

@@ -1,4 +1,4 @@
-"""Constraints on answers: `response_format`, `structured_outputs` and `tools`, as clients write them."""
+"""Request types for constrained answers: `response_format`, `structured_outputs` and `tools`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A language that the answer must belong to. Text only, so that it can travel between processes and be a key."""
+    """Grammar that the answer must match. Holds only text, so it can be sent to other processes and used as a key."""
 
     kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
-    # A JSON schema, a regular expression, a JSON list of choices, or a grammar of Lark or llama.cpp.
+    # A JSON schema, a regular expression, a JSON list of choices, or a Lark or GBNF grammar, according to `kind`.
     source: str
-    # The field of the request it came from, for errors.
+    # Request field that the constraint came from, for error messages.
     param: str
-    # Parts of the schema that no answer is held to.
+    # Parts of the schema that cannot be enforced.
     notes: tuple[str, ...] = ()
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """`strict`: refuse a schema that an answer cannot be held to in full, instead of leaving out what is too much."""
+    """JSON schema of `response_format`. `strict`: refuse a schema that cannot be fully enforced."""
 
     name: str
     schema: dict[str, Any]
@@ -46,7 +46,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's field: one of a JSON schema, a regular expression, a list of answers, a Lark grammar."""
+    """vLLM's `structured_outputs`: exactly one of a JSON schema, a regex, a list of answers, or a Lark grammar."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -55,7 +55,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """`parameters` is a JSON schema; without one the function takes none."""
+    """Function that the model may call. `parameters` is a JSON schema; None: the function has no parameters."""
 
     name: str
     description: str | None = None
@@ -92,7 +92,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call. `choice` None is "auto"; `parallel`: whether it may make several calls."""
+    """Tools that an answer may call. `choice` None means "auto"; `parallel` allows several calls in one answer."""
 
     tools: list[Tool]
     choice: ToolChoice | None = None
@@ -100,33 +100,33 @@ class ToolUse:
 
 
 class AnswerOptions(TypedDict, total=False):
-    """How a model on the device answers a chat."""
+    """Options for answering a chat with a local model."""
 
-    # The last message goes on.
+    # Continue the last message instead of starting a new one.
     continue_final_message: bool
-    # Shown to the model, which may make one call or several.
+    # Tools that the model may call.
     tools: ToolUse | None
-    # What the answer must look like.
+    # Constraint on the answer's format.
     constraint: Constraint | None
-    # Variables of the model's chat template.
+    # Variables for the model's chat template.
     template_options: Mapping[str, Any] | None
 
 
 class RenderOptions(TypedDict, total=False):
-    """How a chat template renders a chat."""
+    """Options for rendering a chat template."""
 
-    # Shown to the model.
+    # Tools to describe to the model.
     tools: Sequence[Tool]
-    # An answer is to follow: true by default.
+    # Append the opening of the assistant's answer; true by default.
     add_generation_prompt: bool
-    # The last message goes on.
+    # Continue the last message instead of starting a new one.
     continue_final_message: bool
-    # Variables of the template, which may come out as control tokens.
+    # Variables for the template; the template may output them as control tokens.
     template_options: Mapping[str, Any] | None
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` are JSON as text, exactly as a model wrote them."""
+    """Function name and arguments of a tool call. `arguments` is the JSON text exactly as the model wrote it."""
 
     name: str
     arguments: str
@@ -139,9 +139,9 @@ class ToolCall(msgspec.Struct):
 
 
 def format_constraint(wanted: ResponseFormat) -> Constraint | None:
-    """None for plain text. Raises InvalidRequestError."""
+    """Return the constraint of a `response_format`; None for plain text. Raises InvalidRequestError."""
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise _invalid("response_format", 'json_schema goes with type "json_schema", and only with that.')
+        raise _invalid("response_format", 'json_schema is required for type "json_schema" and not allowed otherwise.')
     if wanted.json_schema is not None:
         schema, param, notes = wanted.json_schema.schema, "response_format", set[str]()
         _check_depth(schema, param)
@@ -151,7 +151,7 @@ def format_constraint(wanted: ResponseFormat) -> Constraint | None:
 
 
 def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
-    """Raises InvalidRequestError unless exactly one kind of constraint is given."""
+    """Return the constraint of `structured_outputs`. Raises InvalidRequestError unless exactly one kind is given."""
     param = "structured_outputs"
     given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
     if len(given) != 1:
@@ -169,14 +169,14 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
 
 
 def gbnf_constraint(grammar: str) -> Constraint:
-    """llama.cpp's `grammar`. Raises InvalidRequestError for one that is too long."""
+    """Return the constraint of llama.cpp's `grammar`. Raises InvalidRequestError if the grammar is too long."""
     return Constraint("gbnf", _checked(grammar, "grammar"), "grammar")
 
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decoded request; a `tool_choice` of type `allowed_tools` becomes the tools that it leaves, and its mode.
+    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop the tools that it does not allow.
 
-    Raises InvalidRequestError for one that names no tool of the request.
+    Raises InvalidRequestError if `allowed_tools` is malformed or names a function that is not among the tools.
     """
     choice: Any = fields.get("tool_choice")
     if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
@@ -202,12 +202,12 @@ def _name_of(tool: dict[str, Any]) -> Any:
 
 
 def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:
-    """Raises InvalidRequestError for tools, or a choice among them, that cannot be meant."""
+    """Check tools, `tool_choice` and `parallel_tool_calls` against each other. Raises InvalidRequestError."""
     if tools is None:
         if choice is not None and choice != "none":
-            raise _invalid("tool_choice", "there are no tools to choose from: give tools, or leave it out.")
+            raise _invalid("tool_choice", "there are no tools to choose from: give tools, or leave tool_choice out.")
         if parallel is not None:
-            raise _invalid("parallel_tool_calls", "there are no tools to call: give tools, or leave it out.")
+            raise _invalid("parallel_tool_calls", "there are no tools to call: give tools, or leave the field out.")
         return
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise _invalid("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}.")
@@ -217,7 +217,7 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     for name in names:
         if not _TOOL_NAME.fullmatch(name):
             raise _invalid(
-                "tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}."
+                "tools", f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}."
             )
     if len(set(names)) < len(names):
         raise _invalid("tools", "two functions have the same name.")
@@ -226,7 +226,7 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
 
 
 def depth_of(value: Any) -> int:
-    """The depth of lists and objects in decoded JSON."""
+    """Return the nesting depth of lists and objects in decoded JSON."""
     depth, level = 0, _children([value])
     while level:
         depth += 1
@@ -235,7 +235,7 @@ def depth_of(value: Any) -> int:
 
 
 def _children(value: Any) -> list[Any]:
-    """The lists and objects directly in a list or an object."""
+
     items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
     return [item for item in items if isinstance(item, list | dict)]
 

@@ -1,6 +1,6 @@
-"""Unicode from outside: files that must be UTF-8, and normal forms in linear time.
+"""Safe handling of untrusted Unicode: reading UTF-8 files, and normalization in linear time.
 
-In a normal form no letter keeps more marks than Stream-Safe Text allows (UAX #15).
+Normalization keeps at most 30 combining marks per letter, the limit of Stream-Safe Text (UAX #15).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .errors import UpdraftError
 
 _MAX_MARKS = 30
 _SNIFFED = 64  # bytes
-_MARKS = {  # the longer ones first, which begin alike
+_MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of such bytes
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as decoded by `surrogateescape`
 
 
 def read_text(path: Path, error: type[UpdraftError]) -> str:
-    """The text of a UTF-8 file, without a byte order mark, its lines ended by LF. Raises `error` for another encoding,
+    """Read a UTF-8 file, dropping a byte order mark and converting CRLF to LF. Raises `error` for another encoding,
     and OSError.
     """
     with path.open("rb") as file:
@@ -34,7 +34,7 @@ def read_text(path: Path, error: type[UpdraftError]) -> str:
 
 
 def text_lines(file: io.BufferedReader | gzip.GzipFile, path: Path, error: type[UpdraftError]) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends as they are. Raises `error`, which names the line that is no UTF-8."""
+    """Yield the lines of a UTF-8 file with their original ends. Raises `error` naming a line that is not UTF-8."""
     if (encoding := _other_encoding(file.peek(_SNIFFED)[:_SNIFFED])) is not None:
         raise error(f"{path} is {encoding}: save it as UTF-8.")
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
@@ -45,7 +45,7 @@ def text_lines(file: io.BufferedReader | gzip.GzipFile, path: Path, error: type[
 
 
 def _other_encoding(start: bytes) -> str | None:
-    """By its byte order mark, or else by the zeros of ASCII in two bytes each."""
+    """Detect UTF-16 and UTF-32 by the byte order mark, or by the zero bytes of ASCII text in UTF-16."""
     for name, marks in _MARKS.items():
         if start.startswith(marks):
             return name
@@ -54,8 +54,8 @@ def _other_encoding(start: bytes) -> str | None:
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
-    """`text` in a normal form. Of more than 30 marks on one letter the rest goes: no language has as many, and sorting
-    them takes quadratic time, which holds up every thread.
+    """Normalize `text`. Marks beyond 30 on one letter are dropped: no language uses as many, and sorting them takes
+    quadratic time while holding the GIL.
     """
     if text.isascii():
         return text
@@ -66,5 +66,5 @@ def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether it stands on the letter before it, as it is or once it is taken apart."""
+    """Whether a character is a combining mark, itself or after decomposition."""
     return not character.isascii() and unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0

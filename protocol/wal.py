@@ -1,4 +1,4 @@
-"""SQLite files that several processes write: transactions, whose a file is, and the switch to a write-ahead log."""
+"""Helpers for SQLite files shared by processes: write-ahead log, transactions, and schema inspection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BUSY_TIMEOUT_S, _PAUSE_S = 5.0, 0.01
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
-    """Let `connection` write ahead, each commit safe from the death of the process.
+    """Switch the file to WAL mode, in which commits survive a crash of the process.
 
-    SQLite's own timeout does not hold here: while another connection switches, a new file is "locked" at once. So this
-    waits, up to 5 seconds. Raises sqlite3.OperationalError.
+    SQLite's busy timeout does not apply to the switch: a new file is "locked" at once while another connection
+    switches. This function retries for up to 5 seconds. Raises sqlite3.OperationalError.
     """
     until = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
@@ -30,13 +30,13 @@ def use_wal(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
-    """All or nothing of what is written in it, alone among processes: what is read in it holds until it is written."""
+    """Run the block in a transaction that excludes other writers; roll back if the block raises."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk may have ended it
+        if connection.in_transaction:  # SQLite rolls back by itself on a full disk
             connection.execute("ROLLBACK")
         raise
 
@@ -49,10 +49,10 @@ def create_tables(connection: sqlite3.Connection, schema: Iterable[str]) -> None
 
 
 def tables(connection: sqlite3.Connection) -> frozenset[str]:
-    """The names of the tables in the file."""
+    """Return the names of the tables in the file."""
     return frozenset(name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'"))
 
 
 def columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """The names of the columns of `table`, in order."""
+    """Return the names of the columns of `table`, in order."""
     return tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))

@@ -1,17 +1,17 @@
-"""Chat templates: messages to prompt text, with the origin of every character known.
+"""Rendering of chat templates to prompt text, with the origin (template or user) of every character.
 
-A template is a Jinja program shipped with a model. It writes control tokens (`<|im_end|>`) around what users wrote;
-a user who types `<|im_end|>` must not thereby end a turn. `ChatTemplate.segments` therefore tells template text from
-user text, and `encoding_runs` turns that into the pieces a tokenizer may or may not read control tokens in.
+A template is a Jinja program shipped with a model. It writes control tokens (`<|im_end|>`) around users' text. A user
+who types `<|im_end|>` must not end a turn. `ChatTemplate.segments` therefore separates template text from user text,
+and `encoding_runs` converts the segments to pieces in which a tokenizer may or may not recognize control tokens.
 
-How origins are found: the template is rendered twice, once with the real messages and once with every character of
-every user string replaced by a stand-in from Unicode's supplementary private planes. Stand-ins in the second output
-are user text, wherever the template put, trimmed, cut or repeated them. Mapped back, both outputs must be equal. If
-they are not, the template looked *into* the content (Qwen's `'</think>' in content`, `tojson`), and one rule decides:
+To find origins, the template is rendered twice: once with the real messages, and once with every character of every
+user string replaced by a stand-in from Unicode's supplementary private planes. Stand-ins in the second output are user
+text, even if the template moved, trimmed, cut or repeated them. Mapped back, both outputs must be equal. Otherwise the
+template inspected the content (Qwen's `'</think>' in content`, `tojson`), and these rules decide:
 
-1. If the special tokens of the real output are, in order, those the template wrote in the second one, then none
-   came from a user: the real output is used whole.
-2. Otherwise the second output is used: user text stays as written and the template's rewriting of it is skipped.
+1. If the special tokens of the real output equal, in order, those that the template wrote in the second output, then
+   none came from a user, and the real output is used.
+2. Otherwise the second output is used: user text stays unchanged, and the template's rewriting of it is lost.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from .templates.tool_messages import Change
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
-_MAX_SHAPES = 256  # of conversations that are remembered
+_MAX_SHAPES = 256  # cached shapes of conversations
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of prompt text. `is_control`: written by the template, so special tokens in it are real."""
+    """Piece of prompt text. `is_control`: written by the template, so that special tokens in the text are real."""
 
     text: str
     is_control: bool
 
 
 class ChatTemplate:
-    """A model's chat template, rendered in a child process that starts with the first use.
+    """A model's chat template, rendered in a child process that starts at the first use.
 
-    `special_tokens` are the tokenizer's control tokens; they are only needed to decide rule 1 above.
+    `special_tokens` are the tokenizer's control tokens, needed for rule 1 above.
 
-    No text of a request is lost: the template first renders a conversation of the same shape, in which each text is a
-    mark. Where it drops one, or refuses, the conversation is put to it in other ways, as `Conversation.fits` says.
+    No text of a request is lost: the template first renders a conversation of the same shape with a unique marker for
+    each text. If the template drops a marker, or refuses, other forms are tried in the order of `Conversation.fits`.
     """
 
     def __init__(
@@ -64,35 +64,35 @@ class ChatTemplate:
         eos_token: str = "",
         special_tokens: Iterable[str] = (),
     ) -> None:
-        """Raises ModelLoadError for a source that is longer than any template is."""
+        """Raises ModelLoadError if the source is too long."""
         sources = source if isinstance(source, TemplateSources) else TemplateSources(source)
         self.source, self.tool_source = sources.default, sources.tool_use or sources.default
         self._tool_style = sources.tool_style
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
-        self._fits: BoundedCache[bytes, Fit] = BoundedCache(_MAX_SHAPES)  # by the shape of the conversation
+        self._fits: BoundedCache[bytes, Fit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
 
     def compile(self) -> None:
-        """Start the child process now, with the template. Raises ModelLoadError if that is not valid."""
+        """Start the child process now and compile the template. Raises ModelLoadError if the template is invalid."""
         for renderer in self._renderers:
             renderer.compile()
 
     def close(self) -> None:
-        """End the child process. A later use starts another one."""
+        """End the child process; the next use starts a new process."""
         for renderer in self._renderers:
             renderer.close()
 
     def render(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> str:
-        """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
+        """Render the prompt text. With `continue_final_message`, the prompt ends at the end of the last message.
 
-        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order), leaves one out,
-        or takes too long or too much memory; ModelLoadError if it is not valid.
+        Raises InvalidRequestError if the template refuses the messages (wrong roles or order), drops a message, or
+        exceeds its limits of time and memory; ModelLoadError if the template is invalid.
         """
         return _text(self.segments(messages, **options))
 
     def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
-        """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
+        """Render the prompt, split by origin; `is_control` alternates. Raises the errors of `render`."""
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
@@ -100,7 +100,7 @@ class ChatTemplate:
         truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
         segments = self._origins(conversation, fit, stand_in, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
-            segments = _cut(opaque, stand_in)  # the template looked into a text to drop it
+            segments = _cut(opaque, stand_in)  # the template drops text with certain content
         if place := first_missing(requested.messages, _text(segments)):
             raise _left_out(place)
         return segments
@@ -112,7 +112,7 @@ class ChatTemplate:
             return _cut(opaque, stand_in)
         (opaque,) = self._rendered(
             conversation, fit, [stand_in.inside]
-        )  # leaves outer whitespace for templates that trim
+        )  # keeps outer whitespace real, for templates that trim
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
         if self._special is not None:
@@ -122,18 +122,18 @@ class ChatTemplate:
         return _cut(opaque, stand_in)
 
     def _fit(self, requested: Conversation) -> Fit:
-        """The first way in which the template keeps every text of a conversation of this shape."""
+        """Return the first form in which the template keeps every text, cached by the conversation's shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> Fit:
-        """Raises the first way's error if there is none."""
+        """Return the first form that works. If all fail, raises the error of the first."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None
         for _, some in itertools.groupby(fits, lambda fit: (fit == fits[0], replace(fit, level="as_is"))):
-            group = list(some)  # which differ in what is done to the roles
+            group = list(some)  # forms that differ only in the handling of roles, rendered in one round trip
             conversations = [probe.conversation.put(fit, self._tool_style) for fit in group]
             contexts = [each.context(_unchanged) | self._tokens for each in conversations]
             attempts = self._renderers[group[0].tool_template].attempt(contexts)
@@ -152,7 +152,7 @@ class ChatTemplate:
 
 
 def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
-    """Raises InvalidRequestError for a last message that cannot go on."""
+    """Build the conversation. Raises InvalidRequestError if the last message cannot be continued."""
     tools, variables = options.get("tools", ()), options.get("template_options") or {}
     if not options.get("continue_final_message", False):
         asks = options.get("add_generation_prompt", True)
@@ -163,7 +163,7 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
         )
     if messages[-1].tool_calls:
         raise InvalidRequestError(
-            "A message with tool_calls is complete: leave out its tool_calls, or continue_final_message.",
+            "A message with tool_calls cannot be continued: leave out tool_calls, or continue_final_message.",
             param=f"messages[{len(messages) - 1}].tool_calls",
             code="invalid_value",
         )
@@ -172,11 +172,11 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
 
 
 def _up_to_mark(text: str) -> str:
-    """The rendered text, up to the end of the last message."""
-    prompt, found, _ = text.rpartition(END_MARK)
-    if not found:
+    """Return the rendered text up to the end of the last message."""
+    prompt, mark, _ = text.rpartition(END_MARK)
+    if not mark:
         raise InvalidRequestError(
-            "This model's chat template does not keep the last message, so it cannot be continued.",
+            "The last message cannot be continued: this model's chat template drops or changes its end.",
             param="continue_final_message",
         )
     return prompt
@@ -184,8 +184,8 @@ def _up_to_mark(text: str) -> str:
 
 def _left_out(place: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"The model's chat template leaves out the text of {place}: send it in another role, or give another template "
-        "with --chat-template.",
+        f"The model's chat template drops the text of {place}: use another role for this message, or set another "
+        "template with --chat-template.",
         param=place,
         code="unsupported_message",
     )
@@ -196,16 +196,16 @@ def _text(segments: Sequence[Segment]) -> str:
 
 
 def special_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds any of `tokens`, longest first; None for no tokens."""
+    """Return a pattern that matches any of `tokens`, longest first; None without tokens."""
     ordered = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) -> list[Segment]:
-    """The pieces to tokenize one by one: special tokens are to be recognised in control pieces only.
+    """Return the pieces to tokenize separately; special tokens are recognized only in control pieces.
 
-    Where no user typed a special token that is one single piece, so that merges across the border of template and user
-    text come out as in transformers. Otherwise the text is cut at the template's own special tokens, as tokenizers do.
+    If no user typed a special token, the result is a single piece, so that merges across template and user text are
+    the same as in transformers. Otherwise the text is cut at the template's special tokens, as tokenizers do.
     """
     merged = _merge(segments)
     text = "".join(segment.text for segment in merged)
@@ -229,7 +229,7 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
 
 
 class _StandIn:
-    """A one-to-one map from the characters of the messages' user strings to private code points, and back."""
+    """One-to-one map from the characters of user strings to private code points, and back."""
 
     def __init__(self, conversation: Conversation) -> None:
         texts = [text for message in conversation.messages for text in (message.text, message.name or "")]

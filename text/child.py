@@ -1,7 +1,7 @@
-"""The protocol of a parent and a child process that does the work of strangers: start, frames, limits.
+"""Length-prefixed frames and environment for sandboxed child processes that run untrusted templates and grammars.
 
-The child reads frames from its standard input and answers on its standard output. The end of its input is its own end,
-so it never outlives its parent. It sees the parent's modules, but not its environment, which may hold keys.
+A child reads frames from standard input, answers on standard output, and exits at the end of the input, so that no
+child outlives the parent. A child imports the parent's modules, but not its environment, which may hold keys.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..protocol.safety.python_process import module_path
 from ..protocol.safety.system import no_core_files
 
 LENGTH = struct.Struct("!I")
-# The variables that Python and its native modules need; the time zone is for templates that write a date.
+# Variables that Python and native modules need; TZ is for templates that print a date.
 _ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 
 
 def environment() -> dict[str, str]:
-    """The variables of a child: those it needs, and where the parent finds its modules."""
+    """Return the child's environment: the necessary variables, and the parent's module path."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, **module_path()}
 
@@ -31,7 +31,7 @@ def frame(message: bytes) -> bytes:
 
 
 def read(stream: IO[bytes]) -> bytes:
-    """The next frame's message; empty if the stream ends before its end."""
+    """Read the next frame's message; empty if the stream ends first."""
     header = stream.read(LENGTH.size)
     if len(header) < LENGTH.size:
         return b""
@@ -40,11 +40,11 @@ def read(stream: IO[bytes]) -> bytes:
     return message if len(message) == length else b""
 
 
-# For the child alone.
+# Functions for the child process.
 
 
 def prepare() -> None:
-    """Interrupts are the parent's to handle, who writes to a dead parent just ends, and a crash leaves no core file."""
+    """Set up the child: ignore interrupts, exit quietly if the parent has died, and write no core files."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -52,7 +52,7 @@ def prepare() -> None:
 
 
 def receive() -> bytes:
-    """The next message; empty at the end of the input."""
+    """Read the next message; empty at the end of the input."""
     return read(sys.stdin.buffer)
 
 

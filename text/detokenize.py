@@ -1,4 +1,4 @@
-"""Tokens to text while they arrive: characters only when complete, stop strings never."""
+"""Incremental decoding of tokens to text: holds back incomplete characters and possible stop strings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 
 def gpt2_byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte value, as character -> byte (`bytes_to_unicode` in its encoder.py)."""
+    """Return GPT-2's map from printable characters to byte values (inverse of `bytes_to_unicode` in encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class IncrementalDetokenizer:
-    """Turns token ids into text, holding back the bytes of a character that is not complete yet.
+    """Incremental decoder of token ids to text, which holds back the bytes of an incomplete character.
 
-    Whatever the pushes, their results plus `flush()` join to the decoding of all bytes at once (invalid bytes become
-    U+FFFD). `token_bytes` gives the raw bytes of one token.
+    The results of all pushes and `flush()` together equal the decoding of all bytes at once (invalid bytes become
+    U+FFFD). `token_bytes` returns the raw bytes of a token.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -25,35 +25,35 @@ class IncrementalDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, *token_ids: int) -> str:
-        """The text that these tokens complete; may be empty."""
+        """Return the text completed by these tokens; may be empty."""
         return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
-        """The rest at the end: U+FFFD for an incomplete character, usually nothing."""
+        """Return the rest at the end of the answer: U+FFFD for an incomplete character, usually nothing."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopMatcher:
-    """Ends text before the first stop string to be completed, however the text is cut into pushes.
+    """Incremental search for stop strings; the result does not depend on how the text is split into pushes.
 
-    Of two stop strings the one that ends first wins, and of two that end together the longer one: what a reader of
-    single characters would see. Text that may still become a stop string is held back.
+    Among several matches, the stop string that ends first wins, and the longest among equal ends. Text that may still
+    become a stop string is held back.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
-        # The stop string that was met.
+        # Stop string that was found, if any.
         self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text safe to emit now, and whether a stop string was met (then nothing more will be emitted)."""
+        """Return the text safe to emit, and whether a stop string was found (later pushes then return no text)."""
         if self.matched is not None:
             return "", True
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if found:
-            end, start = min(found)
+        matches = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if matches:
+            end, start = min(matches)
             self._held, self.matched = "", text[start:end]
             return text[:start], True
         held = self._possible_start(text)
@@ -61,12 +61,12 @@ class StopMatcher:
         return text[: len(text) - held], False
 
     def flush(self) -> str:
-        """The held-back text, at the end of generation: no stop string came of it."""
+        """Return the text held back, at the end of generation."""
         text, self._held = self._held, ""
         return text
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of `text` with which some stop string begins."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):

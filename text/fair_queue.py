@@ -1,4 +1,4 @@
-"""Turns at something that serves one at a time: tenants take them in rotation, and few wait, and not for long."""
+"""Bounded queue for an exclusive resource, with round-robin scheduling between tenants and a wait timeout."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _Place = asyncio.Future[None]
 
 
 class FairQueue:
-    """For one event loop. At most `max_waiting` wait; where that is not enough, who waits most often is sent away."""
+    """Fair queue for one event loop. If the queue is full, the tenant with the most waiters loses its newest waiter."""
 
     def __init__(self, what: str, *, max_waiting: int, timeout_s: float) -> None:
-        """`what` is waited for, in words."""
+        """`what` names the resource in error messages. `max_waiting` limits the waiters, `timeout_s` each wait."""
         self._what = what
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._taken = False
-        self._waiting: dict[str, deque[_Place]] = {}  # who is next comes first
+        self._waiting: dict[str, deque[_Place]] = {}  # waiters by tenant; the first tenant is next
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """Raises OverloadedError if too many wait, or after too long."""
+        """Hold the resource within the block. Raises OverloadedError if the queue is full, or on timeout."""
         if self._taken:
             await self._wait(tenant)
         self._taken = True
@@ -41,24 +41,24 @@ class FairQueue:
         self._waiting.setdefault(tenant, deque()).append(place)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.shield(place)  # so that it can be given the turn until this is told of its end
+                await asyncio.shield(place)  # cancelling the wait must not cancel a turn that is granted meanwhile
         except BaseException as error:
             if not place.done():
                 self._leave(tenant, place)
             elif place.exception() is None:
-                self._pass_on()  # it was given the turn as it left
+                self._pass_on()  # the turn was granted while this waiter gave up
             if isinstance(error, TimeoutError):
-                raise self._overloaded(f"took longer than {self._timeout_s:g} s") from error
+                raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
             raise
 
     def _make_room(self, tenant: str) -> None:
-        """Send the last of those away that wait most, or the one who comes, if that is one of them."""
+        """Reject the newest waiter of the tenant with the most waiters, or the new one if it is of that tenant."""
         most = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if len(self._waiting[most]) <= len(self._waiting.get(tenant, ())) + 1:
             raise self._overloaded(f"is full ({self._max_waiting})")
         place = self._waiting[most][-1]
         self._leave(most, place)
-        place.set_exception(self._overloaded(f"is full ({self._max_waiting}), others wait for less"))
+        place.set_exception(self._overloaded(f"is full ({self._max_waiting}), and you have the most waiting requests"))
 
     def _pass_on(self) -> None:
         self._taken = bool(self._waiting)
@@ -67,7 +67,7 @@ class FairQueue:
             places = self._waiting.pop(tenant)
             places.popleft().set_result(None)
             if places:
-                self._waiting[tenant] = places  # behind the others
+                self._waiting[tenant] = places  # moves to the end of the rotation
 
     def _leave(self, tenant: str, place: _Place) -> None:
         self._waiting[tenant].remove(place)

@@ -1,7 +1,7 @@
-"""The changes that one answer's options make to its logits: penalties, biases and bans, kept up to date token by token.
+"""Penalties, biases and bans on the logits of one answer, updated incrementally for each token.
 
-The meaning is that of `protocol.sampling.SamplingParams`. Made anew for every token it would cost, on a prompt of
-thousands of tokens under a repetition penalty, more than all else that happens between two steps.
+`protocol.sampling.SamplingParams` defines their meaning. Recomputing all edits for each token would dominate the time
+between two steps for a repetition penalty on a prompt of thousands of tokens.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitEdits:
-    """Changes to logits, each (edits,)."""
+    """Changes to logits, as arrays of shape (edits,)."""
 
-    # No token comes twice.
+    # Unique token ids.
     token_ids: npt.NDArray[np.int32]
-    # Divide positive logits, multiply others.
+    # Divisors of positive logits, and factors of other logits.
     divisors: Floats
-    # Added afterwards.
+    # Offsets added after the division.
     offsets: Floats
 
     def applied(self, logits: Floats) -> Floats:
-        """A copy of `logits` (vocab,) with that done."""
-        edited, found = logits.copy(), logits[self.token_ids]
-        edited[self.token_ids] = np.where(found > 0, found / self.divisors, found * self.divisors) + self.offsets
+        """Return an edited copy of `logits` (vocab,)."""
+        edited, chosen = logits.copy(), logits[self.token_ids]
+        edited[self.token_ids] = np.where(chosen > 0, chosen / self.divisors, chosen * self.divisors) + self.offsets
         return edited
 
 
 class LogitEditor:
-    """The edits of one answer while it grows, also behind draft tokens."""
+    """Incremental edits of a growing answer, including draft tokens."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
-        """`end_ids`: the tokens that end the answer (`SamplingParams.end_ids`)."""
+        """`end_ids`: the tokens that end the answer, from `SamplingParams.end_ids`."""
         repetition = params.repetition_penalty
-        self.num_tokens = 0  # of the answer, that the edits count
+        self.num_tokens = 0  # tokens of the answer included in the edits
         self._params = params
         self._penalises = repetition != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         self._bias = dict(params.logit_bias)
@@ -50,22 +50,22 @@ class LogitEditor:
         token_ids = sorted({*self._prompt, *self._bias, *held_open})
         self._places = {token: place for place, token in enumerate(token_ids)}
         self._counts = [0] * len(token_ids)
-        # Columns with room behind what `_places` knows of.
+        # Arrays with spare capacity; `_places` maps tokens to the used entries.
         self._ids = np.array(token_ids, np.int32)
         self._divisors = np.array([repetition if token in self._prompt else 1.0 for token in token_ids], np.float32)
         self._offsets = np.array([self._bias.get(token, 0.0) for token in token_ids], np.float32)
         self._ends = np.array([self._places[token] for token in held_open], np.intp)
-        self._ahead: list[int] = []  # draft tokens that are counted
+        self._ahead: list[int] = []  # draft tokens included in the edits
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The answer has grown by `tokens`."""
+        """Add `tokens` to the answer."""
         self._follow(())
         for token in tokens if self._penalises else ():
             self._count(token, 1)
         self.num_tokens += len(tokens)
 
     def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
-        """The edits for the token after the answer and `drafts`; None where there are none."""
+        """Return the edits for the token after the answer and `drafts`; None if no logits change."""
         self._follow(drafts)
         number, held_open = len(self._places), self.num_tokens + len(drafts) < self._params.min_tokens
         if not number or not (held_open or self._penalises or self._bias):
@@ -76,7 +76,7 @@ class LogitEditor:
         return LogitEdits(self._ids[:number], self._divisors[:number].copy(), offsets)
 
     def _follow(self, drafts: Sequence[int]) -> None:
-        """Count just these tokens behind the answer. Drafts mostly grow by a token, or begin anew."""
+        """Make `drafts` the counted draft tokens. Fast if the drafts grow by a token, the common case."""
         if not self._penalises:
             return
         known = len(self._ahead)
@@ -89,7 +89,7 @@ class LogitEditor:
             self._ahead.append(token)
 
     def _count(self, token: int, by: int) -> None:
-        """A token of a draft that came to nothing stays, with edits that change nothing."""
+        """Change the count of a token. The entry of a rejected draft token stays, with a neutral edit."""
         params, place = self._params, self._place_of(token)
         self._counts[place] += by
         count = self._counts[place]

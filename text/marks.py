@@ -1,7 +1,7 @@
-"""Turn marks that a file does not call special: models have them as tokens of their own, and users may not write them.
+"""Detection of control tokens, such as turn marks, that model files do not flag as special.
 
-GGUF calls such tokens USER_DEFINED, tokenizer.json calls them added and not special. Both also have harmless ones among
-them: runs of blanks, words, tags of HTML. Those are read in a user's text as the model learnt them.
+Such tokens are USER_DEFINED in GGUF, and added but not special in tokenizer.json. Users must not be able to write
+them. The same category also has harmless tokens (runs of spaces, words, HTML tags), which users may write.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
 
 
 def typed_marks(tokens: Iterable[str], *templates: str) -> list[str]:
-    """Those of a file's own tokens that stay text where a user types them: words in brackets that one of the templates
-    writes, or that are no tag of HTML."""
+    """Select the tokens that must stay plain text in user input: bracketed words that a template writes, or that are
+    not HTML tags."""
     return [
         token
         for token in tokens

@@ -1,33 +1,33 @@
-"""Answers that repeat themselves without end: one definition for both engines, looked for at fixed lengths.
+"""Detection of endlessly repeating answers, the same for both engines and checked at fixed lengths.
 
-An answer repeats itself if its last tokens are one period over and over: at least `MIN_REPEATS` times, and at least
-`SPAN` tokens in all. A list of a hundred zeros, a table and indented code are shorter, or differ from row to row. The
-fixed lengths make the end of an answer independent of how many tokens a step brings.
+An answer repeats itself if it ends with one period repeated at least `MIN_REPEATS` times, over at least `SPAN` tokens.
+A list of a hundred zeros, a table or indented code is shorter, or differs from row to row. Checks at fixed lengths
+make the result independent of the number of tokens per step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Tokens of a period at most.
+#: Maximum length of a period, in tokens.
 MAX_PERIOD = 128
-#: Tokens that a period must have filled.
+#: Minimum length of the repetition, in tokens.
 SPAN = 256
-#: Times that a period must have come.
+#: Minimum number of repeats of the period.
 MIN_REPEATS = 4
-#: An answer is looked at whenever it has grown by so many tokens.
+#: Number of tokens between two checks of an answer.
 INTERVAL = 64
-#: Its last tokens that are looked at.
+#: Number of last tokens that a check examines.
 WINDOW = MAX_PERIOD * MIN_REPEATS
 
 
 def next_check(num_generated: int) -> int:
-    """The length at which an answer of so many tokens is looked at next."""
+    """Return the answer length, in tokens, at which the next check is due."""
     return max(SPAN, (num_generated // INTERVAL + 1) * INTERVAL)
 
 
 def repeats(token_ids: Sequence[int], num_generated: int) -> bool:
-    """Whether an answer is to end here; its `num_generated` tokens are the last of `token_ids`."""
+    """Whether to end the answer here. The answer is the last `num_generated` tokens of `token_ids`."""
     if num_generated < SPAN or num_generated % INTERVAL:
         return False
     tail = token_ids[-min(num_generated, WINDOW) :]

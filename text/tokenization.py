@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt costs before it is asked, and what tokens mean."""
+"""Requests and responses of `/tokenize` and `/detokenize`, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .templates import tool_messages as tool_turns
 
 
 class TextEncoder(Protocol):
-    """A model's tokenizer with its chat template, in the cloud or on the device."""
+    """Interface of a model's tokenizer with chat template, implemented by both engines."""
 
     @property
     def vocab_size(self) -> int: ...
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
     def encode_prompt(self, text: str) -> list[int]:
-        """With the tokens that the model wants around a prompt."""
+        """Encode a prompt, adding the special tokens that the model expects around it."""
         ...
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]: ...
@@ -29,7 +29,7 @@ class TextEncoder(Protocol):
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next three are about messages."""
+    """Tokenization of `prompt` or `messages`. `add_special_tokens` applies to prompts, the next three to messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -42,12 +42,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def param(self) -> str:
-        """The one of the two that is given."""
+        """Name of the field that is set, `prompt` or `messages`."""
         return "prompt" if self.messages is None else "messages"
 
     @property
     def texts(self) -> list[str]:
-        """All that tokens are to be made of."""
+        """All texts to tokenize."""
         if self.messages is None:
             return [self.prompt or ""]
         return [*(message.text for message in self.messages), *tool_turns.texts(self.messages, self.tools or [])]
@@ -73,7 +73,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
-    """Raises InvalidRequestError."""
+    """Decode and check a request. Raises InvalidRequestError."""
     request = decode(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
@@ -84,17 +84,17 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
             continue_final_message=request.continue_final_message,
         )
     elif request.tools is not None:
-        raise InvalidRequestError("tools go with messages: leave them out.", param="tools", code="invalid_value")
+        raise InvalidRequestError("tools need messages: leave tools out.", param="tools", code="invalid_value")
     check_tools(request.tools, None, None)
     return request
 
 
 def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> DetokenizeRequest:
-    """Raises InvalidRequestError, and ContextLengthError for more tokens than a context holds."""
+    """Decode and check a request. Raises InvalidRequestError; ContextLengthError above the context length."""
     request = decode(body, DetokenizeRequest)
     if len(request.tokens) > context_length:
         raise ContextLengthError(
-            f"tokens: {len(request.tokens)}; this model's context holds {context_length}: send them in parts.",
+            f"Got {len(request.tokens)} tokens; this model's context holds {context_length}: send them in parts.",
             param="tokens",
         )
     if not all(0 <= token < vocab_size for token in request.tokens):
@@ -103,7 +103,7 @@ def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> Detok
 
 
 def tokenized(tokenizer: TextEncoder, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
-    """The answer to `request`. A token that is part of a character is shown with U+FFFD."""
+    """Tokenize a request. In `token_strs`, a token with part of a character contains U+FFFD."""
     tokens = _encode(tokenizer, request)
     texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
     return TokenizeResponse(len(tokens), context_length, tokens, texts)

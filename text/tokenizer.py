@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder: Hugging Face's `tokenizers` under the two rules this project adds.
+"""Tokenizer of a model folder: Hugging Face's `tokenizers` with two additional guarantees.
 
-Text from users never produces special tokens, and every token has exact bytes, so that streaming is a matter of UTF-8.
+User text never produces special tokens, and every token has exact bytes, so that streaming only has to decode UTF-8.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .marks import typed_marks
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_LONG = 2**13  # characters: some milliseconds
+_LONG = 2**13  # characters; shorter texts take at most a few milliseconds
 _log = logging.getLogger("updraft.text")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnds:
-    """The tokens that tokenizer_config.json puts around a prompt. None: as tokenizer.json does it."""
+    """Special tokens around a prompt, from tokenizer_config.json. `add_*` None: tokenizer.json decides."""
 
     bos_token: str = ""
     eos_token: str = ""
@@ -40,7 +40,8 @@ class PromptEnds:
 
 
 class Tokenizer:
-    """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one; `special_ids`: controls."""
+    """Thread-safe tokenizer. `eos_ids` end an answer; `vocab_size` is the highest id plus one; `special_ids` are
+    control tokens."""
 
     def __init__(
         self,
@@ -50,16 +51,16 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         ends: PromptEnds = PromptEnds(),
     ) -> None:
-        """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""
+        """`definition` is the content of a tokenizer.json. Raises ModelLoadError if unusable."""
         parsed = _parsed(definition)
         sources = () if chat_template is None else (chat_template.source, chat_template.tool_source)
         marks = set(typed_marks(_added(parsed, special=False), *sources))
         try:
             self._special_mode = tokenizers.Tokenizer.from_str(definition)
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
-        except Exception as error:  # the library raises nothing more precise
-            raise ModelLoadError(f"The tokenizer definition is not usable: {error}") from error
-        for mode in (self._special_mode, self._plain_mode):  # settings of a training run, never wanted here
+        except Exception as error:  # the library raises no more specific type
+            raise ModelLoadError(f"The tokenizer definition is unusable: {error}") from error
+        for mode in (self._special_mode, self._plain_mode):  # training settings left in the file
             mode.no_truncation()
             mode.no_padding()
         self._plain_mode.encode_special_tokens = True
@@ -72,17 +73,17 @@ class Tokenizer:
         self.chat_template = chat_template
         self._ends = ends
         self._bos_id, self._eos_id = map(self._plain_mode.token_to_id, (ends.bos_token, ends.eos_token))
-        self._longest_chat: int | None = None  # bytes
-        self._front: list[int] = []  # of every chat
+        self._longest_chat: int | None = None  # maximum size of a rendered chat, in bytes
+        self._front: list[int] = []  # tokens at the start of every chat
         if self._bos_id is not None and self.encode_prompt("")[:1] == [self._bos_id]:
             self._front = [self._bos_id]
 
     @classmethod
     def from_folder(cls, folder: Path, *, chat_template: str | None = None, tool_parser: str = "auto") -> Tokenizer:
-        """Read `tokenizer.json`, and where present `tokenizer_config.json`, `generation_config.json` and templates.
+        """Read `tokenizer.json` and, if present, `tokenizer_config.json`, `generation_config.json` and templates.
 
-        `chat_template`: another one, as `TemplateSources.of` takes it. Raises ModelLoadError naming the file that is
-        missing or damaged, ConfigurationError for a template that cannot be read.
+        `chat_template` replaces the model's (see `TemplateSources.of`). Raises ModelLoadError naming a missing or
+        corrupt file, ConfigurationError if the template cannot be read.
         """
         definition = _read(folder / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
@@ -102,18 +103,18 @@ class Tokenizer:
         return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)
 
     def limit(self, context_length: int) -> int:
-        """The most bytes that so many tokens stand for. From here on, longer chats are refused."""
+        """Refuse chats that cannot fit into `context_length` tokens from now on; return the size limit in bytes."""
         self._longest_chat = context_length * max(len(self.token_bytes(token)) for token in range(self.vocab_size))
         return self._longest_chat
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Token ids of `text` alone, nothing added. Special tokens in it are read as such only if allowed."""
+        """Encode `text` without adding tokens. Special tokens in the text are recognized only if allowed."""
         return _ids(self._special_mode if allow_special else self._plain_mode, text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a raw prompt, with whatever the model wants around it (a BOS token, usually)."""
+        """Encode a raw prompt, adding the special tokens that the model expects around it (usually BOS)."""
         ids = _ids(self._plain_mode, text, add_special_tokens=True)
-        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # by tokenizer.json: no text makes these
+        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # added by tokenizer.json, never by text
         wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
         if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
             ids = [self._bos_id, *ids] if wants_bos else ids[1:]
@@ -122,40 +123,40 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
-        """Token ids of the rendered chat; special tokens come from the template only, never from a message.
+        """Encode a chat; special tokens only come from the template, never from a message.
 
-        A BOS token that the model wants and the template does not write comes first. Raises ModelLoadError if the model
-        has no chat template or a broken one, InvalidRequestError if that refuses the messages, ContextLengthError after
-        `limit`.
+        Prepends BOS if the model expects it and the template does not write it. Raises ModelLoadError if the chat
+        template is missing or invalid, InvalidRequestError if the template refuses the messages, ContextLengthError
+        above the size of `limit`.
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: give one with --chat-template.")
         runs = encoding_runs(self.chat_template.segments(messages, **options), self._special)
         if self._longest_chat is not None and (length := sum(len(run.text) for run in runs)) > self._longest_chat:
             raise ContextLengthError(
-                f"messages: {length} characters; this model's context cannot hold more than {self._longest_chat}.",
+                f"The messages have {length} characters; this model's context holds at most {self._longest_chat}.",
                 param="messages",
             )
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
         return ids if ids[:1] == self._front else self._front + ids
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token, as the tokenizer writes it, and its id."""
+        """Return the ids of all tokens, by the token's text in the tokenizer's notation."""
         return self._plain_mode.get_vocab(with_added_tokens=True)
 
     def special_id(self, text: str) -> int | None:
-        """The id of the special token written `text`; None if that is no special token here."""
+        """Return the id of the special token `text`; None if there is no such special token."""
         token_id = self._plain_mode.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(token_id, skip_special=skip_special) for token_id in ids).decode(
             "utf-8", "replace"
         )
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """The bytes `token_id` stands for: empty for special tokens (unless asked for) and for unused ids."""
+        """Return the bytes of a token; empty for unused ids, and for special tokens unless `skip_special` is False."""
         if skip_special and token_id in self.special_ids:
             return b""
         token = self._plain_mode.id_to_token(token_id)
@@ -163,21 +164,21 @@ class Tokenizer:
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """The ids of a text. `encode` holds up every thread for a second per megabyte, a batch holds up none."""
+    """Encode a text. Long texts use the batch call, since `encode` holds the GIL for about a second per megabyte."""
     if len(text) < _LONG:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _byte_decoder(definition: dict[str, Any]) -> Any:
-    """The bytes of a vocabulary entry, by the `decoder` of tokenizer.json: byte-level or byte-fallback."""
+    """Return a function from a vocabulary entry to its bytes, for the byte-level or byte-fallback `decoder`."""
     decoder: dict[str, Any] | None = definition.get("decoder")
     kinds = [step["type"] for step in (decoder or {}).get("decoders", [decoder] if decoder else [])]
     if "ByteLevel" in kinds:
         if definition.get("pre_tokenizer") is None:
             _log.warning(
-                "The tokenizer has no pre_tokenizer: text is split as the model never learnt it, and answers may be "
-                "poor. Fetch the model again, with the tokenizer.json it was published with."
+                "The tokenizer has no pre_tokenizer: text is split differently than in training, and answers may be "
+                "poor. Download the model again with its original tokenizer.json."
             )
         alphabet = gpt2_byte_alphabet()
 
@@ -199,7 +200,7 @@ def _byte_decoder(definition: dict[str, Any]) -> Any:
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> TemplateSources | None:
-    """Those of the folder by their names, in the order in which transformers looks for them."""
+    """Read the chat templates in the folder, with the same precedence as transformers."""
     named = _named(config.get("chat_template")) | _named(_read_json(folder / "chat_template.json").get("chat_template"))
     more = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (own_file := folder / "chat_template.jinja").exists():
@@ -214,22 +215,22 @@ def _named(templates: str | list[dict[str, str]] | None) -> dict[str, str]:
 
 
 def _parsed(definition: str, name: str = "The tokenizer definition") -> dict[str, Any]:
-    """A tokenizer.json. Raises ModelLoadError."""
+    """Parse a tokenizer.json. Raises ModelLoadError if malformed."""
     try:
         parsed = json.loads(definition)
         _ = [(token["content"], token["id"], token["special"]) for token in parsed["added_tokens"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{name} is damaged ({error!r}): fetch it again.") from error
+        raise ModelLoadError(f"{name} is corrupt ({error!r}): download it again.") from error
     return parsed
 
 
 def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
-    """Content and id of the added tokens that are special, or of those that are not."""
+    """Return ids by content of the added tokens that are special (or not special)."""
     return {token["content"]: token["id"] for token in definition["added_tokens"] if token["special"] == special}
 
 
 def _with_special(definition: dict[str, Any], marks: set[str]) -> str:
-    """The definition with these tokens special, too."""
+    """Return the definition with `marks` flagged as special."""
     added = [
         {**token, "special": token["special"] or token["content"] in marks} for token in definition["added_tokens"]
     ]
@@ -248,7 +249,7 @@ def _read(path: Path) -> str:
     try:
         return read_text(path, ModelLoadError)
     except OSError as error:
-        raise ModelLoadError(f"Cannot read {path}: {error}. A model folder needs it; fetch the model again.") from error
+        raise ModelLoadError(f"Cannot read {path}: {error}. Download the model again.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read(path))
     except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON ({error}): fetch the model again.") from error
+        raise ModelLoadError(f"{path} is not valid JSON ({error}): download the model again.") from error
     if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object: fetch the model again.")
+        raise ModelLoadError(f"{path} does not hold a JSON object: download the model again.")
     return content

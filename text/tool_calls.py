@@ -1,7 +1,7 @@
-"""Tool calls in the text of an answer: found, told apart from the rest, and handed on while they are being written.
+"""Incremental parser that separates tool calls from the text of an answer while it is generated.
 
-However the text is cut into pushes, the results join to the same. What looks like a call and is none, or is one of a
-function that nobody declared, stays text; arguments are handed on as the model wrote them, valid JSON or not.
+The joined results do not depend on how the text is split into pushes. Text that only looks like a call, and calls of
+undeclared functions, stay text. Arguments are passed on exactly as the model wrote them, valid JSON or not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 
 def _begun(mark: str) -> str:
-    """A pattern of all that this mark may begin with."""
+    """Return a pattern that matches any non-empty prefix of `mark`."""
     return "|".join(re.escape(mark[:end]) for end in range(len(mark), 0, -1))
 
 
-# A name, and what newer Mistral models write between it and the arguments: an id of their own, which is passed over.
-# Nothing is tried twice (`+` behind a quantifier): blanks without end would take time without end.
+# A name, and the optional call id that newer Mistral models write between the name and the arguments (skipped).
+# Possessive quantifiers (`++`, `*+`) prevent backtracking, which would take quadratic time on long whitespace.
 _ID = r"\[CALL_ID\]\s*+[A-Za-z0-9_-]{0,64}+\s*+"
 _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*+)?+(?=\{{)")
 _MAYBE_NAME = re.compile(
@@ -26,32 +26,32 @@ _MAYBE_NAME = re.compile(
 )
 
 
-_MAX_PENDING = 16_384  # characters that may wait for whether a call follows
+_MAX_PENDING = 16_384  # maximum characters held back until it is clear whether a call follows
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """The tool calls of a family of models. `opener` comes before a call or a list of calls, `closer` after a call."""
+    """Tool-call syntax of a family of models. `opener` precedes a call or a list of calls, `closer` follows a call."""
 
     opener: str
     closer: str = ""
-    # An answer may also begin with a call that has no opener, if it has arguments, and further ones follow, also
-    # behind semicolons.
+    # Whether an answer may also begin with a call without opener (but with arguments); more calls may follow, also
+    # after semicolons.
     bare: bool = False
-    # Behind the opener comes a JSON list of calls, or the name of a function and then its arguments.
+    # Whether the opener is followed by a JSON list of calls, or by a function name and arguments.
     lists: bool = False
-    # Blanks before an opener belong to the text.
+    # Whether to keep whitespace before an opener in the text.
     keeps_blanks: bool = False
 
 
 @dataclass(slots=True)
 class CallDelta:
-    """More of the `index`-th call."""
+    """Next piece of the `index`-th call."""
 
     index: int
-    # Comes once and first.
+    # Name of the function, only in the first piece.
     name: str = ""
-    # Comes piece by piece.
+    # Next piece of the arguments.
     arguments: str = ""
 
 
@@ -62,9 +62,9 @@ class Parsed:
 
 
 class ToolCallParser:
-    """Reads one answer: `push` its text as it comes, `flush` at its end.
+    """Parser for one answer: `push` the text as it arrives, `flush` at the end.
 
-    `names`: of the functions that may be called. `num_calls` are over.
+    `names` are the declared functions. `num_calls` counts complete calls.
     """
 
     def __init__(self, syntax: ToolSyntax, names: Collection[str]) -> None:
@@ -73,9 +73,9 @@ class ToolCallParser:
         self._names = names
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
         self._buffer = ""
-        self._opening = ""  # all since the opener of what is being read, and the blanks before it
-        self._undeclared, self._undeclared_end = "", 0  # what of that are calls of other functions, up to where
-        self._marked = self._called = False  # whether it began with an opener, and has had a call
+        self._opening = ""  # text since the current opener, including the whitespace before it
+        self._undeclared, self._undeclared_end = "", 0  # calls of undeclared functions in `_opening`, and their end
+        self._marked = self._called = False  # whether `_opening` began with an opener, and contained a declared call
         self._in_list = False
         self._call = _CallReader()
         self._parsed = Parsed()
@@ -87,11 +87,11 @@ class ToolCallParser:
         return self._taken()
 
     def flush(self) -> Parsed:
-        """The rest at the end of the answer."""
+        """Return the rest at the end of the answer."""
         if self._state == self._in_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
-            cut_off = self._syntax.closer.startswith(self._buffer.strip())  # also where nothing is left
+            cut_off = self._syntax.closer.startswith(self._buffer.strip())  # partial or missing closer
             self._buffer = "" if cut_off else self._buffer
         self._back_to_text()
         self._parsed.content += self._buffer
@@ -102,7 +102,7 @@ class ToolCallParser:
         parsed, self._parsed = self._parsed, Parsed()
         return parsed
 
-    # The states. Each takes what it can from the buffer; False: it waits for more text.
+    # States of the parser. Each consumes from the buffer as much as possible, and returns False to wait for more text.
 
     def _at_start(self) -> bool:
         rest = self._buffer.lstrip()
@@ -116,18 +116,18 @@ class ToolCallParser:
     def _in_text(self) -> bool:
         opener = self._syntax.opener
         start = self._buffer.find(opener)
-        found = start >= 0
-        if not found:
+        is_complete = start >= 0
+        if not is_complete:
             start = len(self._buffer) - _overlap(self._buffer, opener)
         before = self._buffer[:start] if self._syntax.keeps_blanks else self._buffer[:start].rstrip()
         self._parsed.content += before
-        if found:
+        if is_complete:
             end = start + len(opener)
             self._opening, self._buffer, self._state = self._buffer[len(before) : end], self._buffer[end:], self._opened
             self._marked = True
         else:
             self._buffer = self._buffer[len(before) :]
-        return found
+        return is_complete
 
     def _opened(self) -> bool:
         rest = self._buffer.lstrip()
@@ -175,7 +175,7 @@ class ToolCallParser:
         return self._back_to_text()
 
     def _drop(self, length: int) -> None:
-        """Pass over the next characters, which come back if there turns out to be no call among what they open."""
+        """Skip characters; they are restored to the text if no declared call follows."""
         self._opening += self._buffer[:length]
         self._buffer = self._buffer[length:]
 
@@ -186,7 +186,7 @@ class ToolCallParser:
         return True
 
     def _hand_on(self) -> None:
-        """The name as soon as it is sure to be a call, then the arguments."""
+        """Emit the name as soon as the text is certainly a call, then the arguments."""
         call = self._call
         if not call.announced and call.name in self._names and self._looks_like_call(call):
             call.announced = self._called = True
@@ -198,7 +198,7 @@ class ToolCallParser:
             call.arguments = ""
 
     def _looks_like_call(self, call: _CallReader) -> bool:
-        """JSON with neither an opener nor arguments may be an answer with a name in it."""
+        """Whether the JSON is a call. Without opener and arguments, it may be an answer with a `name` member."""
         marked = not self._syntax.bare or self._marked
         return bool(call.name) and (marked or call.has_arguments)
 
@@ -206,7 +206,7 @@ class ToolCallParser:
         call, self._state = self._call, self._after_call
         if not call.announced:
             self._opening += call.raw
-            # Between two of them stands what stood there.
+            # Keep the original text between two undeclared calls.
             self._undeclared += self._opening[self._undeclared_end :] if self._undeclared else call.raw
             self._undeclared_end = len(self._opening)
             if not self._looks_like_call(call) or len(self._opening) > _MAX_PENDING:
@@ -218,7 +218,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """Give back what is no call: of what had one in it, only the calls of other functions."""
+        """Return to text: restore skipped text, or only the undeclared calls if there was a declared call."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False
@@ -227,10 +227,10 @@ class ToolCallParser:
 
 
 class _CallReader:
-    """One JSON object `{"name": ..., "arguments": ...}`, read as it comes; with a `name`, one that is all arguments.
+    """Incremental reader of a JSON object `{"name": ..., "arguments": ...}`, or of plain arguments if `name` is given.
 
-    `arguments` holds what was read of them and not yet taken, and `has_arguments` says whether their key was there.
-    `raw` is everything read.
+    `arguments` holds the arguments read but not emitted yet; `has_arguments` tells whether their key was read; `raw` is
+    the text read so far.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -245,13 +245,13 @@ class _CallReader:
         self._in_string = False
         self._escaped = False
         self._key: str | None = None
-        self._member = ""  # what was read of a key or a value, and is not in `arguments`
+        self._member = ""  # current key or value, except the part already in `arguments`
         self._begun = False
         self._quoted = False
         self._any_arguments = False
 
     def read(self, text: str) -> int:
-        """Read up to the end of the object; how many characters that were."""
+        """Read up to the end of the object, and return the number of characters read."""
         for index, char in enumerate(text):
             self._read(char)
             if self.ended:
@@ -261,7 +261,7 @@ class _CallReader:
         return len(text)
 
     def finish(self, *, whole: bool) -> None:
-        """The call is over. Arguments that are a JSON string are meant to be what it holds."""
+        """Finish the call: without arguments use `{}`, or keep a cut-off JSON string if not `whole`."""
         if not self._any_arguments:
             self.arguments = "{}" if whole else self._member if self._is_arguments else ""
 
@@ -315,7 +315,7 @@ class _CallReader:
 
 
 def _string(text: str) -> str:
-    """The content of a JSON string; empty for anything else."""
+    """Return the content of a JSON string; empty for any other text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -324,7 +324,7 @@ def _string(text: str) -> str:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` with which `mark` begins, short of all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-length:]):
             return length

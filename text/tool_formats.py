@@ -1,4 +1,4 @@
-"""The formats that models were trained to call tools in: which one a model uses, and a grammar that holds it to it."""
+"""Tool-call formats of model families: detection of a model's format, and grammars that enforce it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 
 
 class ModelText(Protocol):
-    """The part of a model that tells its format: a `Tokenizer`, or what stands for one on the device."""
+    """Interface for detecting a model's format: a `Tokenizer`, or the local engine's equivalent."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
@@ -31,11 +31,11 @@ class ModelText(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`hermes` (also Qwen): `<tool_call>{json}</tool_call>`. `llama3`: the JSON alone. `mistral`: a list of them behind
-    `[TOOL_CALLS]`; `mistral-args`, of newer ones: `[TOOL_CALLS]name[ARGS]{json}`, some with a
-    `[CALL_ID]` behind the name.
+    """Tool-call format. `hermes` (also Qwen): `<tool_call>{json}</tool_call>`. `llama3`: plain JSON. `mistral`:
+    `[TOOL_CALLS]` and a JSON list. `mistral-args` (newer models): `[TOOL_CALLS]name[ARGS]{json}`, in some models with
+    `[CALL_ID]` after the name.
 
-    `marks` are the special tokens that belong to the format, as id -> text: they are part of what a parser reads.
+    `marks` are the format's special tokens, as id -> text; parsers need their text in the decoded answer.
     """
 
     name: FormatName
@@ -44,12 +44,12 @@ class ToolFormat:
 
     @staticmethod
     def of(tool_parser: str, model: ModelText) -> ToolFormat | None:
-        """The format of this name; "auto" is the one that the model's chat template shows. Raises as `named` does."""
+        """Return the named format, or detect the model's if "auto". Raises ConfigurationError for an unknown name."""
         return ToolFormat.detected(model) if tool_parser == "auto" else ToolFormat.named(tool_parser, model)
 
     @staticmethod
     def named(name: str, model: ModelText) -> ToolFormat:
-        """Raises ConfigurationError for a name that is none."""
+        """Return the format of this name. Raises ConfigurationError for an unknown name."""
         if name == "hermes":
             syntax = ToolSyntax("<tool_call>", "</tool_call>")
         elif name == "llama3":
@@ -65,12 +65,12 @@ class ToolFormat:
 
     @staticmethod
     def detected(model: ModelText) -> ToolFormat | None:
-        """The format that the model's chat template writes; None if that knows no tools, or none of these formats."""
+        """Detect the format in the model's chat template; None if there is no tool support or an unknown format."""
         template = "" if model.chat_template is None else model.chat_template.tool_source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
         elif "<function=" in template:
-            return None  # arguments in tags
+            return None  # format with arguments in tags, not supported
         elif "<tool_call>" in template and '"arguments": ' in template:
             name = "hermes"
         elif "ipython" in template and '"parameters": ' in template:
@@ -80,15 +80,15 @@ class ToolFormat:
         return ToolFormat.named(name, model)
 
     def new_call_id(self) -> str:
-        """Mistral's templates take nine letters and digits and nothing else."""
+        """Create a call id. Mistral's templates accept only nine letters and digits."""
         if self.syntax.lists:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
     def constraint(self, use: ToolUse) -> Constraint | None:
-        """The grammar that holds an answer to the tools: only calls if they are required, else text and valid calls.
+        """Return the grammar that enforces the tools: only calls if required, else text and valid calls.
 
-        None where the model is free to write: `auto` and no function declared `strict`.
+        None if nothing is enforced: `auto` without a `strict` function.
         """
         functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
@@ -102,7 +102,7 @@ class ToolFormat:
         return self._constraint(self._text_or_calls(parallel), functions, parallel=parallel)
 
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
-        calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3's template allows no more than one
+        calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3's template allows one call per message
         notes = set[str]()
         functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
@@ -116,7 +116,7 @@ class ToolFormat:
         return f'{one} ("\\n" {one})*' if self.name == "hermes" else f"({one})+"
 
     def _body(self, parallel: bool) -> str:
-        """The text after the opener."""
+        """Return the grammar of the text after the opener."""
         if self.name == "hermes":
             return f'"\\n" call "\\n" {self._mark(self.syntax.closer)}'
         if self.name == "mistral":
@@ -142,7 +142,7 @@ class ToolFormat:
         return f"{start}\nTEXT: {_ANY_TEXT}\nhead[lazy]: TEXT {json.dumps(opener)}"
 
     def _mark(self, text: str) -> str:
-        """A marker as a grammar names it: by its token, or as the text it is."""
+        """Return a marker in grammar notation: as a special token if the model has one, else as text."""
         for token_id, mark in self.marks.items():
             if mark == text:
                 return f"<[{token_id}]>"
@@ -150,11 +150,11 @@ class ToolFormat:
 
 
 def _enforceable(function: Function, notes: set[str]) -> Function:
-    """With parameters as a grammar can hold a call to them."""
+    """Return the function with parameters that a grammar can enforce."""
     parameters = enforceable(function.parameters or {}, notes, strict=function.strict is True)
     return Function(function.name, parameters=parameters or None)
 
 
 def _relaxed(function: Function) -> Function:
-    """As it is to be held to where the model may choose: a function not declared strict may get any object."""
+    """Relax a function for optional calls: unless it is strict, any object is allowed as arguments."""
     return function if function.strict else Function(function.name, parameters=_ANY_OBJECT)

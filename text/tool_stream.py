@@ -1,4 +1,4 @@
-"""An answer as OpenAI's clients expect it, whole or piece by piece: thoughts and tool calls apart from the text."""
+"""Conversion of an answer, whole or streamed, to OpenAI messages with separate reasoning, tool calls and text."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from .tool_calls import CallDelta, ToolCallParser
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
-_MAX_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
+_MAX_EQUAL_CALLS = 3  # equal calls in one answer at which it ends, because the model is looping
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request, and how its model calls them."""
+    """Tools of a request, and the model's format for calls."""
 
     format: ToolFormat
     use: ToolUse
-    # Calls inside of thoughts are none.
+    # Reasoning style of the model; calls inside of reasoning are ignored.
     reasoning: ReasoningStyle | None = None
 
     def parser(self) -> ToolCallParser:
-        """For one answer."""
+        """Create a parser for one answer."""
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
-        """The limit on one answer's calls: it ends behind its first, where it may make no other and no constraint holds
-        it to that, or behind one that it repeats. None where neither can be.
+        """Create the limit on one answer's calls; None if no limit applies.
+
+        The answer ends after the first call if only one is allowed and no constraint enforces that, or on a loop.
         """
         once = constraint is None and not self.use.parallel
         if not (once or (detects_repetition and self.use.parallel)):
@@ -42,18 +43,18 @@ class OfferedTools:
 
 
 class CallLimit:
-    """Ends an answer where its first call ends, if it may call only `once`, or the third of equal ones. It is to be
-    pushed the text like a `StopMatcher`.
+    """Matcher that ends an answer after its first call if `once`, else after the third of equal calls. Has the same
+    `push` as `StopMatcher`.
     """
 
     def __init__(self, parser: ToolCallParser, *, once: bool, reasoning: ReasoningStyle | None = None) -> None:
         self._parser = parser
         self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
         self._once = once
-        self._calls: list[list[str]] = []  # name and arguments of each, as far as they are written
+        self._calls: list[list[str]] = []  # name and arguments of each call so far
 
     def push(self, text: str) -> tuple[str, bool]:
-        """As much of `text` as belongs to the answer, and whether that ends here."""
+        """Return the part of `text` that belongs to the answer, and whether the answer ends here."""
         for end, char in enumerate(text, 1):
             before = self._parser.num_calls
             shown = char if self._splitter is None else self._splitter.push(char)[1]
@@ -70,7 +71,7 @@ class CallLimit:
 
 
 class AnswerParser:
-    """Reads one answer in the format of its model. An answer that called a tool ends with the reason `tool_calls`."""
+    """Parser of one answer in the model's format. The finish reason becomes `tool_calls` if a tool was called."""
 
     def __init__(self, tools: OfferedTools | None, reasoning: ReasoningStyle | None = None) -> None:
         self._format = None if tools is None else tools.format
@@ -79,7 +80,7 @@ class AnswerParser:
         self._called = False
 
     def read(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:
-        """More of the answer, as what is to be shown of it now. `finish_reason` comes with the last of the text."""
+        """Parse more text and return the delta to send. Pass `finish_reason` with the last piece of text."""
         thoughts = ""
         if self._splitter is not None:
             thoughts, text = self._splitter.push(text)
@@ -102,7 +103,7 @@ class AnswerParser:
         return Delta(content=content or None, tool_calls=calls or None), "tool_calls" if called else finish_reason
 
     def whole(self, text: str, finish_reason: FinishReason | None) -> tuple[AssistantMessage, FinishReason | None]:
-        """All of the answer at once."""
+        """Parse a whole answer at once."""
         delta, reason = self.read(text, finish_reason)
         calls: list[ToolCall] = []
         for more in delta.tool_calls or ():

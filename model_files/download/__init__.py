@@ -1,1 +1,1 @@
-"""Downloads of model files: what a name means, and the one routine that writes bytes to a disk."""
+"""Downloads of model files: resolution of model names, and fetching with resume and checksums."""

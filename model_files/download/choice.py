@@ -1,4 +1,4 @@
-"""The file of a repository that is meant. Never a guess: where several fit, they are listed."""
+"""Selection of a model file in a repository. An ambiguous choice is an error that lists the candidates."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import PurePosixPath
 from ...protocol.errors import InvalidRequestError, ModelNotFoundError
 from .naming import printable
 
-# At the end of a file's name: Q4_K_M, UD-IQ2_XXS, Q8_0, TQ1_0, BF16, F16, MXFP4_MOE
+# Quantization at the end of a file name: Q4_K_M, UD-IQ2_XXS, Q8_0, TQ1_0, BF16, F16, MXFP4_MOE
 _TAG = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q|TQ)\d+(?:_[A-Z0-9]+)*|BF16|F16|F32|FP16|MXFP4(?:_[A-Z]+)?)$", re.IGNORECASE
 )
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# They are GGUF, but no language models: projectors of images, calibration data of quantisations.
+# GGUF files that are not language models: image projectors, and calibration data for quantization.
 _OTHER = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)
 _MAX_LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """`sha256`: what the hub says about the content; None where it says nothing."""
+    """File in a repository. `sha256` and `blob` are the hub's checksum and id of the content, if known."""
 
     path: str
     size: int | None = None
@@ -35,39 +35,39 @@ class HubFile:
 
 
 def choose(source: str, files: Sequence[HubFile], choice: str | None) -> HubFile:
-    """The file that `choice` means: its path, its name or the tag of its quantisation; None: the only model.
+    """Return the file that `choice` names by path, name or quantization; None selects the only model.
 
-    `source`: where the files lie, as a person names it. Raises InvalidRequestError, with the list, where several fit or
-    the model is split into parts; ModelNotFoundError, with the list, where none does.
+    `source` is the repository's name for messages. Raises InvalidRequestError if several files match (listing them) or
+    the model is split into parts; ModelNotFoundError, with a list, if no file matches.
     """
-    found = [file for file in files if file.name.lower().endswith(".gguf")]
+    ggufs = [file for file in files if file.name.lower().endswith(".gguf")]
     if choice is not None:
-        exact = [file for file in found if file.path == choice] or [file for file in found if file.name == choice]
-        fitting = exact or [file for file in found if tag_of(file) == choice.upper() and not _OTHER.search(file.name)]
+        exact = [file for file in ggufs if file.path == choice] or [file for file in ggufs if file.name == choice]
+        fitting = exact or [file for file in ggufs if tag_of(file) == choice.upper() and not _OTHER.search(file.name)]
     else:
-        fitting = [file for file in found if not _OTHER.search(file.name)]
+        fitting = [file for file in ggufs if not _OTHER.search(file.name)]
     whole = [file for file in fitting if not _SPLIT.search(file.name)]
     if len(whole) == 1 and (choice is not None or len(fitting) == 1):
         return whole[0]
     wanted = f"{source}:{printable(choice)}" if choice else source
     if fitting and not whole:
-        raise InvalidRequestError(f"{wanted} is split into {len(fitting)} files, which this store does not take.")
+        raise InvalidRequestError(f"{wanted} is split into {len(fitting)} files, which is not supported.")
     if fitting:
         raise InvalidRequestError(
             f"{wanted} could be any of {len(fitting)} files. Name one, as in {source}:{_short(fitting[0])}:\n"
             f"{_listed(fitting)}",
             code="several_files",
         )
-    if not found:
-        raise ModelNotFoundError(f"{source} holds no GGUF file; its GGUF version is often another one.")
-    raise ModelNotFoundError(f"{source} holds no {printable(choice or 'model')}. It has:\n{_listed(found)}")
+    if not ggufs:
+        raise ModelNotFoundError(f"{source} holds no GGUF file; look for a GGUF version in another repository.")
+    raise ModelNotFoundError(f"{source} holds no {printable(choice or 'model')}. It has:\n{_listed(ggufs)}")
 
 
 def tag_of(file: HubFile) -> str | None:
-    """The quantisation at the end of the file's name, or of the name before the number of a part."""
+    """Return the quantization at the end of the file name, if any, ignoring the number of a part."""
     stem = _SPLIT.sub("", file.name).removesuffix(".gguf").removesuffix(".GGUF")
-    found = _TAG.search(stem)
-    return found[1].upper() if found else None
+    match = _TAG.search(stem)
+    return match[1].upper() if match else None
 
 
 def _short(file: HubFile) -> str:

@@ -1,4 +1,4 @@
-"""Fetching: the bytes of an offer into a part, over as many connections as it takes, within bounds."""
+"""Fetching of an offered file into a partial file, with retries, resume, and limits on size and stalls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BLOCK = 1024 * 1024
 
 
 def fetch(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
-    """Complete `part` and check it. An interrupted download can be continued.
+    """Complete `part` and verify it. An interrupted download can be resumed.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
-    or DiskSpaceError; OSError if a file on this machine cannot be read.
+    or DiskSpaceError; OSError if a local file cannot be read.
     """
     report.progress(part.size, offer.size)
     if isinstance(offer.place, httpx.URL):
@@ -46,8 +46,8 @@ def _check_bytes(offer: Offer, part: PartialFile) -> None:
         digest, size = part.sha256, part.size
         part.discard()
         raise ChecksumError(
-            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected were "
-            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it stays so, do not trust the source."
+            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected "
+            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it recurs, do not trust the source."
         )
 
 
@@ -65,7 +65,7 @@ def _fetch_web(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, repor
                 _one_connection(client, offer, part, retry_policy, report)
                 return
             except PassingError as error:
-                # New bytes only: a server that always starts from the beginning must not be asked for ever.
+                # Only new bytes reset the count, or a server that always starts over would be retried forever.
                 if part.size >= best + retry_policy.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
@@ -76,15 +76,15 @@ def _fetch_web(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, repor
 def _one_connection(
     client: httpx.Client, offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport
 ) -> None:
-    """Raises PassingError if the body ends before the file does."""
-    # A new request to the first address each time: where that redirects to may be valid for minutes only.
+    """Fetch as much as one connection delivers. Raises PassingError if the body is incomplete."""
+    # Always start at the original address: redirect targets may be valid for minutes only.
     headers = _continuing(offer, part)
     with closing(open_stream(client, str(offer.place), headers, offer.token)) as response:
         _check(response, offer, part)
         window, received = time.monotonic(), 0
         for data in body_of(response):
             if offer.size is not None and part.size + len(data) > offer.size:
-                raise _discarded(part, f"{offer.source} is longer than the {offer.size:,} bytes that were announced")
+                raise _discarded(part, f"{offer.source} is longer than the announced {offer.size:,} bytes")
             part.append(data)
             report.progress(part.size, offer.size)
             received += len(data)
@@ -105,24 +105,24 @@ def _continuing(offer: Offer, part: PartialFile) -> dict[str, str]:
         part.restart()
         return {}
     headers = {"range": f"bytes={part.size}-"}
-    # A weak validator may not be used here; then, and where a checksum decides in the end, the answer is compared.
+    # If-Range needs a strong validator. Otherwise `_check` compares the response, or the checksum decides.
     if offer.sha256 is None and offer.revision is None and offer.validator and offer.validator.startswith('"'):
         headers["if-range"] = offer.validator
     return headers
 
 
 def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
-    """Whether this is the rest of the same file; a server that sends all of it again is taken at its word.
+    """Check that the response continues the same file; restart the part if the server sends the whole file.
 
-    Raises DownloadError if it is another file by now, PassingError if it is another range, DiskSpaceError.
+    Raises DownloadError if the file has changed, PassingError if the range is wrong, DiskSpaceError.
     """
     length = response.headers.get("content-length", "")
     if response.status_code == 206:
-        found = _RANGE.fullmatch(response.headers.get("content-range", ""))
-        if found is None or int(found[1]) != part.size:
+        match = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if match is None or int(match[1]) != part.size:
             part.restart()
-            raise PassingError(f"{response.url.host} sent another range than the one asked for")
-        whole = None if found[3] == "*" else int(found[3])
+            raise PassingError(f"{response.url.host} sent another range than requested")
+        whole = None if match[3] == "*" else int(match[3])
     else:
         part.restart()
         whole = int(length) if length.isascii() and length.isdigit() else None
@@ -130,11 +130,11 @@ def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
         raise _discarded(part, f"{offer.source} has {whole:,} bytes, {offer.size:,} were announced")
     if whole is not None and offer.size is None:
         check_room(part.path.parent, offer.name, whole - part.size)
-    # On a hub the address is pinned to a revision, and the storage behind it has validators of its own.
+    # Skipped for hubs: the address is pinned to a revision, and the storage server has other validators.
     if offer.revision is None and offer.validator is not None and validator_of(response) not in (offer.validator, None):
-        raise _discarded(part, f"{offer.source} has changed while it was downloaded")
+        raise _discarded(part, f"{offer.source} changed during the download")
 
 
 def _discarded(part: PartialFile, why: str) -> DownloadError:
     part.restart()
-    return DownloadError(f"{why}. What had arrived is deleted: pull again.")
+    return DownloadError(f"{why}. The partial download was deleted: pull again.")

@@ -1,7 +1,7 @@
-"""A repository as a model hub describes it: its files with their checksums, its licence. Fetching is done elsewhere.
+"""Descriptions of repositories on a model hub: files with checksums, and the licence.
 
-The hub's own library is asked for the facts but does not fetch: a file has to be checked, continued after a restart and
-watched for stalls in the same way wherever it comes from.
+The hub's library provides only the metadata. `fetch` downloads the files, so that checksums, resume and stall detection
+are the same for every source.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def endpoint() -> str:
-    """The hub's address: HF_ENDPOINT, else the public one."""
+    """Return the hub's address: HF_ENDPOINT, else the public hub."""
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The hub's description of one revision of a repository."""
+    """One revision of a repository, as described by the hub."""
 
     name: str
     files: Sequence[HubFile]
-    # The commit that the files are pinned to.
+    # Commit of the files.
     revision: str
     licence: str | None
-    # Where the files are fetched from, and for whom.
+    # Address of the hub, and the user's token for it.
     base: str
     token: str | None = field(repr=False)
 
     def offer(self, file: HubFile, name: str) -> Offer:
-        """`file` to be fetched as `name`."""
+        """Return an offer to fetch `file` as `name`."""
         revision = quote(self.revision, safe="")
         return Offer(
             name=name,
@@ -63,7 +63,7 @@ class Repository:
             size=file.size,
             sha256=file.sha256,
             licence=self.licence,
-            # Without a checksum of the content the hub's own name for it tells versions apart.
+            # The hub's content id identifies the version if there is no checksum.
             validator=file.blob and f"blob:{file.blob}",
             revision=revision,
             token=self.token,
@@ -71,14 +71,14 @@ class Repository:
 
 
 def hub_offer(wanted: OnHub, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> Offer:
-    """The file that is meant, pinned to the repository's present revision. Raises what `ask_hub` does."""
+    """Return an offer for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
     repository = ask_hub(wanted, retry_policy, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
     return repository.offer(chosen, name or name_for(chosen.path))
 
 
 def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
-    """The present revision of a repository.
+    """Query the current revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
     """
@@ -97,12 +97,12 @@ def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) ->
 
 
 def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
-    """The hub's answer. Raises PassingError for what another try may mend."""
+    """Query the hub. Raises PassingError for failures that a retry may fix."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever HTTP library the hub's uses
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - the base error of the library's HTTP client
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -110,22 +110,22 @@ def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
     try:
         return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retry_policy.read_s)
     except HFValidationError as error:
-        raise InvalidRequestError(f"{wanted.repo!r} cannot be a repository: {error}") from error
+        raise InvalidRequestError(f"{wanted.repo!r} is not a valid repository name: {error}") from error
     except GatedRepoError as error:
         raise DownloadError(
-            f"{wanted.repo} is open only to those who accepted its terms on the hub: do so there, and set HF_TOKEN.",
+            f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.",
             code="access_denied",
         ) from error
     except RepositoryNotFoundError as error:
-        raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or it needs a token (HF_TOKEN).") from error
+        raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or needs a token (HF_TOKEN).") from error
     except RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{wanted.repo} has no revision {wanted.revision}.") from error
     except HfHubHTTPError as error:
         raise _of_status(error) from error
     except (HTTPError, OSError) as error:
-        raise PassingError(f"The hub cannot be asked ({type(error).__name__})") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON that is none, or not what it should be
-        raise DownloadError("The hub's answer cannot be read: is HF_ENDPOINT a model hub?") from error
+        raise PassingError(f"The hub cannot be reached ({type(error).__name__})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # not JSON, or of an unexpected structure
+        raise DownloadError("The hub's response cannot be read: is HF_ENDPOINT a model hub?") from error
 
 
 def _of_status(error: Exception) -> UpdraftError | PassingError:
@@ -138,14 +138,14 @@ def _of_status(error: Exception) -> UpdraftError | PassingError:
 
 
 def _files(info: ModelInfo) -> list[HubFile]:
-    found: list[HubFile] = []
+    files: list[HubFile] = []
     for file in info.siblings or []:
         path, size = file.rfilename, file.size
-        # A path is asked for, never written to; but one that climbs would ask for something else than it says.
+        # Paths are only requested, never written, but a path with `..` would request another file than it shows.
         if not isinstance(path, str) or path.startswith("/") or "\\" in path or ".." in path.split("/"):
             continue
         sha256 = file.lfs.sha256 if file.lfs else None
-        found.append(
+        files.append(
             HubFile(
                 path=path,
                 size=size if isinstance(size, int) and size >= 0 else None,
@@ -153,7 +153,7 @@ def _files(info: ModelInfo) -> list[HubFile]:
                 blob=file.blob_id if isinstance(file.blob_id, str) else None,
             )
         )
-    return found
+    return files
 
 
 def _licence(info: ModelInfo) -> str | None:

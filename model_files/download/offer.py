@@ -1,4 +1,4 @@
-"""A file to be fetched, described beforehand: where from, how large, under which licence, with which checksum."""
+"""Description of a file to fetch: source, size, licence and checksum."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from .part import Note
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One model to be fetched under `name`."""
+    """Model to fetch, and to store under `name`."""
 
     name: str
-    # The same, fit to be shown and kept (no query: it may hold a secret).
+    # Source to show and store, without the URL's query, which may hold a secret.
     source: str
-    # The address, the package or the file.
+    # URL, package or local file.
     place: httpx.URL | OnIndex | Path
     size: int | None = None
-    # The checksum that the bytes must have, if it is known.
+    # Expected checksum, if known.
     sha256: str | None = None
     licence: str | None = None
-    # The server's ETag or date of this version.
+    # ETag or modification date of this version on the server.
     validator: str | None = None
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> str | None:
-        """The same for the same bytes, so that a part of them can be continued; None: nobody can tell."""
+        """Identifier of the content, to decide whether a partial file can be resumed; None if unknown."""
         if self.sha256 is not None:
             return f"sha256:{self.sha256}"
         return None if self.validator is None else f"{self.source} {self.validator} {self.size}"
 
     @property
     def can_continue(self) -> bool:
-        """Whether a part may be continued: it can be told to be of the same bytes, and when it is complete.
+        """Whether a partial file can be resumed, which needs a known identity and size.
 
-        pip begins a wheel anew, so nothing would be saved there.
+        Packages are excluded, because pip always downloads the whole wheel again.
         """
         return self.identity is not None and self.size is not None and not isinstance(self.place, OnIndex)
 
     @property
     def note(self) -> Note:
-        """The note that is written beside a part of it."""
+        """Note to store with a partial file."""
         return Note(self.identity if self.can_continue else None, self.source, self.size)

@@ -1,4 +1,4 @@
-"""A file under way: its first bytes, a note of what they are the first bytes of, and who may write it."""
+"""Partial files of downloads, with a note that identifies the content, and a lock per model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedErr
 from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import DISK_FULL, locked
 
-#: Bytes that stay free: a disk filled to the last one stops more than this program.
+#: Bytes of disk space to leave free, because a full disk affects other programs.
 SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 _OTHER_FOLDER = "UPDRAFT_MODELS, or HF_HOME for a node"
@@ -25,7 +25,7 @@ _BETWEEN_LOOKS = 4 * _BLOCK
 
 
 class Note(msgspec.Struct, frozen=True):
-    """`identity` as in Offer; a part without a note, or with another one, is of no use."""
+    """Note about a partial file. `identity` as in Offer; a partial file whose note does not match is discarded."""
 
     identity: str | None
     source: str
@@ -36,14 +36,14 @@ prepare_types(Note)
 
 
 class PartialFile:
-    """The open file, and the SHA-256 of all that is in it. Every byte is with the system once `append` returns."""
+    """Open partial file with a running SHA-256. `append` writes all bytes to the operating system."""
 
     def __init__(self, folder: Path, name: str, note: Note) -> None:
-        """Continue the part in `folder` if it is of the same file, else begin one. Raises OSError."""
+        """Resume the partial file in `folder` if its note matches, else start a new one. Raises OSError."""
         self.path, self._note = folder / f"{name}.part", note
         self._note_path = note_path(folder, name)
         continued = note.identity is not None and read_note(folder, name) == note
-        # Unbuffered: what was not written when the disk is full would be written again on closing, and fail again.
+        # Unbuffered: on a full disk, a buffer would be flushed again on closing, and fail again.
         mode = "r+b" if continued and self.path.exists() else "w+b"
         self._file = prepared(self.path).open(mode, buffering=0)
         self._hash = hashlib.sha256()
@@ -64,8 +64,8 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def append(self, data: bytes) -> None:
-        """Raises DiskSpaceError when the disk is as good as full; what fitted stays and counts, if it can go on."""
-        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # its size may be unknown, and others write, too
+        """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
+        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # checked again: the size may be unknown, and others write
             self._looked_at = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()
@@ -82,18 +82,18 @@ class PartialFile:
             view = view[count:]
 
     def restart(self) -> None:
-        """Forget all bytes."""
+        """Discard all bytes and start over."""
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
         self.size = self._looked_at = 0
 
     def sync(self) -> None:
-        """Down to the disk, so that the name it gets next is never the name of a hole."""
+        """Flush the file to disk, so that after the rename a crash cannot leave a file with missing content."""
         os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Delete the bytes and the note."""
+        """Delete the partial file and its note."""
         self._file.close()
         self.path.unlink(missing_ok=True)
         self._note_path.unlink(missing_ok=True)
@@ -105,20 +105,20 @@ class PartialFile:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None and not self.size:
-            self.discard()  # nothing came: there is nothing to go on with
+            self.discard()  # nothing to resume
         self._file.close()
 
     def _disk_full(self) -> DiskSpaceError:
         needed = None if self._note.size is None else self._note.size - self.size
         wanted = "" if needed is None else f", {needed:,} are missing"
-        there, advice = f"{self.size:,} bytes are there", "pull again, which continues; or give it up with `updraft rm`"
+        there, advice = f"{self.size:,} bytes are kept", "pull again to resume, or discard them with `updraft rm`"
         if self._note.identity is None:
             self.restart()
-            there, advice = "what had arrived is deleted", "pull again, from the beginning"
+            there, advice = "the partial download was deleted", "pull again, from the beginning"
         free = shutil.disk_usage(self.path.parent).free
         return DiskSpaceError(
-            f"The disk of {self.path.parent} is full: {there}{wanted}, {free:,} bytes are free and {SPARE:,} are to "
-            f"stay so. Make room and {advice}.",
+            f"The disk of {self.path.parent} is full: {there}{wanted}; {free:,} bytes are free, and {SPARE:,} are kept "
+            f"in reserve. Free space and {advice}.",
             needed=needed,
             free=free,
         )
@@ -129,17 +129,17 @@ def note_path(folder: Path, name: str) -> Path:
 
 
 def read_note(folder: Path, name: str) -> Note | None:
-    """The note beside a part; None if there is none that can be read."""
+    """Read the note about a partial file; None if missing or unreadable."""
     return read_kept(note_path(folder, name), Note)
 
 
 def check_room(folder: Path, name: str, needed: int) -> int:
-    """The free bytes of the folder's disk. Raises DiskSpaceError if `needed` more, and SPARE, are not among them."""
+    """Return the free bytes of the folder's disk. Raises DiskSpaceError if fewer than `needed` plus SPARE."""
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))).free
     if needed and needed + SPARE > free:
         raise DiskSpaceError(
-            f"{name} needs {needed:,} more bytes (and {SPARE:,} to spare), the disk of {folder} has {free:,} free. "
-            f"Make room, or name a folder on another disk: {_OTHER_FOLDER}.",
+            f"{name} needs {needed:,} more bytes (and {SPARE:,} to spare), but the disk of {folder} has {free:,} free. "
+            f"Free space, or set a folder on another disk: {_OTHER_FOLDER}.",
             needed=needed,
             free=free,
         )
@@ -148,10 +148,10 @@ def check_room(folder: Path, name: str, needed: int) -> int:
 
 @contextmanager
 def lock(folder: Path, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Nobody else writes this model of the folder meanwhile, in whatever process. The system lifts it when one dies.
+    """Hold the exclusive lock on a model in the folder, across processes; the system releases it if a process dies.
 
-    `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
-    Raises ConfigurationError if the folder cannot be written.
+    If another process holds the lock, calls `waiting` and waits, or raises OverloadedError without `waiting`.
+    Raises ConfigurationError if the folder is not writable.
     """
 
     def refuse() -> None:
@@ -169,10 +169,10 @@ def _lock_file(folder: Path, name: str) -> int:
     try:
         for needed in (folder / ".partial", folder / ".locks"):
             make_folder(needed)
-        # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
+        # Never deleted: otherwise two processes could lock different files of the same name.
         path = folder / ".locks" / f"{name}.lock"
         return os.open(prepared(path), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise ConfigurationError(
-            f"Models cannot be kept in {folder}: {error.strerror}. Another folder: {_OTHER_FOLDER}."
+            f"Models cannot be stored in {folder}: {error.strerror}. Set another folder: {_OTHER_FOLDER}."
         ) from error

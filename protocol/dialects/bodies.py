@@ -1,4 +1,4 @@
-"""A streamed body that is translated on its way."""
+"""Streamed response body translated from one API to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..http import sse
 
 
 class TranslatedBody:
-    """`events` of the payloads of `body`. Closing it closes `body`, also where it never began."""
+    """Stream of `events(payloads of body)`. `aclose` also closes `body`, even if iteration never started."""
 
     def __init__(
         self, body: AsyncIterator[bytes], events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]
@@ -29,9 +29,9 @@ class TranslatedBody:
             raise
 
     async def aclose(self) -> None:
-        """Idempotent; the carrier cancels a pending `__anext__` first."""
+        """Close the stream and `body`. Idempotent; the caller must first cancel a pending `__anext__`."""
         try:
-            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
+            with suppress(RuntimeError):  # raised while `__anext__` is pending; the caller cancels the pending call
                 await self._events.aclose()
         finally:
             close: Any = getattr(self._body, "aclose", None)

@@ -1,4 +1,4 @@
-"""The chunks of a streamed chat completion: put together again, and read by those who make other events of them."""
+"""Assembly of a chat completion from streamed chunks, and helpers for reading chunks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from ..http.foreign import json_bytes, object_of, objects_of
 
-#: What grows from chunk to chunk. All else is said once.
+#: Fields whose text is concatenated across chunks; for other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
 
 
 @dataclass(slots=True)
 class _Message:
-    """A message, or one of its tool calls."""
+    """Message, or tool call of a message, assembled from deltas."""
 
     fields: dict[str, Any] = field(default_factory=dict[str, Any])
     texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -51,7 +51,7 @@ class _Choice:
 
 
 class ChatChunks:
-    """Reads the chunks of one stream. `whole` is the completion that they make."""
+    """Accumulator for the chunks of one stream; `whole` returns the assembled completion."""
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
@@ -60,11 +60,11 @@ class ChatChunks:
     def read(self, chunk: dict[str, Any]) -> None:
         self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
         for number, choice in enumerate(objects_of(chunk.get("choices"))):
-            found = self._choices.setdefault(_index(choice, number), _Choice())
-            found.message.add(object_of(choice.get("delta")))
-            found.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
-            found.finish_reason = choice.get("finish_reason") or found.finish_reason
-            found.stop_reason = choice.get("stop_reason") or found.stop_reason
+            merged = self._choices.setdefault(_index(choice, number), _Choice())
+            merged.message.add(object_of(choice.get("delta")))
+            merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
+            merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
+            merged.stop_reason = choice.get("stop_reason") or merged.stop_reason
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -81,7 +81,7 @@ class ChatChunks:
 
 
 def text_of(value: Any) -> str:
-    """A text, or the texts of parts."""
+    """Return a string as it is, or the joined texts of content parts."""
     return value if isinstance(value, str) else "".join(text_of(part.get("text")) for part in objects_of(value))
 
 
@@ -91,7 +91,7 @@ def count_of(counts: dict[str, Any], name: str) -> int:
 
 
 def framed(event: dict[str, Any]) -> bytes:
-    """One event as OpenAI and Anthropic send it."""
+    """Encode a server-sent event with an `event:` line, as OpenAI's Responses and Anthropic's Messages use."""
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 

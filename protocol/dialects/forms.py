@@ -1,4 +1,4 @@
-"""Forms with files (`multipart/form-data`, RFC 7578), read piece by piece: no file need be whole in memory."""
+"""Streaming parser of `multipart/form-data` (RFC 7578), which never needs a whole file in memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..errors import InvalidRequestError
 from ..safety.names import MAX_NAME
 
 FORM = "multipart/form-data"
-_MAX_HEAD = 2**12  # bytes of the headers of one part
+_MAX_HEAD = 2**12  # bytes of headers per part
 _MAX_PARTS = 64
-_READ = ("model", "stream")  # the fields that change where a form goes and how it is answered
+_READ = ("model", "stream")  # fields that affect routing and the kind of response
 _MAX_BOUNDARY = 70  # RFC 2046
 _NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FormPart:
-    """The beginning of one field. Its value follows, in pieces."""
+    """Start of a form field; the pieces of the value follow."""
 
     name: str
-    # None: it is no file.
+    # File name; None if the field is not a file.
     filename: str | None
-    # Where its value begins, in bytes of the body.
+    # Offset of the value in the body, in bytes.
     start: int
 
 
 class FormParser:
-    """Takes the body in pieces of any size. Raises InvalidRequestError for what is no form."""
+    """Incremental parser. Raises InvalidRequestError if the body is not a valid form."""
 
     def __init__(self, content_type: str) -> None:
         message = Message()
@@ -41,35 +41,35 @@ class FormParser:
                 "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
             )
         self._delimiter = b"\r\n--" + boundary.encode()
-        self._buffer = bytearray(b"\r\n")  # the first delimiter may be the very beginning
-        self._read = -2  # bytes of the body before the buffer
+        self._buffer = bytearray(b"\r\n")  # the first delimiter may come without a preceding CRLF
+        self._read = -2  # offset of the buffer in the body, in bytes
         self._parts = 0
         self._in_part = False
         self._ended = False
 
     def feed(self, data: bytes) -> list[FormPart | bytes]:
-        """The parts that are complete by now: beginnings, each followed by the pieces of its value."""
+        """Parse more of the body; return the starts of fields and pieces of values completed by `data`."""
         self._buffer += data
-        found: list[FormPart | bytes] = []
-        while not self._ended and self._step(found):
+        parts: list[FormPart | bytes] = []
+        while not self._ended and self._step(parts):
             pass
         if self._ended:
             if self._buffer.strip():
-                raise _broken("it goes on after its end")
+                raise _broken("there is data after the final boundary")
             self._buffer.clear()
-        return found
+        return parts
 
     def end(self) -> None:
         if not self._ended:
-            raise _broken("it ends in the middle")
+            raise _broken("the final boundary is missing")
 
-    def _step(self, found: list[FormPart | bytes]) -> bool:
-        """Read on to the next part. False: that takes more data."""
+    def _step(self, parts: list[FormPart | bytes]) -> bool:
+        """Parse up to the next field. Returns False if that needs more data or the form has ended."""
         place = self._buffer.find(self._delimiter)
         known = len(self._buffer) - len(self._delimiter) + 1 if place < 0 else place
         if known > 0:
             if self._in_part:
-                found.append(bytes(self._buffer[:known]))
+                parts.append(bytes(self._buffer[:known]))
             self._drop(known)
         if place < 0:
             return False
@@ -81,11 +81,11 @@ class FormParser:
         head_end = self._buffer.find(b"\r\n\r\n", after)
         if head_end < 0:
             if len(self._buffer) > _MAX_HEAD:
-                raise _broken("a part has a head without an end")
+                raise _broken("the headers of a part are too long")
             return False
         head = bytes(self._buffer[after:head_end])
         self._drop(head_end + 4)
-        found.append(self._part(head))
+        parts.append(self._part(head))
         self._in_part = True
         return True
 
@@ -96,11 +96,11 @@ class FormParser:
     def _part(self, head: bytes) -> FormPart:
         self._parts += 1
         if self._parts > _MAX_PARTS or len(head) > _MAX_HEAD:
-            raise _broken(f"it has more than {_MAX_PARTS} parts, or a part with a long head")
+            raise _broken(f"there are more than {_MAX_PARTS} parts, or a part has too long headers")
         try:
             lines = head.decode().split("\r\n")
         except UnicodeDecodeError as error:
-            raise _broken("the head of a part is no UTF-8") from error
+            raise _broken("the headers of a part are not UTF-8") from error
         message = Message()
         for line in lines[1:]:
             name, colon, value = line.partition(":")
@@ -110,54 +110,54 @@ class FormParser:
         if lines[0].strip() or not isinstance(name, str) or message.get_content_disposition() != "form-data":
             raise _broken("a part has no name")
         if len(_NAME.findall("\n".join(lines))) != 1 or any(line[:1].isspace() for line in lines):
-            raise _broken("a part has several names, or a folded head")  # which others may read otherwise
+            raise _broken("a part has several names, or folded headers")  # other parsers may read these differently
         return FormPart(name, message.get_filename(), self._read)
 
 
 async def read_form(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGenerator[FormPart | bytes]:
-    """The parts of a form, each followed by the pieces of its value. Raises InvalidRequestError."""
+    """Yield the start of each form field, followed by the pieces of the value. Raises InvalidRequestError."""
     parser = FormParser(content_type)
     async for piece in pieces:
-        for found in parser.feed(piece):
-            yield found
+        for part in parser.feed(piece):
+            yield part
     parser.end()
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What routing needs of a form that goes on as it came."""
+    """Routing fields of a form that is forwarded unchanged."""
 
-    # The model that is asked for.
+    # Requested model.
     model: str
-    # Where its name stands, in bytes of the body.
+    # Position of the model's name in the body, in bytes.
     place: slice
-    # Whether the answer is a stream.
+    # Whether a streamed answer is requested.
     stream: bool
 
 
 def read_upload(content_type: str, body: bytes) -> Upload:
-    """Raises InvalidRequestError for what is no form, or has a field that readers may take in several ways."""
+    """Read the routing fields of a form. Raises InvalidRequestError if the form is malformed or ambiguous."""
     parser = FormParser(content_type)
     models, seen = list[slice](), set[str]()
     stream, part = b"", FormPart("", None, 0)
-    for found in parser.feed(body):
-        if isinstance(found, FormPart):
-            part = found
+    for piece in parser.feed(body):
+        if isinstance(piece, FormPart):
+            part = piece
             if (name := part.name.casefold()) in _READ and (name != part.name or part.name in seen):
                 raise InvalidRequestError(
-                    f"The form must have one field {name}, in this spelling.", param=name, code="invalid_form"
+                    f"The form must have exactly one field {name}, in lower case.", param=name, code="invalid_form"
                 )
             seen.add(part.name)
             if part.name == "model":
                 models.append(slice(part.start, part.start))
         elif part.name == "model":
-            models[-1] = slice(part.start, part.start + len(found))
+            models[-1] = slice(part.start, part.start + len(piece))
         elif part.name == "stream":
-            stream = found.lower()
+            stream = piece.lower()
     parser.end()
     given = body[models[0]] if models else b""
     if not 0 < len(given) <= 4 * MAX_NAME or len(model := given.decode(errors="replace")) > MAX_NAME:
-        raise InvalidRequestError("The form must have one field model, with a name.", param="model")
+        raise InvalidRequestError("The form must have a field model with the model's name.", param="model")
     return Upload(model, models[0], stream in (b"true", b"1"))
 
 

@@ -1,4 +1,4 @@
-"""The content blocks of Anthropic's Messages API, and the messages of a chat that say the same."""
+"""Translation of Anthropic's content blocks to chat messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Block = dict[str, Any]
 
 
 def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> list[Block]:
-    """The conversation as chat messages. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Convert the conversation to chat messages. Raises InvalidRequestError or UnsupportedFeatureError."""
     chat: list[Block] = []
     if system:
         chat.append({"role": "system", "content": _content(_blocks(system, "system"), "system")})
@@ -27,7 +27,7 @@ def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> 
         elif role == "system":
             chat.append({"role": role, "content": _content(blocks, f"{param}.content")})
         else:
-            raise invalid_value(f"{param}.role", "it must be user, assistant or system")
+            raise invalid_value(f"{param}.role", "must be user, assistant or system")
     return chat
 
 
@@ -35,12 +35,12 @@ def _blocks(content: Any, param: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in cast("list[Any]", content)):
-        raise invalid_value(param, "it must be a string or a list of content blocks")
+        raise invalid_value(param, "must be a string or a list of content blocks")
     return cast("list[Block]", content)
 
 
 def _user(blocks: list[Block], param: str) -> list[Block]:
-    """The results of tools are messages of their own, before the rest."""
+    """Convert a user turn: tool results become separate messages, before the other content."""
     results = [_result(block, f"{param}[{index}]") for index, block in enumerate(blocks) if _is_result(block)]
     rest = [block for block in blocks if not _is_result(block)]
     return [*results, {"role": "user", "content": _content(rest, param)}] if rest or not results else results
@@ -51,7 +51,7 @@ def _is_result(block: Block) -> bool:
 
 
 def _result(block: Block, param: str) -> Block:
-    """Chats have no mark for a tool that failed: the text says so."""
+    """Convert a tool result. Chat messages have no error flag, so the text of a failed tool starts with "Error:"."""
     content = _content(_blocks(block.get("content") or "", f"{param}.content"), f"{param}.content")
     if block.get("is_error") is True:
         content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
@@ -67,7 +67,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
             texts[kind].append(_text(block, kind, place))
         elif kind == "tool_use":
             calls.append(_call(block, place))
-        elif kind != "redacted_thinking":  # of which only Anthropic can make something
+        elif kind != "redacted_thinking":  # redacted thinking is dropped: only Anthropic can decrypt it
             raise _foreign(kind, place)
     said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
     if texts["thinking"]:
@@ -77,13 +77,13 @@ def _assistant(blocks: list[Block], param: str) -> Block:
 
 def _call(block: Block, param: str) -> Block:
     if not isinstance(block.get("input"), dict):
-        raise invalid_value(f"{param}.input", "it must be an object")
+        raise invalid_value(f"{param}.input", "must be an object")
     function = {"name": _text(block, "name", param), "arguments": msgspec.json.encode(block["input"]).decode()}
     return {"id": _text(block, "id", param), "type": "function", "function": function}
 
 
 def _content(blocks: Sequence[Block], param: str) -> str | list[Block]:
-    """A single text is a plain string, which every server takes."""
+    """Convert content blocks. A single text becomes a plain string, which every server accepts."""
     parts = [_part(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
@@ -117,13 +117,13 @@ def _data_url(source: Block, param: str) -> str:
 def _text(block: Block, name: str, param: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise invalid_value(f"{param}.{name}", "it must be a string")
+        raise invalid_value(f"{param}.{name}", "must be a string")
     return value
 
 
 def _foreign(kind: Any, param: str) -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
-        f"{param}: a block of the type {str(kind)[:100]!r} cannot be passed on like this. Send texts, images and "
-        "documents as data, tool uses and their results.",
+        f"{param}: content blocks of type {str(kind)[:100]!r} are not supported in this form. Supported: text, images, "
+        "documents with inline data, tool_use and tool_result.",
         param=param,
     )

@@ -1,4 +1,4 @@
-"""The answer of a chat, whole or in chunks, as a message of Anthropic's API and as the events of its stream."""
+"""Translation of chat completions, whole or streamed, to Anthropic messages and stream events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-#: How a block of each kind begins, and the delta that it grows by: the delta's type and the name of its text.
+#: Initial fields of each kind of block; below, the type of each kind's deltas and the field that holds the text.
 _BEGUN: dict[str, dict[str, Any]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
 _DELTAS = {
     "text": ("text_delta", "text"),
@@ -23,10 +23,10 @@ _DELTAS = {
 
 
 class AnthropicEvents:
-    """Makes `message` of the chunks of a chat completion, and encoded events of what changes.
+    """Converter from chat chunks to `message` and to encoded stream events.
 
-    `begin`, `read` each chunk, then `end`. Each gives the events to send. Only the last block is open: where the pieces
-    of two calls alternate, the second waits until the first is whole.
+    Call `begin`, `read` for each chunk, then `end`; each returns the events to send. Anthropic's streams have only one
+    open block: if pieces of two tool calls alternate, the second call is buffered until the first is complete.
     """
 
     def __init__(self, request: MessagesRequest) -> None:
@@ -42,11 +42,11 @@ class AnthropicEvents:
         }
         self._stop_sequences = request.stop_sequences
         self._events: list[bytes] = []
-        self._texts: list[str] = []  # of the open block
+        self._texts: list[str] = []  # pieces of the open block
         self._open: dict[str, Any] | None = None
-        self._call: int | None = None  # the open block is that call's
-        self._calls: dict[int, dict[str, Any]] = {}  # the block of each
-        self._waiting: dict[int, str] = {}  # what is written of calls whose blocks have not begun
+        self._call: int | None = None  # index of the call in the open block
+        self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
+        self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
         self._refused = False
         self._finish_reason: str | None = None
 
@@ -56,7 +56,7 @@ class AnthropicEvents:
         return self._taken()
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
-        """`chunk`: one of a stream, or a whole completion. Raises UpstreamError for more of a call that was over."""
+        """Read a chunk or a whole completion. Raises UpstreamError if the model continues a finished tool call."""
         self.message["model"] = chunk.get("model") or self.message["model"]
         if chunk.get("updraft") is not None:
             self.message["updraft"] = chunk["updraft"]
@@ -82,7 +82,7 @@ class AnthropicEvents:
             self.message["stop_sequence"] = stopped_by
 
     def end(self) -> list[bytes]:
-        """The chat is over. Raises UpstreamError where it has no end."""
+        """Finish the message. Raises UpstreamError if no chunk had a finish reason."""
         if self._finish_reason is None:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
@@ -117,14 +117,14 @@ class AnthropicEvents:
             self._waiting[index] += text
             self._begin_waiting()
         elif index != self._call:
-            raise UpstreamError("The model went on with a tool call that was over.")
+            raise UpstreamError("The model continued a tool call that was already complete.")
         elif text:
             self._grow(text)
             if self._waiting:
                 self._begin_waiting()
 
     def _begin_waiting(self, *, at_end: bool = False) -> None:
-        """Begin the blocks of calls that wait, as far as those before them are whole."""
+        """Start blocks of buffered calls, as long as the call before each is complete."""
         while self._waiting and (at_end or self._call is None or _is_whole("".join(self._texts))):
             index = next(iter(self._waiting))
             text = self._waiting.pop(index)
@@ -139,7 +139,7 @@ class AnthropicEvents:
         self._emit("content_block_start", index=len(self.message["content"]), content_block=block)
 
     def _grow(self, text: str) -> None:
-        assert self._open is not None, "a block was begun"
+        assert self._open is not None, "no open block"
         kind, name = _DELTAS[self._open["type"]]
         self._texts.append(text)
         self._emit("content_block_delta", index=len(self.message["content"]), delta={"type": kind, name: text})
@@ -162,20 +162,20 @@ class AnthropicEvents:
 
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
-    """The message of a whole completion. Raises UpstreamError for a call whose arguments nobody could read."""
+    """Convert a whole completion. Raises UpstreamError if the arguments of a tool call are not a JSON object."""
     events = AnthropicEvents(request)
     events.read(completion)
     events.end()
     for block in events.message["content"]:
         if block["type"] == "tool_use" and block["input"] is None:
             if events.message["stop_reason"] != "max_tokens":
-                raise UpstreamError(f"The model called {block['name']!r} with arguments that are no JSON object.")
-            block["input"] = {}  # it was cut within the call
+                raise UpstreamError(f"The model called {block['name']!r} with arguments that are not a JSON object.")
+            block["input"] = {}  # the token limit cut off the call
     return events.message
 
 
 async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The events of a message, from the payloads of a chat's stream."""
+    """Yield the events of a message from the payloads of a chat stream."""
     events = AnthropicEvents(request)
     yield b"".join(events.begin())
     try:
@@ -192,12 +192,12 @@ async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[byt
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a call has all of its arguments. Of none it is not known."""
+    """Whether the arguments of a call are complete. Empty arguments count as incomplete."""
     return text.rstrip().endswith("}") and raw_object(text) is not None
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, int]:
-    """Input tokens are those that were not in the cache."""
+    """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes cached tokens."""
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
     cached = min(count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
     return {

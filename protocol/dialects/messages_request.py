@@ -1,6 +1,6 @@
-"""Anthropic's Messages requests: decoded, checked, and translated to chat requests.
+"""Anthropic's Messages requests: decoding, checks, and translation to chat requests.
 
-A field that a chat request has no word for is refused by name. Hints that change no answer (`cache_control`) are taken.
+Fields without an equivalent in chat requests are refused by name; hints such as `cache_control` are ignored.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
 from .messages_blocks import Block, messages_of
 
-#: Fields that chat requests have under the same name.
+#: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
 _TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # tokens of thinking
+_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # thinking budgets, in tokens
 
 
 class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,12 +39,12 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     effort: str | None = None
-    # `{"type": "json_schema", "schema": ...}`
+    # Output format: `{"type": "json_schema", "schema": ...}`.
     format: dict[str, Any] | None = None
 
 
 class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /v1/messages`."""
+    """Request body of `POST /v1/messages`."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -61,9 +61,9 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # A hint: what is cached is the server's own affair.
+    # Cache hint, ignored: the server decides what to cache.
     cache_control: dict[str, Any] | None = None
-    # The router's own options.
+    # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
 
@@ -71,29 +71,29 @@ prepare_types(MessagesRequest)
 
 
 def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
-    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, MessagesRequest)
-    # As they were sent: a null within a tool's arguments or schema means something.
+    # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
     request.messages, request.tools = fields["messages"], fields.get("tools") or []
     if request.max_tokens < 1:
-        raise invalid_value("max_tokens", f"it must be at least 1, got {request.max_tokens}")
+        raise invalid_value("max_tokens", f"must be at least 1, got {request.max_tokens}")
     if not request.messages:
-        raise invalid_value("messages", "it must hold at least one message")
+        raise invalid_value("messages", "must hold at least one message")
     return request
 
 
 def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:
-    """`POST /v1/messages/count_tokens`: the same without an answer. Raises as `read_messages_request`."""
+    """Check a request to `POST /v1/messages/count_tokens`. Raises the errors of `read_messages_request`."""
     return read_messages_request({**fields, "max_tokens": 1, "stream": False})
 
 
 def chat_body(request: MessagesRequest) -> dict[str, Any]:
-    """The chat request that asks the same. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     given = {name: getattr(request, name) for name in _SAME}
     body = {name: value for name, value in given.items() if value is not None}
     body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
     last: Block = body["messages"][-1]
-    if last["role"] == "assistant" and "tool_calls" not in last:  # the answer goes on with it
+    if last["role"] == "assistant" and "tool_calls" not in last:  # prefilled answer: continue that message
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.stop_sequences:
         body["stop"] = request.stop_sequences
@@ -120,7 +120,7 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
     if choice is None:
         return fields
     if (choice.type == "tool") != (choice.name is not None):
-        raise invalid_value("tool_choice.name", 'a name goes with the type "tool", and only with that')
+        raise invalid_value("tool_choice.name", 'required for type "tool" and not allowed otherwise')
     named = {"type": "function", "function": {"name": choice.name}}
     fields["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
     if choice.disable_parallel_tool_use:
@@ -133,38 +133,38 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
     kind = fields.get("type") or "custom"
     if kind != "custom":
         raise UnsupportedFeatureError(
-            f"{param}: tools of the type {str(kind)[:100]!r} are Anthropic's own. Describe yours with input_schema.",
+            f"{param}: tools of type {str(kind)[:100]!r} only run on Anthropic's servers. Use input_schema.",
             param=param,
         )
     for name in fields:
         if name not in _TOOL_FIELDS:
             raise unsupported(f"{param}.{name[:100]}")
     if not isinstance(fields.get("name"), str) or not isinstance(fields.get("input_schema"), dict):
-        raise invalid_value(param, "a tool has a name and an input_schema")
+        raise invalid_value(param, "a tool needs a name and an input_schema")
     function = {"name": fields["name"], "description": fields.get("description"), "parameters": fields["input_schema"]}
     function["strict"] = fields.get("strict")
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _effort(request: MessagesRequest) -> str | None:
-    """A budget has no word in a chat: it becomes an effort."""
+    """Return the reasoning effort; a thinking budget is mapped to an effort, as chat requests have no budget."""
     wanted = None if request.output_config is None else request.output_config.effort
     thinking = request.thinking
     if thinking is None:
         return wanted
     if thinking.display not in (None, "summarized"):
-        raise UnsupportedFeatureError("thinking.display: thinking is shown as it is.", param="thinking.display")
+        raise UnsupportedFeatureError('thinking.display: use "summarized", or leave it out.', param="thinking.display")
     budget = thinking.budget_tokens
     if (thinking.type == "enabled") != (budget is not None):
-        raise invalid_value("thinking.budget_tokens", 'it goes with the type "enabled", and only with that')
+        raise invalid_value("thinking.budget_tokens", 'required for type "enabled" and not allowed otherwise')
     if budget is None:
         return wanted
     if not _MIN_BUDGET <= budget < request.max_tokens:
-        raise invalid_value("thinking.budget_tokens", f"it must be at least {_MIN_BUDGET} and below max_tokens")
+        raise invalid_value("thinking.budget_tokens", f"must be at least {_MIN_BUDGET} and below max_tokens")
     return wanted or ("low" if budget < _MEDIUM_BUDGET else "medium" if budget < _HIGH_BUDGET else "high")
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
     if wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}:
-        raise invalid_value("output_config.format", 'it must be {"type": "json_schema", "schema": ...}')
+        raise invalid_value("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}

@@ -1,4 +1,4 @@
-"""The answer of a chat, whole or in chunks, as Ollama tells it: one object, or one a line."""
+"""Translation of chat completions to Ollama's responses: one JSON object, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CONTENT_TYPE = "application/x-ndjson"
 
 @dataclass(slots=True)
 class OllamaAnswer:
-    """An answer, from the time when it was asked for."""
+    """Converter for one answer; measures durations from the arrival of the request."""
 
     request: OllamaChat | OllamaGenerate
-    # Nanoseconds, by `time.perf_counter_ns`.
+    # Start of the request, in nanoseconds of `time.perf_counter_ns`.
     started: int = field(default_factory=time.perf_counter_ns)
-    # When the first text came; None: it came with the rest.
+    # Time of the first streamed text, in nanoseconds of `time.perf_counter_ns`; None if not streamed.
     first: int | None = None
 
     def part(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """A piece of the answer."""
+        """Build one response object with a piece of the answer."""
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self.request, OllamaGenerate):
             said: dict[str, Any] = {"response": text, **thought}
@@ -40,7 +40,7 @@ class OllamaAnswer:
         return {"model": self.request.model, "created_at": now, **said, "done": False}
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """The content of a stream's chunk; None for nothing. Calls come whole, at the end."""
+        """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
         for choice in objects_of(chunk.get("choices")):
             delta = object_of(choice.get("delta"))
             text, thinking = _said(delta)
@@ -50,21 +50,21 @@ class OllamaAnswer:
         return None
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """All of an answer. Raises UpstreamError."""
+        """Convert a whole completion. Raises UpstreamError if it is malformed."""
         message = _message(completion)
         return self._ended(self.part(*_said(message), _calls(message)), completion)
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
-        """The last lines of a stream whose chunks make `completion`. Raises UpstreamError."""
+        """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
         calls = _calls(_message(completion))
         return [*([self.part("", calls=calls)] if calls else []), self._ended(self.part(""), completion)]
 
     def loaded(self) -> dict[str, Any]:
-        """Nothing was asked."""
+        """Build the response to a request that only loads the model."""
         return {**self.part(""), "done": True, "done_reason": "load"}
 
     def _ended(self, part: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
-        """The time until the first text is that of the prompt."""
+        """Add the final fields. The time until the first text counts as prompt evaluation."""
         now, usage = time.perf_counter_ns(), object_of(completion.get("usage"))
         first = self.first or self.started
         cut = completion["choices"][0]["finish_reason"] == "length"
@@ -83,7 +83,7 @@ class OllamaAnswer:
 
 
 async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The lines of an answer, from the payloads of a chat's stream."""
+    """Yield the lines of an answer from the payloads of a chat stream."""
     chunks = ChatChunks()
     try:
         async for payload in payloads:
@@ -101,7 +101,7 @@ async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -
 
 
 def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str, Any]:
-    """An OpenAI list of embeddings, as Ollama tells it."""
+    """Convert an OpenAI embedding list to Ollama's response."""
     return {
         "model": model,
         "embeddings": [_vector(entry["embedding"]) for entry in vectors["data"]],
@@ -112,7 +112,7 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
 
 
 def pull_line(event: dict[str, Any]) -> bytes:
-    """How far a pull is: an event with `done` bytes, `name` at its end, or `error`."""
+    """Convert a download event: progress in `done` bytes, completion with `name`, or `error`."""
     if "error" in event:
         return _line({"error": event["error"]["message"]})
     if "name" in event:
@@ -122,7 +122,7 @@ def pull_line(event: dict[str, Any]) -> bytes:
 
 
 def _vector(sent: list[float] | str) -> list[float]:
-    """Numbers: some clouds send Base64 in any case."""
+    """Decode a vector; some clouds send Base64 even if numbers were requested."""
     if isinstance(sent, list):
         return sent
     raw = b64decode(sent)
@@ -141,7 +141,7 @@ def _message(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 def _said(message: dict[str, Any]) -> tuple[str, str]:
-    """The text, and the thinking."""
+    """Return the text and the reasoning of a message."""
     thinking = message.get("reasoning_content") or message.get("reasoning") or ""
     return text_of(message.get("content")) + text_of(message.get("refusal")), text_of(thinking)
 
@@ -154,8 +154,8 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
-    """A tool call with its arguments as an object. Raises UpstreamError for arguments of another type."""
+    """Convert a tool call, parsing the arguments. Raises UpstreamError if the arguments are not a JSON object."""
     arguments = raw_object(function.get("arguments") or "")
     if arguments is None:
-        raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are no JSON object.")
+        raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are not a JSON object.")
     return {"function": {"index": index, "name": function.get("name"), "arguments": arguments}}

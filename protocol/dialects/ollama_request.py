@@ -1,7 +1,7 @@
-"""Ollama's requests: decoded, checked, and translated to chat requests.
+"""Ollama's requests: decoding, checks, and translation to chat requests.
 
-A field or an option that a chat request has no word for is refused by name. `keep_alive` is taken as the hint that it
-is: when a model leaves the memory is a setting of the server.
+Fields and options without an equivalent in chat requests are refused by name. `keep_alive` is accepted and ignored,
+because the server's settings determine when a model is unloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.foreign import object_of
 
-#: Options, and the fields of a chat request that say the same.
+#: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_completion_tokens",
@@ -26,32 +26,32 @@ _OPTIONS = {
     },
 }  # fmt: skip
 _AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
-#: How pictures begin, in Base64.
+#: Base64 prefixes of image formats, by their magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
-_UNBOUNDED = (-1, -2)  # of `num_predict`
+_UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
 R = TypeVar("R", bound="_Asked")
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both kinds of requests."""
+    """Fields common to chat and generate requests."""
 
     model: str
     stream: bool = True
-    # "json", or a JSON schema.
+    # Output format: "json", or a JSON schema.
     format: str | dict[str, Any] = ""
     options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     keep_alive: str | float | None = None
-    # "low", "medium" and "high" are efforts.
+    # Whether to reason; a string such as "low" sets the reasoning effort.
     think: bool | str | None = None
 
     @property
     def turns(self) -> list[dict[str, Any]]:
-        """The conversation, in Ollama's messages. Empty: the model is only to be loaded."""
+        """Conversation in Ollama's format; empty to only load the model."""
         raise NotImplementedError
 
 
 class OllamaChat(_Asked, kw_only=True):
-    """`POST /api/chat`."""
+    """Request body of `POST /api/chat`."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
@@ -62,7 +62,7 @@ class OllamaChat(_Asked, kw_only=True):
 
 
 class OllamaGenerate(_Asked, kw_only=True):
-    """`POST /api/generate`: a chat of one turn."""
+    """Request body of `POST /api/generate`, handled as a chat with one user message."""
 
     prompt: str = ""
     system: str = ""
@@ -77,7 +77,7 @@ class OllamaGenerate(_Asked, kw_only=True):
 
 
 class OllamaEmbed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /api/embed`."""
+    """Request body of `POST /api/embed`."""
 
     model: str
     input: str | list[str]
@@ -86,7 +86,7 @@ class OllamaEmbed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaEmbedding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /api/embeddings`, the older one."""
+    """Request body of `POST /api/embeddings`, the older endpoint."""
 
     model: str
     prompt: str
@@ -94,26 +94,26 @@ class OllamaEmbedding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /api/pull`."""
+    """Request body of `POST /api/pull`."""
 
     model: str
     stream: bool = True
-    # No download here goes without TLS.
+    # Must be false: downloads always use TLS.
     insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.insecure:
-            raise ValueError("insecure must be false: every download goes over TLS")
+            raise ValueError("insecure must be false: downloads always use TLS")
 
     @property
     def wanted(self) -> str:
-        """The model, in the words of `updraft pull`."""
+        """Model as `updraft pull` names it."""
         name = model_name(self.model)
         return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
 
 
 class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /api/show`."""
+    """Request body of `POST /api/show`."""
 
     model: str
     verbose: bool = False
@@ -123,21 +123,21 @@ prepare_types(OllamaChat, OllamaGenerate, OllamaEmbed, OllamaEmbedding, OllamaPu
 
 
 def model_name(name: str) -> str:
-    """Ollama's clients add a tag where there is none."""
+    """Strip the default tag `:latest`, which Ollama's clients add to names without a tag."""
     return name.removesuffix(":latest")
 
 
 def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
-    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, kind)
     if isinstance(request, OllamaChat):
-        # As they were sent: a null within a tool's arguments or schema means something.
+        # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
         request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
     return request
 
 
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
-    """The chat request that asks the same. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     body: dict[str, Any] = {"model": model_name(request.model), "messages": _messages(request.turns)}
     body |= dict(_option(name, value) for name, value in request.options.items() if value is not None)
     if body.get("max_completion_tokens") in _UNBOUNDED:
@@ -153,7 +153,7 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     elif request.format == "json":
         body["response_format"] = {"type": "json_object"}
     elif request.format:
-        raise invalid_value("format", 'it must be "json" or a JSON schema')
+        raise invalid_value("format", 'must be "json" or a JSON schema')
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -162,7 +162,7 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
 def _option(name: str, value: Any) -> tuple[str, Any]:
     if name in _AT_LOADING:
         raise UnsupportedFeatureError(
-            f"options.{name} is chosen where the model is loaded, in this server's settings: leave it out.",
+            f"options.{name} cannot be changed per request: leave it out, and use the server's settings instead.",
             param=f"options.{name}",
         )
     if name not in _OPTIONS:
@@ -171,7 +171,7 @@ def _option(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls have no ids in Ollama's messages: results belong to them by the tool's name, else by their order."""
+    """Convert messages. Ollama's tool calls have no ids, so results are matched by tool name, else in order."""
     messages: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []  # calls without a result
     for index, turn in enumerate(turns):
@@ -181,7 +181,7 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
             message["reasoning_content"] = turn["thinking"]
         if calls := turn.get("tool_calls"):
             if not isinstance(calls, list):
-                raise invalid_value(f"{param}.tool_calls", "it must be a list")
+                raise invalid_value(f"{param}.tool_calls", "must be a list")
             waiting = [
                 _call(call, f"call_{index}_{number}", param) for number, call in enumerate(cast("list[Any]", calls))
             ]
@@ -197,18 +197,18 @@ def _call(given: Any, call_id: str, param: str) -> dict[str, Any]:
     function = object_of(call.get("function"))
     name, arguments = function.get("name"), function.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise invalid_value(f"{param}.tool_calls", "each call has a function with a name and an object of arguments")
+        raise invalid_value(f"{param}.tool_calls", "each call needs a function with a name and arguments as an object")
     called = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
     return {"id": call.get("id") or call_id, "type": "function", "function": called}
 
 
 def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -> str:
-    """The id of the call that a tool's turn answers, which waits no longer."""
+    """Return the id of the call that a tool result answers, and remove the call from `waiting`."""
     call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
     named = (call for call in waiting if call["id"] == call_id or call["function"]["name"] == name)
     answered = next(named, waiting[0] if waiting else None)
     if answered is None:
-        raise invalid_value(param, "the tool's result answers no call of an assistant before it")
+        raise invalid_value(param, "the tool result answers no call of an earlier assistant message")
     waiting.remove(answered)
     return answered["id"]
 
@@ -231,4 +231,4 @@ def _data_url(picture: Any, param: str) -> str:
     for beginning, media_type in _PICTURES.items():
         if isinstance(picture, str) and picture.startswith(beginning):
             return f"data:{media_type};base64,{picture}"
-    raise invalid_value(param, "it must be a PNG, JPEG, GIF or WebP in Base64")
+    raise invalid_value(param, "must be a PNG, JPEG, GIF or WebP image in Base64")

@@ -1,4 +1,4 @@
-"""The answer of a chat, whole or in chunks, as a Response object and as the events of its stream."""
+"""Translation of chat completions, whole or streamed, to Response objects and stream events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
 _Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments"]
-#: The field of a `.done` event that holds all of the text.
+#: Field of each kind's `.done` event that holds the whole text.
 _WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
 _ECHOED = (
     "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "temperature", "top_p",
@@ -27,7 +27,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 
 def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]:
-    """The Response object of an answer that is only beginning."""
+    """Build the Response object of an answer in progress."""
     return {
         "id": f"resp_{secrets.token_hex(24)}",
         "object": "response",
@@ -51,7 +51,7 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
 
 @dataclass(slots=True)
 class _Open:
-    """An item, and the text of its part, that may still grow."""
+    """Output item whose last part is still growing."""
 
     item: Item
     output_index: int
@@ -73,10 +73,10 @@ class _Open:
 
 
 class ResponseEvents:
-    """Makes `response` of the chunks of a chat completion, and encoded events of what changes.
+    """Converter from chat chunks to `response` and to encoded stream events.
 
-    `begin`, `read` each chunk, then `end`, or `fail` at any time. Each gives the events to send, numbered from
-    `sequence` on.
+    Call `begin`, `read` for each chunk, then `end`, or `fail` at any time. Each returns the events to send, numbered
+    from `sequence` on.
     """
 
     def __init__(self, response: dict[str, Any], sequence: int = 0) -> None:
@@ -93,7 +93,7 @@ class ResponseEvents:
         return self._taken()
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
-        """`chunk`: one of a stream, or a whole completion."""
+        """Read a streamed chunk or a whole completion."""
         self._note(chunk)
         for choice in objects_of(chunk.get("choices")):
             if choice.get("index") not in (0, None):
@@ -109,7 +109,7 @@ class ResponseEvents:
         return self._taken()
 
     def end(self) -> list[bytes]:
-        """The chat is over."""
+        """Finish the response; fails it if no chunk had a finish reason."""
         if self._finish_reason is None:
             return self.fail({"message": "The answer ended without a finish reason."})
         reason = _INCOMPLETE.get(self._finish_reason)
@@ -123,7 +123,7 @@ class ResponseEvents:
         return self._taken()
 
     def fail(self, error: dict[str, Any]) -> list[bytes]:
-        """The chat broke off with an OpenAI error."""
+        """Finish the response with an OpenAI error."""
         self._close_all("incomplete")
         limited = error.get("type") == "rate_limit_error" or error.get("code") == "rate_limit_exceeded"
         code = "rate_limit_exceeded" if limited else "server_error"
@@ -151,7 +151,7 @@ class ResponseEvents:
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
 
     def _open_text(self, kind: _Kind) -> _Open:
-        """Begin a part: of the open message, where it is one of a message, else of a new item."""
+        """Start a part: in the open message if both are message parts, else in a new item."""
         before = self._text
         if before is not None and "reasoning_text" not in (kind, before.kind):
             self._close_part(before)
@@ -192,7 +192,7 @@ class ResponseEvents:
         whole = {_WHOLE[opened.kind]: "".join(opened.pieces)}
         extra: Item = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
         if not opened.has_parts:
-            extra = {"name": opened.item["name"]}  # which clients of version 2 want
+            extra = {"name": opened.item["name"]}  # required by openai clients of version 2
         self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, **extra)
         if opened.has_parts:
             self._emit("response.content_part.done", **self._place(opened), part=opened.part)
@@ -206,7 +206,7 @@ class ResponseEvents:
         self._emit("response.output_item.done", output_index=opened.output_index, item=opened.item)
 
     def _close_all(self, status: str) -> None:
-        """Close what is open. Only the last item can be cut short."""
+        """Close all open items. Only the last one gets `status`, since earlier items are complete."""
         still_open = [*([] if self._text is None else [self._text]), *self._calls.values()]
         for opened in still_open:
             self._close(opened, status if opened is still_open[-1] else "completed")
@@ -226,7 +226,7 @@ class ResponseEvents:
 
 
 def whole_response(response: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
-    """The Response object of a whole completion."""
+    """Convert a whole completion to a Response object."""
     events = ResponseEvents(response)
     events.read(completion)
     events.end()
@@ -236,7 +236,7 @@ def whole_response(response: dict[str, Any], completion: dict[str, Any]) -> dict
 async def streamed_response(
     response: dict[str, Any], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[tuple[list[bytes], dict[str, Any]]]:
-    """The events of a response, a few at a time, from the payloads of a chat's stream; and the response so far."""
+    """Yield batches of events with the response so far, from the payloads of a chat stream."""
     events = ResponseEvents(response)
     yield events.begin(), response
     async for payload in payloads:

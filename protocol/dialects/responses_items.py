@@ -1,4 +1,4 @@
-"""The items of OpenAI's Responses API, and the messages of a chat that say the same."""
+"""Translation of Responses API items to chat messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 def item_id(kind: str) -> str:
-    """A new id of an item, in OpenAI's form."""
+    """Create an item id in OpenAI's format."""
     return f"{_PREFIXES[kind]}_{secrets.token_hex(24)}"
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """The input as full items, each with a type, an id and a status; references are left as they are.
+    """Convert the input to items with a type, an id and a status; references are left unchanged.
 
     Raises InvalidRequestError or UnsupportedFeatureError.
     """
@@ -30,7 +30,7 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 
 def with_own_ids(items: Sequence[Item]) -> list[Item]:
-    """The same items. One that is there again has a new id, so that lists of them can be cut behind any id."""
+    """Give repeated items new ids, so that an id identifies one position in the list."""
     known: set[str] = set()
     own: list[Item] = []
     for item in items:
@@ -43,28 +43,28 @@ def _full(item: Item, param: str) -> Item:
     kind = str(item.get("type") or ("message" if "role" in item else "item_reference"))
     if kind == "item_reference":
         if not isinstance(item.get("id"), str):
-            raise invalid_value(f"{param}.id", "a reference names an item")
+            raise invalid_value(f"{param}.id", "a reference needs the id of an item")
         return {"type": kind, "id": item["id"]}
     if kind not in _PREFIXES:
         raise UnsupportedFeatureError(
-            f"{param}: items of the type {kind[:100]!r} belong to tools of OpenAI's servers.", param=param
+            f"{param}: items of type {kind[:100]!r} belong to tools that only run on OpenAI's servers.", param=param
         )
     full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
         if item.get("role") not in _ROLES:
-            raise invalid_value(f"{param}.role", f"it is one of {', '.join(_ROLES)}")
+            raise invalid_value(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
         full["content"] = _parts(item, f"{param}.content")
     elif kind == "reasoning":
         full.setdefault("summary", [])
     else:
         for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
             if not isinstance(item.get(name), str):
-                raise invalid_value(f"{param}.{name}", "it must be a string")
+                raise invalid_value(f"{param}.{name}", "must be a string")
     return full
 
 
 def _parts(message: Item, param: str) -> list[Item]:
-    """The content as typed parts."""
+    """Convert the content to typed parts."""
     content = message.get("content")
     if isinstance(content, str):
         if message["role"] == "assistant":
@@ -76,19 +76,19 @@ def _parts(message: Item, param: str) -> list[Item]:
 def _list_of_parts(value: Any, param: str) -> list[Item]:
     parts = objects_of(value)
     if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
-        raise invalid_value(param, "it must be a string or a list of parts")
+        raise invalid_value(param, "must be a string or a list of parts")
     return parts
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """The conversation as chat messages. What an assistant says and calls in a row is one message.
+    """Convert the conversation to chat messages. Consecutive reasoning, text and calls become one message.
 
     Raises InvalidRequestError or UnsupportedFeatureError.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    turn: dict[str, Any] | None = None  # of the assistant, while it lasts
+    turn: dict[str, Any] | None = None  # open message of the assistant
     for index, item in enumerate(items):
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
@@ -122,7 +122,7 @@ def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, 
 
 
 def _reasoning(item: Item) -> str:
-    """Text that an answer of ours has shown; of OpenAI's own items only OpenAI can make something."""
+    """Return the reasoning text of Updraft's own answers; OpenAI's encrypted reasoning is dropped."""
     parts = objects_of(item.get("content"))
     return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "reasoning_text")
 
@@ -134,7 +134,7 @@ def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:
 
 
 def _content(parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
-    """Parts as chat messages have them: a single text as a plain string, which every server takes."""
+    """Convert parts to chat content. A single text becomes a plain string, which every server accepts."""
     shown = [_part(part, param) for part in parts]
     if len(shown) == 1 and shown[0]["type"] == "text":
         return shown[0]["text"]
@@ -157,7 +157,7 @@ def _part(part: Item, param: str) -> dict[str, Any]:
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": part.get("input_audio")}
     raise UnsupportedFeatureError(
-        f"{param}: a part of the type {str(kind)[:100]!r} cannot be passed on like this. Send texts, image URLs, file "
-        "data or audio.",
+        f"{param}: parts of type {str(kind)[:100]!r} are not supported in this form. Supported: text, image URLs, file "
+        "data and audio.",
         param=param,
     )

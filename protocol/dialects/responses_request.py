@@ -1,6 +1,6 @@
-"""OpenAI's Responses requests: decoded, checked, and translated to chat requests.
+"""OpenAI's Responses requests: decoding, checks, and translation to chat requests.
 
-A field that a chat request has no word for is refused by name.
+Fields without an equivalent in chat requests are refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..http.foreign import objects_of
 from .responses_items import Item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
-#: `include` of what the answer has in any case, and of built-in tools, which are refused themselves.
+#: Accepted values of `include`. Apart from LOGPROBS they have no effect: built-in tools are refused anyway.
 _INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -27,23 +27,23 @@ _INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )
-#: Fields that chat requests have under the same name.
+#: Fields with the same name in chat requests.
 _SAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "updraft",
 )  # fmt: skip
-#: Fields of tools that a chat has no word for, at the values that ask for what is done anyway.
+#: Tool fields without an equivalent in chat requests, and their accepted default values.
 _NEUTRAL_OF_TOOLS = (("allowed_callers", ["direct"]), ("defer_loading", False))
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """`summary`: only "auto" is taken, for there is none to give. Reasoning is shown as it is."""
+    """Reasoning options. `summary` accepts only "auto", since reasoning is returned in full, not summarized."""
 
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
-    # How much of earlier reasoning the model sees again, and how long it thinks: as the model does by itself.
+    # Accepted only at the default, like `mode`: the model decides how much to reason and what earlier reasoning to see.
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -54,13 +54,13 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`include_obfuscation` is taken, but events are not padded."""
+    """Stream options. `include_obfuscation` is accepted, but events are not padded."""
 
     include_obfuscation: bool = False
 
 
 class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /v1/responses`."""
+    """Request body of `POST /v1/responses`."""
 
     model: str = "auto"
     input: str | list[dict[str, Any]] | None = None
@@ -68,13 +68,13 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     previous_response_id: str | None = None
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
-    # None: as the server's settings say.
+    # Whether to store the response; None: the server's setting.
     store: bool | None = None
     background: bool = False
-    # When to answer: here always as soon as possible.
+    # Scheduling hints, ignored: background responses start as soon as possible.
     background_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
-    # Of built-in tools, of which there are none.
+    # Limit on calls of built-in tools; no effect, because there are no built-in tools.
     max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -85,7 +85,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     parallel_tool_calls: bool | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
     reasoning: Reasoning | None = None
-    # "auto" allows what is not done here: a conversation that is too long is an error.
+    # Accepted but without effect: a conversation that is too long is always an error.
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     user: str | None = None
@@ -94,7 +94,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    # The router's own options.
+    # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
 
@@ -102,33 +102,33 @@ prepare_types(ResponsesRequest)
 
 
 def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
-    """Check a request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, ResponsesRequest)
     if request.stream_options is not None and not request.stream:
-        raise invalid_value("stream_options", "it needs stream=true")
+        raise invalid_value("stream_options", "needs stream=true")
     reasoning = request.reasoning or Reasoning()
     for name in ("summary", "generate_summary"):
         if getattr(reasoning, name) not in (None, "auto"):
             raise UnsupportedFeatureError(f'reasoning.{name}: use "auto", or leave it out.', param=f"reasoning.{name}")
     for name in request.include or ():
         if name not in _INCLUDABLE:
-            raise invalid_value("include", f"it may hold {', '.join(_INCLUDABLE)}, not {name[:100]!r}")
+            raise invalid_value("include", f"supported values are {', '.join(_INCLUDABLE)}, got {name[:100]!r}")
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
-        raise invalid_value("max_output_tokens", f"it must be at least 1, got {request.max_output_tokens}")
+        raise invalid_value("max_output_tokens", f"must be at least 1, got {request.max_output_tokens}")
     check_metadata(request.metadata)
     return request
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises InvalidRequestError beyond OpenAI's limits."""
+    """Check metadata against OpenAI's limits. Raises InvalidRequestError."""
     if len(metadata) > _MAX_PAIRS:
-        raise invalid_value("metadata", f"it may hold {_MAX_PAIRS} pairs, got {len(metadata)}")
+        raise invalid_value("metadata", f"at most {_MAX_PAIRS} pairs are allowed, got {len(metadata)}")
     if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in metadata.items()):
-        raise invalid_value("metadata", f"keys have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
+        raise invalid_value("metadata", f"keys may have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
 
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The chat request that asks the same of a conversation of `items`.
+    """Translate the request, with `items` as the conversation, to a chat request.
 
     Raises InvalidRequestError or UnsupportedFeatureError.
     """
@@ -157,7 +157,7 @@ def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any
 
 
 def prompt_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """The fields of `chat_body` that its prompt is made of."""
+    """Return the fields of `chat_body` that determine the prompt."""
     body = chat_body(request, items)
     return {name: body[name] for name in ("model", "messages", "tools", "tool_choice") if name in body}
 
@@ -175,7 +175,7 @@ def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise UnsupportedFeatureError(
-            f"tools[{index}]: tools of the type {str(kind)[:100]!r} run on OpenAI's servers alone. Use functions.",
+            f"tools[{index}]: tools of type {str(kind)[:100]!r} only run on OpenAI's servers. Use functions.",
             param=f"tools[{index}]",
         )
     function = {
@@ -197,5 +197,5 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
         named = [_tool_choice(each) for each in objects_of(choice.get("tools"))]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     raise UnsupportedFeatureError(
-        f"tool_choice: {str(kind)[:100]!r} chooses a tool of OpenAI's servers. Use functions.", param="tool_choice"
+        f"tool_choice: {str(kind)[:100]!r} is a tool of OpenAI's servers. Use functions.", param="tool_choice"
     )

@@ -1,1 +1,1 @@
-"""HTTP as daemon, gateway and node speak it: the app shell, the server process, server-sent events, metrics."""
+"""HTTP layer shared by daemon, gateway and node: app shell, server process, server-sent events, metrics."""

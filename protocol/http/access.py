@@ -1,7 +1,7 @@
-"""Whom a server lets in: the Host and Origin that a request may carry, and the key that it must.
+"""Access control: checks of the Host and Origin headers, of the API key, and of the local user.
 
-A browser lets any web page send requests to this machine. A page whose own name is made to resolve to it (DNS
-rebinding) may even read the answers. Such requests carry the page's name as Host or as Origin.
+Browsers let any web page send requests to this machine. A page whose own name resolves to this machine (DNS rebinding)
+can even read the responses. Such requests carry the page's name as Host or Origin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import Scope
 from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from ..safety.system import connection_user, own_user
 
-#: Key of the connection's `PeerUser` in the state of each request.
+#: Key of the connection's `PeerUser` in the request's state.
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
@@ -27,15 +27,15 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\]+")
 
 @dataclass(frozen=True)
 class PeerUser:
-    """The client of a connection. Its user is looked up once, when a request first needs it."""
+    """Client of a connection. The client's user is looked up once, at the first request that needs it."""
 
     client: tuple[str, int] | None
-    # No port: a Unix socket.
+    # Own address; the port is None for a Unix socket.
     server: tuple[str, int | None] | None
 
     @cached_property
     def is_other_user(self) -> bool:
-        """Whether a user of this machine other than ours and root sent it; False where the system does not tell."""
+        """Whether another local user, except root, opened the connection; False if the system cannot tell."""
         own = own_user()
         if own is None or self.client is None or self.server is None or self.server[1] is None:
             return False
@@ -44,17 +44,17 @@ class PeerUser:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Checked before anything else of a request is looked at."""
+    """Access rules, checked before the rest of a request is processed."""
 
-    # Names that callers may use for this server, without a port, beside those of loopback and its own address.
+    # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins whose web pages may use this server, beside those of this machine.
+    # Origins of web pages that may use this server, in addition to pages served by this machine.
     allowed_origins: tuple[str, ...] = ()
-    # The key that requests must carry, as a bearer token or as Anthropic's `x-api-key`. None: no key is asked for.
+    # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
-    # These need none.
+    # Paths that need no key.
     public_paths: tuple[str, ...] = ("/health",)
-    # Refuse other users of this machine, with this advice. Empty: serve all of them.
+    # Advice in the error that refuses other users of this machine. Empty: all users are served.
     own_user: str = ""
 
     def __post_init__(self) -> None:
@@ -66,12 +66,12 @@ class Access:
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin.lower()):
                 raise ConfigurationError(
-                    f"allowed_origins: {origin!r} must be as browsers send it, like https://app.example.",
+                    f"allowed_origins: {origin!r} must be an origin such as https://app.example, without a path.",
                     param="allowed_origins",
                 )
 
     def check(self, scope: Scope) -> None:
-        """Raises PermissionDeniedError for a foreign Host, Origin or user, AuthenticationError for a wrong key."""
+        """Check a request. Raises PermissionDeniedError (Host, Origin or user) or AuthenticationError (key)."""
         sent: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             sent.setdefault(name, []).append(value.decode("latin-1"))
@@ -80,13 +80,13 @@ class Access:
         for host in hosts:
             if not self._is_ours(_host_of(host), address.lower()):
                 raise PermissionDeniedError(
-                    f"This server is not called {host[:100]!r}: if it should be, set allowed_hosts (--allowed-host)."
+                    f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-host)."
                 )
         for origin in sent.get(b"origin", ()):
             if not self._may_ask(origin.lower(), hosts):
                 raise PermissionDeniedError(
                     f"Web pages of {origin[:100]!r} may not use this server: "
-                    "if they should, set allowed_origins (--allowed-origin)."
+                    "to allow them, set allowed_origins (--allowed-origin)."
                 )
         if scope["path"] in self.public_paths:
             return
@@ -101,7 +101,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_ours(self, host: str, address: str) -> bool:
-        """`address`: where the connection came in, as the socket says. A name can be rebound, an address cannot."""
+        """Whether `host` is a valid name of this server. `address` is the socket's, which DNS rebinding cannot fake."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -116,7 +116,7 @@ class Access:
 
 
 def key_proof(key: str, url: str) -> str:
-    """The proof that a node at `url` sends to a gateway: it knows the key of all nodes, and does not reveal it."""
+    """Return the HMAC by which a node at `url` proves to a gateway that it knows the nodes' shared key."""
     return hmac.new(key.encode(), b"updraft-node " + url.encode(), "sha256").hexdigest()
 
 
@@ -130,13 +130,13 @@ def is_loopback(host: str) -> bool:
 
 
 def host_is_loopback(authority: str) -> bool:
-    """The same of a Host header, which may have a port."""
+    """Whether a Host header, with or without a port, names loopback."""
     return is_loopback(_host_of(authority.lower()))
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """A server without a key serves this machine only, whatever a name stands for here. Raises ConfigurationError with
-    what to do instead.
+    """Check that a server without an API key listens on loopback only, also if `host` is a name. Raises
+    ConfigurationError, which gives `advice`.
     """
     if not (is_loopback(host) and _stands_for_loopback(host)):
         raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
@@ -144,10 +144,10 @@ def check_keyless(host: str, advice: str) -> None:
 
 def _stands_for_loopback(host: str) -> bool:
     try:
-        found = socket.getaddrinfo(host, None)
-    except OSError:  # then nothing can listen there
+        addresses = socket.getaddrinfo(host, None)
+    except OSError:  # unresolvable: nothing can listen on this name anyway
         return True
-    return all(is_loopback(str(address[0])) for *_, address in found)
+    return all(is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def _is_address(host: str) -> bool:
@@ -159,6 +159,6 @@ def _is_address(host: str) -> bool:
 
 
 def _host_of(authority: str) -> str:
-    """The name or address in `name:port`; empty if it is none."""
-    found = _HOST.fullmatch(authority)
-    return "" if found is None else found[1] or found[2]
+    """Return the name or address in `name:port`; empty if malformed."""
+    match = _HOST.fullmatch(authority)
+    return "" if match is None else match[1] or match[2]

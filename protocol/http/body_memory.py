@@ -1,4 +1,4 @@
-"""The memory budget for request bodies: a total per server process, and a share of the total per owner."""
+"""Memory budget for request bodies: a total per server process, and a limit per owner."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 
 from ..errors import OverloadedError, RateLimitError
 
-#: In the state of a request: the owner whose share its body counts against. Without one, only the total counts.
+#: Key of the body's owner in the request's state. Without an owner, only the total limit applies.
 BODY_OWNER = "body_owner"
 
 TOTAL_BYTES = 256 * 2**20
-OWNER_BYTES = 64 * 2**20  # so that no owner alone exhausts the total
+OWNER_BYTES = 64 * 2**20  # below the total, so that one owner cannot use it all
 _MIB = 2**20
 
 
 class BodyMemory:
-    """Counts bodies in bytes from the announcement of their length to the end of their request."""
+    """Counter of bytes held by request bodies, from the Content-Length header to the end of the request."""
 
     def __init__(self, total: int = TOTAL_BYTES, per_owner: int = OWNER_BYTES) -> None:
         self._total = total
@@ -24,16 +24,16 @@ class BodyMemory:
         self._by_owner: Counter[str] = Counter()
 
     def take(self, owner: str, size: int) -> None:
-        """Reserve bytes. Raises RateLimitError if the owner's share is used up, OverloadedError if the total is."""
+        """Reserve bytes. Raises RateLimitError above the owner's limit, OverloadedError above the total."""
         if owner and self._by_owner[owner] + size > self._per_owner:
             raise RateLimitError(
-                f"Your requests in flight have bodies of more than {self._per_owner / _MIB:g} MiB together: "
-                "wait for answers before you send more.",
+                f"The bodies of your requests in flight exceed {self._per_owner / _MIB:g} MiB in total: "
+                "wait for responses before sending more.",
                 code="body_memory_exceeded",
             )
         if self._used + size > self._total:
             raise OverloadedError(
-                "The bodies of the requests in flight take all the memory that this server has for them: try again."
+                "The bodies of all requests in flight exceed this server's memory limit: try again later."
             )
         self._used += size
         self._by_owner[owner] += size

@@ -1,4 +1,4 @@
-"""One connection: uvicorn's, with errors of OpenAI's shape for what is no HTTP, and an end to waiting for the rest."""
+"""uvicorn's HTTP protocol, hardened: OpenAI-shaped 400 errors, read and write timeouts, bounded pipelining."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .access import PEER, PeerUser
 from .connection_limits import ConnectionLimits
 from .shell import GONE, LINGER_S
 
-_LOOK_S = 0.1  # between two looks for the end of a connection that is not read
+_LOOK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16
-_MAX_PART = 2**14  # bytes of a read, at a time
-_MAX_AHEAD = 8  # requests that wait behind one that is being answered, before no more is parsed
+_MAX_PART = 2**14  # bytes parsed at a time
+_MAX_AHEAD = 8  # pipelined requests queued before parsing pauses
 _UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-REST_S = 30.0  # for the head of a request to be there, and between two pieces of its body
-STALL_S = 60.0  # in which a client reads nothing of what waits for it
+REST_S = 30.0  # timeout for the head of a request, and between two pieces of the body
+STALL_S = 60.0  # timeout for a client that does not read the response
 
 
 class _Flow(FlowControl):
-    """Reads nothing while a part of the last read is left."""
+    """Flow control that also pauses reading while part of the last read is not parsed yet."""
 
     held = False
 
@@ -40,7 +40,7 @@ class _Flow(FlowControl):
 
 
 class _Head:
-    """A transport that holds a response's head back until its body, or the loop's next turn: one packet, not two."""
+    """Transport that delays a response's head until the body or the next loop iteration, to send one packet."""
 
     def __init__(self, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle, self._transport, self._loop = cycle, cycle.transport, loop
@@ -65,36 +65,36 @@ class _Head:
     def _send(self, data: bytes) -> None:
         if self._cycle.transport is self and not self._transport.is_closing():
             self._transport.write(data)
-        self._cycle.transport = self._transport  # all else goes there directly
+        self._cycle.transport = self._transport  # later writes bypass this object
 
 
 class Connection(HttpToolsProtocol):
-    """The parser is the same wherever it runs: uvicorn would take another one where this one is missing."""
+    """Server side of an HTTP connection. Always uses httptools, while uvicorn may fall back to another parser."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
-    _silent_bytes = 0  # since the last head, piece of a body, or end of it
-    _plain_head = b""  # of a request that offers another protocol, without that
-    _current: Any = None  # the request that is being answered; uvicorn's `cycle` is the last one that came
+    _silent_bytes = 0  # bytes since the last complete head, piece of a body, or end of a body
+    _plain_head = b""  # head of a request that offers an upgrade, without the offer
+    _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
     _last_read = b""
-    _parsed = 0  # bytes of the last read
-    _waits_for_room = False  # what is left of the last read, until something is answered
+    _parsed = 0  # parsed bytes of the last read
+    _waits_for_room = False  # whether parsing of the last read waits for a response to finish
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
-    _refusal = b""  # of the last request: nothing behind it is parsed
+    _refusal = b""  # error response to the last request; later bytes are not parsed
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._limits = limits or ConnectionLimits(sys.maxsize, sys.maxsize)
 
     def connection_made(self, transport: asyncio.Transport, below: asyncio.Transport | None = None) -> None:  # type: ignore[override]
-        """`below`: what TLS is on top of, where it is."""
+        """Start serving the connection. `below`: the transport under TLS, if encrypted."""
         super().connection_made(transport)
         self._below = below or transport
         self.flow = self._flow = _Flow(transport)
         self.app_state = {**self.app_state, PEER: PeerUser(self.client, self.server)}
         if not self._limits.admit(self, self.client[0] if self.client else ""):
-            self._refuse(OverloadedError("This server has all the connections that it can hold: try again."), 503)
+            self._refuse(OverloadedError("This server has reached its connection limit: try again later."), 503)
             return
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wait()
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """A read may hold 40,000 chunks of a byte, or 9,000 requests: others get their turn in between."""
+        """Parse the last read piecewise: a read may hold thousands of requests and would block other connections."""
         if self.transport.is_closing():
             return
         data, begin = self._last_read, self._parsed
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
             if not self._waits_for_room:
                 self.loop.call_soon(self._go_on)
                 return
-            self._stop_waiting()  # for the client: it has sent more already
+            self._stop_waiting()  # no timeout: the client has already sent more
         self._look = self._look or self.loop.call_later(_LOOK_S, self._look_for_end)
 
     def _read(self, data: bytes) -> None:
@@ -138,17 +138,17 @@ class Connection(HttpToolsProtocol):
         if self._is_answering:
             self._limits.works(self)
         if self._awaits != "answer" and self._silent_bytes > _MAX_HEAD:
-            self.send_400_response("The head of the request, or what is behind its body, is too long.")
+            self.send_400_response("The head or the trailer of the request is too long.")
         if self._waiting is not None and (self._awaits == "head" or not self._is_answering):
-            return  # more of a head that began to come, or of a body that is answered already: no more time
+            return  # the rest of a head, or of a body already answered, does not extend the timeout
         self._stop_waiting()
         if self._awaits != "answer":
             self._wait()
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn's `data_received`, but that a request is read without its offer of another protocol.
+        """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol.
 
-        The parser takes what follows such a head for the other protocol's: a body would be the next request.
+        After an upgrade offer the parser stops, and the body would be parsed as the next request.
         """
         self._unset_keepalive_if_required()
         while data:
@@ -163,7 +163,7 @@ class Connection(HttpToolsProtocol):
                     self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                     continue
                 if self._is_answering or self.pipeline:
-                    self._refuse(InvalidRequestError("A WebSocket has a connection of its own."), 400)
+                    self._refuse(InvalidRequestError("Open a WebSocket on a new connection."), 400)
                 else:
                     self.handle_websocket_upgrade()
             return
@@ -173,14 +173,14 @@ class Connection(HttpToolsProtocol):
         self._awaits = "head"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._awaits == "head":  # not a trailer
+        if self._awaits == "head":  # drop trailers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._awaits, self._silent_bytes = "body", 0
         method = self.parser.get_method()
         if not self.url.startswith(b"/") or b"#" in self.url or method == b"CONNECT":
-            raise ValueError("a target that is no path")  # the parser would look for one in it
+            raise ValueError("the request target is not a path")  # the parser would extract a path from a URL
         if self.parser.should_upgrade() and not (method == b"GET" and self._should_upgrade()):
             lines = [name + b": " + value for name, value in self.headers if name not in _UPGRADES]
             version = b"HTTP/" + self.parser.get_http_version().encode()
@@ -197,13 +197,13 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_complete()
         if not self._is_answering:
-            self._stop_waiting()  # for the rest of a body that was answered already
+            self._stop_waiting()  # the body of an answered request is complete
         self._awaits, self._silent_bytes = "answer" if self._is_answering else "head", 0
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
         cycle.scope[GONE] = self.loop.create_future()
-        if cycle.scope["method"] != "HEAD":  # no body comes
+        if cycle.scope["method"] != "HEAD":  # a HEAD response has no body to wait for
             cycle.transport = _Head(cycle, self.loop)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
@@ -226,13 +226,13 @@ class Connection(HttpToolsProtocol):
             self._limits.forget(self)
             lost(exc)
 
-        protocol.connection_lost = forget  # it has taken over, and counts until it ends
+        protocol.connection_lost = forget  # the WebSocket counts as a connection until it closes
 
     def on_response_complete(self) -> None:
         if not self.pipeline:
-            self._stop_waiting()  # uvicorn closes a connection on which nothing comes
+            self._stop_waiting()  # uvicorn has its own keep-alive timeout
             self._limits.rests(self)
-            if self._awaits == "body":  # of a request that is answered already
+            if self._awaits == "body":  # the request was answered before the body was complete
                 self._waiting = self.loop.call_later(LINGER_S, self.transport.close)
             else:
                 self._awaits = "head"
@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self._leave_current()  # the connection is closed only when all is sent
+        self._leave_current()  # returning None closes the connection after pending writes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -262,19 +262,19 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        message = f"{msg} Its head, or a chunk of its body, is not HTTP/1.1."
+        message = f"{msg} The head, or a chunk of the body, is not valid HTTP/1.1."
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     @property
     def _room(self) -> int:
-        """For so many more requests that wait behind one that is being answered."""
+        """Number of further requests that may be queued."""
         if self._refusal or (self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT):
             return 0
         return _MAX_AHEAD - len(self.pipeline)
 
     @property
     def _is_full(self) -> bool:
-        """Whether enough was read, until the app takes it."""
+        """Whether to pause reading until the app consumes queued requests or body data."""
         cycle: Any = self.cycle  # None before the first request
         has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
         return self._room <= 0 or (has_body and self._awaits == "body")
@@ -284,7 +284,7 @@ class Connection(HttpToolsProtocol):
         return self._current is not None and not self._current.response_complete
 
     def _refuse(self, error: UpdraftError, status: int) -> None:
-        """Ends the connection once the requests before this one are answered. None behind it is."""
+        """Answer with `error` after earlier requests are answered, then close. Later requests get no response."""
         body = msgspec.json.encode(error.to_body())
         self._refusal = _REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body)
         is_body = self._awaits == "body" and getattr(self.cycle, "scope", None) is self.scope
@@ -301,7 +301,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _leave_current(self) -> None:
-        """Nobody waits for its answer any more, nor for those of requests behind it."""
+        """Mark the current request as disconnected and drop queued requests."""
         self.pipeline.clear()
         if self._is_answering and not self._current.disconnected:
             self._current.disconnected = True
@@ -312,7 +312,7 @@ class Connection(HttpToolsProtocol):
         self._waiting = self.loop.call_later(REST_S, self._on_silence)
 
     def _on_silence(self) -> None:
-        """Of a client that is read: what another one sends is not looked at before the answer to what came earlier."""
+        """Close the connection on timeout, but wait again if reading is paused, since data may be waiting unread."""
         if self.flow.read_paused:
             self._wait()
         else:
@@ -324,7 +324,7 @@ class Connection(HttpToolsProtocol):
             self._waiting = None
 
     def _look_for_end(self) -> None:
-        """Linux tells that a client has left behind all that its kernel holds unread of it."""
+        """Check whether the client has disconnected while reading is paused. Only Linux can report that."""
         self._look = None
         if self.transport.is_closing() or not self.flow.read_paused or not hasattr(select, "POLLRDHUP"):
             return
@@ -337,7 +337,7 @@ class Connection(HttpToolsProtocol):
             self._look = self.loop.call_later(_LOOK_S, self._look_for_end)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
-        """Whoever reads nothing for long is cut off: a mere close would wait for that without end."""
+        """Abort the connection if the client does not read the response; `close` would wait forever."""
         self._stop_watching()
         unread = self._below.get_write_buffer_size(), self._current
         if unread == before:
@@ -352,10 +352,10 @@ class Connection(HttpToolsProtocol):
 
 
 def _end_of_heads(data: bytes, at: int, most: int) -> int:
-    """Where a part of a read ends, or `most` heads in it have. An empty line in a body may count as a head."""
+    """Return the end of the next part to parse, with at most `most` heads. Empty lines in a body may count as heads."""
     end = min(at + _MAX_PART, len(data))
     for _ in range(most):
-        if data.find(b"\r", at, end) < 0:  # quicker, and true of most bodies
+        if data.find(b"\r", at, end) < 0:  # fast path for most bodies
             return end
         at = data.find(b"\n\r\n", at, end) + 3
         if at < 3:

@@ -1,4 +1,4 @@
-"""A server's limit of connections: its file descriptors last, and one address cannot take them all."""
+"""Connection limits, in total and per address, so that a server does not run out of file descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HeldConnection(Protocol):
 
 
 class ConnectionLimits:
-    """A connection too many makes the one that rests for longest leave: it may be opened again."""
+    """Registry of open connections. At a limit, the connection that has been idle longest is closed."""
 
     def __init__(self, total: int, per_address: int) -> None:
         self._total = total
@@ -28,8 +28,8 @@ class ConnectionLimits:
         self._all_resting: dict[HeldConnection, None] = {}
 
     def admit(self, connection: HeldConnection, address: str) -> bool:
-        """Whether it may stay. It counts until `forget`, and rests until `works`."""
-        if self._counts[address] >= self._per_address and not is_loopback(address):  # a reverse proxy has one address
+        """Register a new, idle connection. Returns False if a limit is reached and no connection is idle."""
+        if self._counts[address] >= self._per_address and not is_loopback(address):  # exempt reverse proxies
             self._close_oldest(self._resting.get(address, {}))
             if self._counts[address] >= self._per_address:
                 return False
@@ -43,7 +43,7 @@ class ConnectionLimits:
         return True
 
     def works(self, connection: HeldConnection) -> None:
-        """A request is being answered."""
+        """Mark a connection as busy with a request."""
         self._all_resting.pop(connection, None)
         if (address := self._addresses.get(connection)) is not None and address in self._resting:
             self._resting[address].pop(connection, None)
@@ -51,7 +51,7 @@ class ConnectionLimits:
                 del self._resting[address]
 
     def rests(self, connection: HeldConnection) -> None:
-        """It waits for a request, or for the rest of one."""
+        """Mark a connection as idle: waiting for a request, or for the rest of a request."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None
@@ -71,6 +71,6 @@ class ConnectionLimits:
 
 
 def usual_limits() -> ConnectionLimits:
-    """A half of the descriptors is left for connections to others. The process gets as many as the system allows it."""
+    """Raise the descriptor limit as far as allowed and return limits that leave half for outgoing connections."""
     total = min(_MOST, (raise_descriptor_limit(2 * _MOST + _RESERVED) - _RESERVED) // 2)
     return ConnectionLimits(max(total, 8), max(total // 2, 4))

@@ -1,4 +1,4 @@
-"""The answers of other servers, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
+"""Lenient parsing of other servers' responses: malformed JSON, errors in various formats, final stream events."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..errors import (
 from ..safety.redaction import paired
 
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
-_MAX_NESTED = 4  # objects in one another, around a message
+_MAX_NESTED = 4  # levels searched for an error message
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
-_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # stand between the tokens of JSON only
+_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # in valid JSON these occur only between tokens
 _ERRORS: dict[int, type[UpdraftError]] = {
     401: AuthenticationError,
     403: PermissionDeniedError,
@@ -39,10 +39,10 @@ _ERRORS: dict[int, type[UpdraftError]] = {
 
 
 def json_of(raw: bytes, *, exact: bool = False) -> Any:
-    """The JSON that a server sent. Raises ValueError if it is none, or nested deeper than anybody means.
+    """Decode JSON from another server. Raises ValueError if it is not JSON or nested too deeply.
 
-    A byte order mark, UTF-16, bytes that are no UTF-8, NaN and halves of surrogate pairs lose no answer.
-    `exact`: leave such halves as they are, for `json_bytes` to write again. No file or log can hold them.
+    Accepts a byte order mark, UTF-16, invalid UTF-8, NaN and lone surrogates. `exact` keeps lone surrogates, which
+    only `json_bytes` can encode again; files and logs cannot hold lone surrogates.
     """
     try:
         return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
@@ -50,14 +50,14 @@ def json_of(raw: bytes, *, exact: bool = False) -> Any:
         pass
     try:
         text = raw.decode(json.detect_encoding(raw), "replace")
-        found = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-        return found if exact else json.loads(paired(json.dumps(found, ensure_ascii=False)))
+        value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        return value if exact else json.loads(paired(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
 
 
 def json_keeping(raw: bytes, name: str) -> Any:
-    """The same, with the values of each member `name` as raw JSON, so that no number in them is rounded."""
+    """Decode like `json_of`, but keep the value of each member `name` as raw JSON, so that no number is rounded."""
     try:
         return _keeping(raw.removeprefix(b"\xef\xbb\xbf"), name)
     except UNREADABLE:
@@ -75,16 +75,16 @@ def _keeping(raw: bytes, name: str) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """`value` as JSON, also with halves of surrogate pairs: clouds cut an emoji between two pieces of a stream."""
+    """Encode as JSON, including lone surrogates: a cloud may split an emoji between two chunks of a stream."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # UTF-8 has no halves, but JSON has escapes for them
+    except UnicodeEncodeError:  # lone surrogates cannot be UTF-8, but JSON can escape them
         return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
 
 def raw_object(text: str) -> msgspec.Raw | None:
-    """The JSON object in `text`, byte for byte but on one line; an empty one for no text. None if it is no object."""
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins pairs that a stream cut
+    """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object."""
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins split surrogate pairs
     raw = (text if text.strip() else "{}").translate(_LINE_ENDS).encode(errors="backslashreplace")
     try:
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
@@ -92,10 +92,10 @@ def raw_object(text: str) -> msgspec.Raw | None:
     except UNREADABLE:
         pass
     try:
-        found = json_of(raw, exact=True)
+        value = json_of(raw, exact=True)
     except ValueError:
         return None
-    return msgspec.Raw(json_bytes(found)) if isinstance(found, dict) else None
+    return msgspec.Raw(json_bytes(value)) if isinstance(value, dict) else None
 
 
 def _finite(number: str) -> float | None:
@@ -104,41 +104,41 @@ def _finite(number: str) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """A struct or raw JSON as `json.dumps` takes it."""
+    """Convert a struct or raw JSON to types that `json.dumps` accepts."""
     return json_of(bytes(value), exact=True) if isinstance(value, msgspec.Raw) else msgspec.to_builtins(value)
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """The object that this should be; empty where it is none."""
+    """Return `value` if it is an object, else an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def objects_of(value: Any) -> list[dict[str, Any]]:
-    """The objects in what should be a list of them."""
+    """Return the non-empty items of a list as objects; empty if `value` is not a list."""
     return [object_of(each) for each in cast("list[Any]", value) if each] if isinstance(value, list) else []
 
 
 def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
-    """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
+    """Convert another server's error to OpenAI's format. `otherwise` begins the message if the server sent none."""
     try:
-        found: Any = json_of(raw)
+        value: Any = json_of(raw)
     except ValueError:
         excerpt = _excerpt(raw)
         return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
-    if isinstance(found, list) and len(cast("list[Any]", found)) == 1:  # Google's
-        found = cast("list[Any]", found)[0]
-    fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google's format
+        value = cast("list[Any]", value)[0]
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     error: Any = fields.get("error")
-    if not isinstance(error, dict):  # vLLM's of old, and others': all of it at the top
+    if not isinstance(error, dict):  # older vLLM and others put the fields at the top level
         error = {name: fields[name] for name in ("type", "param", "code") if name in fields}
     body = cast("dict[str, Any]", error)
-    if not isinstance(body.get("message"), str) and (message := _message_in(found, _MAX_NESTED)):
+    if not isinstance(body.get("message"), str) and (message := _message_in(value, _MAX_NESTED)):
         body = {**body, "message": message}
     return completed(body, status, f"{otherwise}.")
 
 
 def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, Any]:
-    """`error` with all that OpenAI's have; what it says itself is kept."""
+    """Fill in the missing fields of an OpenAI error; existing fields are kept."""
     usual = _ERRORS.get(status, InvalidRequestError if status < 500 else UpstreamError)
     message: Any = error.get("message")
     if not isinstance(message, str) or not message.strip():
@@ -154,7 +154,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The last text of a stream, if the event has any, and the finish behind it: some servers send both at once."""
+    """Split a final event into text (None if it has no text) and finish, since some servers send both at once."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
@@ -168,7 +168,7 @@ def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]
 
 
 def _message_in(body: Any, depth: int) -> str | None:
-    """The words in an error of any shape: a text, a list of what is wrong (FastAPI says where), or these in objects."""
+    """Find the message in an error of any format: a string, a list (FastAPI adds locations), or nested objects."""
     if isinstance(body, str):
         return body.strip() or None
     if depth and isinstance(body, list):
@@ -185,7 +185,7 @@ def _message_in(body: Any, depth: int) -> str | None:
 
 
 def _excerpt(raw: bytes) -> str:
-    """The beginning of a body that is not JSON, as one line of text."""
+    """Return the beginning of a body that is not JSON, as one line of text."""
     if b"\0" in raw[:_MAX_EXCERPT]:
         return ""
     text = raw[: 16 * _MAX_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")

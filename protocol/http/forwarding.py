@@ -1,6 +1,6 @@
-"""The caller's headers and query parameters that are forwarded to a cloud or node: an explicit list.
+"""Selection of the caller's headers and query parameters that are forwarded to a cloud or node.
 
-Each hop has credentials and framing of its own, and none of either may reach the next.
+Credentials and framing headers belong to one hop and are never forwarded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl
 
 from ..errors import InvalidRequestError
 
-#: Passed on: OpenAI's and other providers' headers, tracing, and what apps add in the usual way.
+#: Forwarded headers: those of OpenAI and other providers, tracing headers, and custom `x-` headers.
 SAFE = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
-#: Of this hop alone, and left out: HTTP's own, those of browsers and proxies, of openai's clients, and the key to us.
+#: Hop-by-hop headers, dropped: HTTP framing, browser and proxy headers, openai client details, Updraft's API key.
 HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
@@ -25,17 +25,17 @@ HOP = re.compile(
     r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
-_KEYS = frozenset({"idempotency-key"})  # that open nothing
+_KEYS = frozenset({"idempotency-key"})  # keys that are not credentials
 _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The headers and query parameters forwarded with a request."""
+    """Headers and query parameters to forward with a request."""
 
-    # By lower-cased name.
+    # Header values by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Without the question mark.
+    # Query string without the question mark.
     query: str = ""
     # The caller's own API key for the cloud. None: the key in the settings.
     api_key: str | None = field(default=None, repr=False)
@@ -47,7 +47,7 @@ class Forwarded:
         return [self.query, *self.headers, *self.headers.values(), *(text for pair in pairs for text in pair)]
 
     def target(self, path: str) -> str:
-        """`path` with the query."""
+        """Return `path` with the query string."""
         return f"{path}?{self.query}" if self.query else path
 
 
@@ -55,9 +55,9 @@ NOTHING = Forwarded()
 
 
 def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
-    """The forwarded part of a request.
+    """Select the headers and query parameters to forward.
 
-    Raises InvalidRequestError, by name, for what neither may nor belongs to this hop.
+    Raises InvalidRequestError naming a header or parameter that can be neither forwarded nor dropped.
     """
     passed: dict[str, str] = {}
     for raw, value in headers.items():

@@ -1,4 +1,4 @@
-"""Identifiers: random, prefixed by what they name, safe in URLs and headers."""
+"""Random identifiers with a prefix for their type, safe in URLs and headers."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import secrets
 
 
 def new_id(prefix: str) -> str:
-    """`new_id("chatcmpl")` -> `chatcmpl-5f0c…`, 24 hexadecimal digits of randomness."""
+    """Return `prefix`, a hyphen and 24 random hexadecimal digits, such as `chatcmpl-5f0c…`."""
     return f"{prefix}-{secrets.token_hex(12)}"

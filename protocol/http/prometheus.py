@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as values, for `prometheus_client` to write."""
+"""Counters, gauges and histograms as plain values, rendered by `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family: a plain `value`, or a value per label set in `samples` (`(("node", "a"),)` -> 3)."""
+    """Counter or gauge: a plain `value`, or one value per label set in `samples` (`(("node", "a"),)` -> 3)."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -38,11 +38,11 @@ class Metric:
 
 @dataclass(slots=True)
 class Distribution:
-    """Observed values, counted between bounds."""
+    """Counts of observed values per bucket, and their sum."""
 
-    # Ascending, each inclusive.
+    # Upper bounds of the buckets, ascending and inclusive.
     bounds: tuple[float, ...]
-    # One for each bound, and one for the values above them all.
+    # Number of values per bucket; the last count is for values above all bounds.
     counts: list[int] = field(default_factory=list[int])
     sum: float = 0.0
 
@@ -54,18 +54,18 @@ class Distribution:
         self.sum += value
 
     def copy(self) -> Distribution:
-        """One that stays as it is while this one goes on."""
+        """Return a snapshot that later observations do not change."""
         return Distribution(self.bounds, list(self.counts), self.sum)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A distribution as a metric: buckets count what is at most their bound."""
+    """Histogram metric: one distribution, or one per label set in `samples`."""
 
     name: str
     help: str
     values: Distribution | None = None
-    # One for each label set, all of the same labels.
+    # Distributions by label set; all sets have the same labels.
     samples: Mapping[tuple[tuple[str, str], ...], Distribution] = field(
         default_factory=dict[tuple[tuple[str, str], ...], Distribution]
     )
@@ -73,9 +73,9 @@ class Histogram:
     def family(self) -> Family:
         from prometheus_client.core import HistogramMetricFamily
 
-        found = dict(self.samples) if self.values is None else {(): self.values}
-        family = HistogramMetricFamily(self.name, self.help, labels=[name for name, _ in next(iter(found), ())])
-        for labels, values in found.items():
+        samples = dict(self.samples) if self.values is None else {(): self.values}
+        family = HistogramMetricFamily(self.name, self.help, labels=[name for name, _ in next(iter(samples), ())])
+        for labels, values in samples.items():
             bounds = [*(f"{bound:.15g}" for bound in values.bounds), "+Inf"]
             buckets = list(zip(bounds, accumulate(values.counts), strict=True))
             family.add_metric([value for _, value in labels], buckets, values.sum)
@@ -83,8 +83,8 @@ class Histogram:
 
 
 def render(metrics: Iterable[Metric | Histogram]) -> str:
-    """The text format of Prometheus, version 0.0.4."""
-    from prometheus_client import generate_latest  # loaded by the first scrape, not at a start
+    """Render metrics in Prometheus' text format, version 0.0.4."""
+    from prometheus_client import generate_latest  # imported at the first scrape, to keep startup fast
     from prometheus_client.registry import CollectorRegistry
 
     class Families:

@@ -1,4 +1,4 @@
-"""From an app to a process: bind first, say when ready, leave gracefully, never outlive the parent unasked."""
+"""Server process: early binding, readiness announcement, graceful shutdown, exit with the parent process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .shell import Traffic
 from .tls import Certificate, Handshake, TlsFiles
 
 DRAIN_S = 10.0
-"""Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
+"""Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
-WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # as long as the body of a request
-_ACCEPTED = 32  # connections in a turn of the event loop, two turns before they count
+WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
+_ACCEPTED = 32  # connections accepted per loop iteration: new ones count against the limits two iterations later
 _BACKLOG = 1024
-_LEAVE_S = 5.0  # from the end of the drain to that of the process
+_LEAVE_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
 
 
@@ -51,15 +51,15 @@ def serve(  # noqa: PLR0913
     tls: TlsFiles | None = None,
     websockets: bool = False,
 ) -> None:
-    """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
+    """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish requests in flight and return.
 
-    `sock` comes from `bind_socket`, so that heavy work may be done in between. What is not finished `drain_s` seconds
-    later is ended by the app's `Traffic.at_deadline`, or else cut off.
+    `sock` comes from `bind_socket`, so that slow startup work can happen after binding. Requests still in flight after
+    `drain_s` seconds are ended by the app's `Traffic.at_deadline`, or else cut off.
 
-    Once connections are accepted, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file`
-    and calls `on_ready` with it. `announces`: whether it says so at all, for several processes behind one port.
-    `websockets`: whether connections may become some.
-    Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
+    When ready, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file` and calls `on_ready`
+    with the URL. `announces=False` skips all three, for several processes sharing a port. `websockets` allows WebSocket
+    connections.
+    Raises PortInUseError, ConfigurationError, or the error with which `app` failed to start.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
@@ -70,7 +70,7 @@ def serve(  # noqa: PLR0913
             return
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
-            write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us
+            write_private(ready_file, f"{url}\n")  # private: changing the file would redirect clients
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -84,22 +84,22 @@ def serve(  # noqa: PLR0913
         http=http,
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=WEBSOCKET_MESSAGE_BYTES,
-        ws_per_message_deflate=False,  # a few bytes could become many
-        loop="asyncio",  # not uvloop wherever some other package has brought it (decision 063)
+        ws_per_message_deflate=False,  # prevents decompression bombs
+        loop="asyncio",  # never uvloop, even if another package has installed it (decision 063)
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing depends on what a proxy says of the client
+        proxy_headers=False,  # access control must not trust a proxy's claims about the client
         timeout_graceful_shutdown=1,
         backlog=_ACCEPTED,
     )
     try:
         _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
-    except SystemExit:  # uvicorn's way to say that the app did not start
+    except SystemExit:  # uvicorn exits if the app fails to start
         if plain.failure is None:
             raise
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # bound by both, but the other was first to listen
+        if error.errno == errno.EADDRINUSE:  # another process bound the port too, and listened first
             raise _port_in_use(*sock.getsockname()[:2]) from error
         raise
     finally:
@@ -109,16 +109,16 @@ def serve(  # noqa: PLR0913
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket bound to `host:port` (port 0: a free one), not yet listening: clients are refused until `serve`.
+    """Bind a socket to `host:port` (port 0: any free port) without listening: clients are refused until `serve`.
 
-    Raises PortInUseError, or ConfigurationError if the address cannot be used at all.
+    Raises PortInUseError, or ConfigurationError if the address is unusable.
     """
     sock = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = addresses[0]
         sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of finished connections are free again
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # reuse ports in TIME_WAIT
         sock.bind(address)
     except (OSError, OverflowError) as error:
         if sock is not None:
@@ -132,9 +132,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def exit_with_parent(drain_s: float = DRAIN_S) -> None:
-    """From now on, stop this process when its parent is gone, however that died: SIGTERM, and after the drain SIGKILL.
+    """Stop this process when its parent dies: send SIGTERM, and SIGKILL after the drain.
 
-    Polls, because Linux' PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before its process.
+    Polls, because Linux's PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before the process.
     """
     parent = os.getppid()
 
@@ -149,7 +149,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
 
 
 class _Plain:
-    """`app`; if it cannot start for a reason that it has a plain word for, that is kept in `failure`, not logged."""
+    """ASGI wrapper that keeps an UpdraftError raised at startup in `failure`, instead of logging it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -171,7 +171,7 @@ class _Plain:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with a readiness announcement and a drain that answers new requests with 503 while it lasts."""
+    """uvicorn server with a readiness announcement, and a drain during which new requests get 503."""
 
     def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None], drain_s: float) -> None:
         super().__init__(config)
@@ -189,7 +189,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
-        if os.getppid() != self._parent:  # an orphan leaves the port to whoever comes in its place
+        if os.getppid() != self._parent:  # orphaned: free the port at once for a successor
             for server in self.servers:
                 server.close()
         leaving = None if self._traffic.at_drain is None else asyncio.create_task(self._traffic.at_drain())
@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """As uvicorn's, but a graceful end stays one: uvicorn would raise the signal again and exit with -15."""
+        """Handle signals like uvicorn, but do not raise them again after a graceful shutdown (exit status -15)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -217,7 +217,7 @@ class _Server(uvicorn.Server):
 
 
 def url_of(sock: socket.socket, scheme: str) -> str:
-    """The address of a listening socket."""
+    """Return the URL of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -225,7 +225,7 @@ def url_of(sock: socket.socket, scheme: str) -> str:
 def _port_in_use(host: str, port: int) -> PortInUseError:
     holder = listener_on(port)
     return PortInUseError(
-        f"Port {port} on {host} is in use{f' by {holder}' if holder else ''}: choose another with --port, or --port 0 "
-        "for any free one.",
+        f"Port {port} on {host} is in use{f' by {holder}' if holder else ''}: choose another --port, or --port 0 "
+        "for any free port.",
         param="port",
     )

@@ -1,6 +1,6 @@
-"""The one HTTP shell that daemon, gateway and node share: OpenAI-shaped errors, body limits, prompt disconnects.
+"""ASGI shell shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
 
-Everything is plain ASGI: a middleware that wraps request and response objects would hide the client's going away.
+The shell is plain ASGI: middleware that wraps request and response objects would hide client disconnects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
-from random import getrandbits  # no secret, and quicker
+from random import getrandbits  # request ids are not secret, and this is faster than `secrets`
 from typing import Any
 
 import msgspec
@@ -40,22 +40,22 @@ from .access import Access
 from .body_memory import BODY_OWNER, BodyMemory
 from .wire import WireRequest, WireResponse, error_body
 
-#: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
+#: Header from the gateway to its nodes: an opaque tenant id, the same for all requests of one API key.
 TENANT_HEADER = b"x-updraft-tenant"
 
-#: In the scope of a request to our own server: done when its client goes away before it is answered.
+#: Scope key of a future, set by `Connection`, that completes if the client disconnects before the response is done.
 GONE = "updraft.gone"
 
-#: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
+#: Header from the gateway to a node: id of the attempt, whose cost so far can be read at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
-LINGER_S = 2.0  # for the rest of a body that is answered already
-BODY_S = 120.0  # for a whole body: until its end it takes memory, and a place among the requests in flight
-_HEAD_ONLY = "updraft.head_only"  # in the scope of a HEAD, which a GET answers: the server drops its body
+LINGER_S = 2.0  # time to read the rest of a body that is already answered
+BODY_S = 120.0  # timeout for a whole body, which holds memory and counts as a request in flight
+_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET; the server drops the body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # of which the router has more routes
+_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # the router has more routes here
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -68,11 +68,11 @@ def create_app(
     max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
 ) -> ShellApp:
-    """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
+    """Create an app that reports every failure as an OpenAI error and sets `x-request-id` on every response.
 
-    Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
-    exceptions (logged here, without a traceback on the wire) are covered. Requests that `access` refuses reach no
-    route. `max_upload_bytes`: the paths that take more than `max_body_bytes`. `lifespan` is Starlette's.
+    Routes may raise any UpdraftError. The shell handles unknown routes, wrong methods, bodies above `max_body_bytes`
+    and unexpected exceptions (logged, but sent without a traceback). Requests refused by `access` never reach a route.
+    `max_upload_bytes`: limits by path for paths that accept larger bodies. `lifespan` is Starlette's.
     """
     access = access or Access()
     app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -93,7 +93,7 @@ def create_app(
 
 
 class ShellApp(FastAPI):
-    """An app with endpoints beside the framework, within the same `layers`: a path there costs no walk through it."""
+    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing but keep the same `layers`."""
 
     def __init__(self, **fastapis: Any) -> None:
         super().__init__(**fastapis)
@@ -101,7 +101,7 @@ class ShellApp(FastAPI):
         self._posts: dict[str, ASGIApp] = {}
 
     def add_post(self, path: str, endpoint: ASGIApp) -> None:
-        """An ASGI endpoint for POST. Another method gets the framework's answer."""
+        """Add an ASGI endpoint for POST. FastAPI answers other methods."""
         self.router.routes.append(Route(path, endpoint, methods=["POST"]))
         for layer in reversed(self.layers):
             endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
@@ -115,13 +115,13 @@ class ShellApp(FastAPI):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The bytes that request bodies may have."""
+    """Size limits of request bodies, in bytes."""
 
-    # Of one body.
+    # Limit per body.
     usual: int
-    # Of one body, by path. These bodies are read piece by piece, so that they take no memory.
+    # Limit per body for upload paths, whose bodies are streamed and not held in memory.
     uploads: Mapping[str, int]
-    # Of all other bodies together.
+    # Limit for all bodies held in memory.
     memory: BodyMemory
 
     def of(self, path: str) -> int:
@@ -129,10 +129,10 @@ class BodyLimits:
 
 
 class Traffic:
-    """The requests in flight of an app. While `draining`, new requests are sent away and those in flight go on.
+    """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue.
 
-    `at_drain` is called when that begins. `at_deadline` gives those that are still there at its end an error of the
-    app's own.
+    `at_drain` is called when the drain starts. `at_deadline` is called when the drain ends, to fail the remaining
+    requests.
     """
 
     def __init__(self) -> None:
@@ -143,15 +143,15 @@ class Traffic:
 
 
 def request_id(scope: Scope) -> str:
-    """The id of this request: the caller's `x-request-id` if that was usable, else one made here."""
+    """Return the request's id: the caller's `x-request-id` if valid, else a generated id."""
     return scope["state"]["request_id"]
 
 
 async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
-    """The whole body, which has `BODY_S` and `most_s` to come.
+    """Read the whole body, within the shorter of `BODY_S` and `most_s` seconds.
 
-    Raises RequestTooLargeError, RequestTimeoutError, what `BodyMemory` raises, and RequestCancelledError if the client
-    leaves before the end.
+    Raises RequestTooLargeError, RequestTimeoutError, the errors of `BodyMemory.take`, and RequestCancelledError if the
+    client disconnects.
     """
     pieces: list[bytes] = []
     try:
@@ -161,22 +161,22 @@ async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
                 if not message.get("more_body"):
                     return b"".join(pieces)
     except TimeoutError as error:
-        raise RequestTimeoutError("The body of the request did not come in time: send it faster.") from error
+        raise RequestTimeoutError("The request body did not arrive in time: send it faster.") from error
     raise RequestCancelledError("The client closed the connection while sending.")
 
 
 async def read_wire_request(request: Request) -> WireRequest:
-    """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
+    """Read the whole request. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
     return _wire_request(request, await read_body(request))
 
 
 def upload_wire_request(request: Request) -> WireRequest:
-    """The request with its body as it comes. That raises as `read_body`."""
+    """Return the request with a streamed body. The stream raises RequestTooLargeError and RequestCancelledError."""
     return replace(_wire_request(request), upload=_pieces(request))
 
 
 def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
-    """`request.url` would read the path again, decoded, and find a query behind a `?` that is part of a name."""
+    """Build the request from the scope: `request.url` would take a decoded `?` in the path for a query."""
     query = request.scope["query_string"].decode("latin-1")
     return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
@@ -190,9 +190,9 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes]:
 
 
 def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> Response:
-    """`response` for Starlette. A streamed body is closed as soon as it ends, fails, or the client goes away.
+    """Convert `response` for Starlette. A streamed body is closed when it ends or fails, or the client disconnects.
 
-    `heartbeat_s`: after so much silence a stream gets a comment, which clients skip; 0: it gets none.
+    `heartbeat_s`: seconds of silence after which a keep-alive comment is sent; 0 sends none.
     """
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
@@ -201,7 +201,7 @@ def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> 
 
 
 def error_response(error: UpdraftError, path: str = "") -> Response:
-    """In the shape that the clients of `path` read."""
+    """Build an error response in the format that clients of `path` expect."""
     return send_json(error_body(error.to_body()["error"], path), error.status, error.headers())
 
 
@@ -211,9 +211,9 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def while_connected(request: Request) -> Generator[None]:
-    """Cancel the block when the client goes away, and raise RequestCancelledError from it.
+    """Cancel the block when the client disconnects, and raise RequestCancelledError.
 
-    The request body must have been read: from here on the client tells of nothing but the end of the connection.
+    Read the request body first, because further messages from the client are discarded.
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
@@ -231,7 +231,7 @@ def while_connected(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # else somebody else cancelled too, and that must be seen
+        if gone and task.uncancel() == 0:  # otherwise the task was also cancelled by others: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
@@ -242,7 +242,7 @@ def while_connected(request: Request) -> Generator[None]:
 
 
 async def _left(receive: Receive) -> None:
-    """Returns when the client goes away, behind servers that are not ours."""
+    """Wait for the client to disconnect, on ASGI servers that do not set `GONE`."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -257,7 +257,7 @@ class _StreamedResponse(Response):
         self._route = route
         self._request_id = request_id
         self._heartbeat_s = heartbeat_s
-        self._last = 0.0  # when something was sent, on the clock of the event loop
+        self._last = 0.0  # time of the last chunk, on the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, heart = asyncio.get_running_loop(), None
@@ -275,16 +275,16 @@ class _StreamedResponse(Response):
                     heart.cancel()
                 await send({"type": "http.response.body", "body": b""})
         except RequestCancelledError:
-            _log.info("%s %s: the client went away during the stream", self._route, self._request_id)
+            _log.info("%s %s: the client disconnected during the stream", self._route, self._request_id)
         finally:
             if heart is not None:
                 heart.cancel()
-            aclose = getattr(self._chunks, "aclose", None)  # plain iterators have nothing to close
+            aclose = getattr(self._chunks, "aclose", None)  # plain iterators have no `aclose`
             if aclose is not None:
                 await aclose()
 
     async def _beat(self, send: Send) -> None:
-        """Each chunk is whole events, so that a comment fits between any two."""
+        """Send keep-alive comments. A comment may go between any two chunks, since chunks hold whole events."""
         loop = asyncio.get_running_loop()
         self._last = loop.time()
         while True:
@@ -295,12 +295,12 @@ class _StreamedResponse(Response):
             await asyncio.sleep(self._heartbeat_s - silent_s)
 
     def init_headers(self, headers: Any = None) -> None:
-        """As Starlette's, but without a content-length: it is not known."""
+        """Set headers like Starlette, but without content-length, which is unknown for a stream."""
         self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
 
 
 class _Shell:
-    """The outermost layer of an app, around everything FastAPI does."""
+    """Outermost ASGI layer: checks framing, access and draining, and converts exceptions to error responses."""
 
     def __init__(self, app: ASGIApp, access: Access, limits: BodyLimits, traffic: Traffic) -> None:
         self._app = app
@@ -329,33 +329,31 @@ class _Shell:
             await exchange.fail(error)
             return
         if self._traffic.draining:
-            refusal = "This server is draining to shut down: try again, another may take it."
+            refusal = "This server is shutting down: try again, or use another server."
             await exchange.fail(OverloadedError(refusal, code="draining"))
             return
         self._traffic.in_flight += 1
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except RequestCancelledError:
-            _log.info("%s: the client went away", exchange.request_id)
+            _log.info("%s: the client disconnected", exchange.request_id)
         except UpdraftError as error:
             await exchange.fail(error)
         except Exception as error:  # noqa: BLE001 - a server outlives any request
             _log.exception("%s %s failed, request %s", scope["method"], scope["path"], exchange.request_id)
-            failure = UpdraftError(
-                f"The server failed on this request ({type(error).__name__}). Id: {exchange.request_id}"
-            )
+            failure = UpdraftError(f"Internal server error ({type(error).__name__}). Request id: {exchange.request_id}")
             await exchange.fail(failure)
         finally:
             self._traffic.in_flight -= 1
             exchange.release()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The same rules for a WebSocket: one that is refused gets an HTTP error for its handshake."""
+        """Apply the same checks to a WebSocket; a refused handshake gets an HTTP error."""
         try:
             _check_framing(scope)
             self._access.check(scope)
             if self._traffic.draining:
-                raise OverloadedError("This server is draining to shut down: try again later.", code="draining")
+                raise OverloadedError("This server is shutting down: try again later.", code="draining")
             await self._app(scope, receive, send)
         except UpdraftError as error:
             response = error_response(error)
@@ -365,40 +363,40 @@ class _Shell:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Raises InvalidRequestError where two servers could see two requests, for more headers than apps send, and for a
-    compressed body, which may stand for a thousand times its size.
+    """Check the request's framing. Raises InvalidRequestError for ambiguous framing (request smuggling), for too many
+    headers, and for a compressed body (decompression bombs).
     """
     headers = scope["headers"]
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        raise InvalidRequestError("Content-Length and HTTP/1.0 exclude Transfer-Encoding.", code="invalid_http")
+        raise InvalidRequestError("Transfer-Encoding excludes Content-Length and HTTP/1.0.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
-        raise InvalidRequestError("A Transfer-Encoding may be `chunked` and nothing else.", code="invalid_http")
+        raise InvalidRequestError("The only supported Transfer-Encoding is chunked.", code="invalid_http")
     names = [name for name, _ in headers] if len(sent) < len(headers) else []
     if (names and max(map(names.count, _SINGLE)) > 1) or version not in _VERSIONS:
-        message = "A request has one Host and one Transfer-Encoding, and version 1.0 or 1.1 of HTTP."
+        message = "A request must have one Host, at most one Transfer-Encoding, and a known version of HTTP."
         raise InvalidRequestError(message, code="invalid_http")
     if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
     if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
-        raise InvalidRequestError("No body with a Content-Encoding is read: send it as it is.", code="invalid_http")
+        raise InvalidRequestError("Content-Encoding is not supported: send the body uncompressed.", code="invalid_http")
 
 
 class _Exchange:
-    """One request and its response: stamps the id, counts the body, and can fail properly at any point."""
+    """Request and response pair: assigns the request id, enforces body limits, and sends error responses."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> None:
         headers = dict(scope["headers"])
         self._path = scope["path"]
         self._max_body_bytes = limits.of(self._path)
         self._memory = None if self._path in limits.uploads else limits.memory
-        self._held = 0  # bytes of that memory
+        self._held = 0  # bytes reserved in `_memory`
         self._owner = ""
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
         self._state = scope.setdefault("state", {})
         self._state["request_id"] = self.request_id
-        self._announced = int(headers.get(b"content-length") or 0)  # digits, as the parser has checked
+        self._announced = int(headers.get(b"content-length") or 0)  # the parser has checked that these are digits
         self._receive = receive
         self._send = send
         self._received = 0
@@ -406,16 +404,16 @@ class _Exchange:
         self._complete = False
 
     async def receive(self) -> Message:
-        """Raises RequestTooLargeError as soon as a route wants a body that is, or is announced to be, too large.
+        """Receive a message. Raises RequestTooLargeError as soon as the announced or received body is too large.
 
-        Raises what `BodyMemory` raises before anything of the body is taken from the connection.
+        Raises the errors of `BodyMemory.take` before reading an announced body from the connection.
         """
         if self._announced > self._max_body_bytes:
             raise self._too_large()
         self._hold(self._announced)
         message = await self._receive()
         if message["type"] == "http.disconnect" and self._complete:
-            await asyncio.Event().wait()  # an answered client may leave: that cancels nobody's last steps
+            await asyncio.Event().wait()  # a disconnect after the response must not cancel the app's final steps
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._max_body_bytes:
@@ -430,7 +428,7 @@ class _Exchange:
             self._held = size
 
     def release(self) -> None:
-        """The request is over: its body takes no memory any more."""
+        """Release the body's memory at the end of the request."""
         if self._memory is not None and self._held:
             self._memory.give_back(self._owner, self._held)
 
@@ -442,16 +440,16 @@ class _Exchange:
         await self._send(message)
 
     async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
-        """Answer with `error`, and `close` the connection. Too late: return, which makes the server cut it."""
+        """Send `error`, and close the connection if `close`. After the response has started, only log the error."""
         if self._started:
-            _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
+            _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
         response = error_response(error, self._path)
         closes = close or isinstance(error, RequestTooLargeError)
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # a socket closed with unread bytes destroys the answer on its way: read on a little, keep nothing
+        if closes:  # closing a socket with unread bytes may destroy the response in transit: drain the body first
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):
@@ -463,7 +461,7 @@ class _Exchange:
 
 
 def _usable_id(raw: bytes) -> str:
-    """The caller's request id, if it is short and harmless in logs and headers; else empty."""
+    """Return the caller's request id if it is short and safe in logs and headers, else an empty string."""
     text = raw.decode("latin-1")
     return text if len(text) <= 128 and _ID_CHARACTERS.issuperset(text) else ""
 
@@ -478,7 +476,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
     path: str = request.scope["path"]
     route, kept = f"{request.method} {path}", path.startswith(_KEPT)
-    elsewhere = " Files, batches and stored answers are the router's: use `updraft serve`." if kept else ""
+    elsewhere = " Only `updraft serve` provides files, batches and stored responses." if kept else ""
     if error.status_code == 404:
         return NotFoundError(f"{route} is not a route of this server.{elsewhere}")
     if error.status_code == 405:

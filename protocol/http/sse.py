@@ -1,4 +1,4 @@
-"""Server-sent events: the framing of every streamed answer."""
+"""Encoding and parsing of server-sent events."""
 
 from __future__ import annotations
 
@@ -8,71 +8,71 @@ from .foreign import json_bytes
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment
-MAX_EVENT_BYTES = 4 * 2**20  # events are a word each, but some servers send a whole answer or a picture in one
+MAX_EVENT_BYTES = 4 * 2**20  # most events hold one token, but some hold a whole answer or an image
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _BOM = b"\xef\xbb\xbf"
 
 
 def event(payload: object) -> bytes:
-    """One `data:` event holding `payload` as JSON."""
+    """Encode a `data:` event with `payload` as JSON."""
     return b"data: " + json_bytes(payload) + b"\n\n"
 
 
 class EventTooLongError(ValueError):
-    """An event that has not ended after `MAX_EVENT_BYTES`."""
+    """An event exceeds `MAX_EVENT_BYTES`."""
 
 
 class EventParser:
-    """Splits a byte stream, cut anywhere, into the payloads of its `data:` events (without `[DONE]`).
+    """Incremental parser that splits a byte stream into payloads of `data:` events (without `[DONE]`).
 
-    Lines end in LF, CR LF or CR. A byte order mark at the start is skipped.
+    Lines may end in LF, CR LF or CR. A byte order mark at the start is skipped.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._at_start = True
-        self._after_cr = False  # the last chunk ended in CR, which may be half of a CR LF
+        self._after_cr = False  # whether the last chunk ended in CR, possibly the first half of CR LF
         self.done = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`; `done` turns true once `[DONE]` was seen. Raises EventTooLongError."""
+        """Return payloads completed by `chunk`; `[DONE]` sets `done`. Raises EventTooLongError."""
         payloads: list[bytes] = []
-        for found in self.events(chunk):
-            data = data_of(found)
+        for each in self.events(chunk):
+            data = data_of(each)
             self.done = self.done or data == b"[DONE]"
             if data and not self.done:
                 payloads.append(data)
         return payloads
 
     def events(self, chunk: bytes) -> list[bytes]:
-        """The events completed by `chunk`, comments too, in lines that end in LF. Raises EventTooLongError."""
+        """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
         if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and self._is_between and b"\r" not in chunk:
-            return chunk[:-2].split(b"\n\n")  # nearly all of a stream
-        searched = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
+            return chunk[:-2].split(b"\n\n")  # fast path for most chunks
+        searched = max(0, len(self._buffer) - 1)  # searched before, except for an end split between two chunks
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
             self._at_start = False
             if self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
                 searched = 0
-        found: list[bytes] = []
+        events: list[bytes] = []
         begin = 0
         while (end := self._buffer.find(b"\n\n", max(searched, begin))) >= 0:
-            found.append(bytes(self._buffer[begin:end]))
+            events.append(bytes(self._buffer[begin:end]))
             begin = end + 2
         del self._buffer[:begin]
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
-        return found
+        return events
 
     @property
     def rest(self) -> bytes:
-        """The bytes of an event that has not ended."""
+        """Bytes of an incomplete event at the end of the input."""
         return bytes(self._buffer)
 
     @property
     def _is_between(self) -> bool:
-        """Whether the next byte begins an event."""
+        """Whether the next byte starts a new event."""
         return not (self._buffer or self._at_start or self._after_cr)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
@@ -84,13 +84,13 @@ class EventParser:
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
 
 
-def data_of(found: bytes) -> bytes:
-    """The payload of an event; empty for one that has none."""
-    return b"\n".join(line[5:].removeprefix(b" ") for line in found.split(b"\n") if line.startswith(b"data:"))
+def data_of(raw: bytes) -> bytes:
+    """Return the payload of an event; empty if the event has no `data:` line."""
+    return b"\n".join(line[5:].removeprefix(b" ") for line in raw.split(b"\n") if line.startswith(b"data:"))
 
 
 async def parse(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The payload of each event in `chunks`, ending at `[DONE]` or at the end of the stream."""
+    """Yield the payload of each event, until `[DONE]` or the end of the stream."""
     parser = EventParser()
     async for chunk in chunks:
         for payload in parser.feed(chunk):

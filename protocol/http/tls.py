@@ -1,4 +1,4 @@
-"""TLS of a server: its handshakes, its certificate, read again when it changes, and when plain HTTP will do."""
+"""Server-side TLS: handshakes, certificates reloaded on change, and the check that forbids unencrypted servers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .connection import Connection
 from .connection_limits import ConnectionLimits
 
 HANDSHAKE_S = 10.0
-_UNREAD = 2**16  # bytes of a connection on which nothing is read; asyncio would take eight times as many
+_UNREAD = 2**16  # read buffer of a connection while reading is paused, in bytes; asyncio's default is 8 times larger
 _log = logging.getLogger("updraft.http")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Both in PEM."""
+    """PEM files of a server's certificate and key."""
 
-    # The server's certificate, and those that it was signed with.
+    # Server certificate, followed by the intermediate certificates.
     certificate: Path
-    # Its private key, without a passphrase.
+    # Private key of the certificate, without a passphrase.
     key: Path
 
     def context(self) -> ssl.SSLContext:
-        """For a server, TLS 1.2 and later. Raises ConfigurationError."""
+        """Load a server context for TLS 1.2 and later. Raises ConfigurationError if the files are unusable."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             raise ConfigurationError(
                 f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="tls_cert"
             ) from error
@@ -44,29 +44,29 @@ class TlsFiles:
 
 
 class Certificate:
-    """What new connections are shown: what the files hold now. A pair that does not fit is not taken."""
+    """Certificate for new connections, reloaded when the files change. An unusable pair is logged and ignored."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises ConfigurationError."""
+        """Load the files. Raises ConfigurationError if unusable."""
         self._files, self._context, self._said = files, files.context(), ""
-        self._seen: list[tuple[int, int]] = []  # of the files, when they were last taken
+        self._seen: list[tuple[int, int]] = []  # modification times and inodes at the last load
 
     def context(self) -> ssl.SSLContext:
         try:
             stats = [path.stat() for path in (self._files.certificate, self._files.key)]
-            if (found := [(each.st_mtime_ns, each.st_ino) for each in stats]) != self._seen:
-                self._context, self._seen, self._said = self._files.context(), found, ""
+            if (states := [(each.st_mtime_ns, each.st_ino) for each in stats]) != self._seen:
+                self._context, self._seen, self._said = self._files.context(), states, ""
         except (OSError, ConfigurationError) as error:
             if str(error) != self._said:
                 self._said = str(error)
-                _log.error("The new certificate is not taken, and the old one stays: %s", error)
+                _log.error("Cannot load the new certificate, keeping the old one: %s", error)
         return self._context
 
 
 class Handshake(asyncio.Protocol):
-    """What a connection is until TLS is agreed on. It counts from the beginning, and whoever fails is not told."""
+    """Protocol of a connection during the TLS handshake. Counts as a connection; failures close it silently."""
 
-    _early = b""  # sent together with the end of the handshake
+    _early = b""  # decrypted data received before the handshake task resumes
     _is_encrypted = False
 
     def __init__(self, certificate: Certificate, limits: ConnectionLimits, **uvicorns: Any) -> None:
@@ -92,22 +92,22 @@ class Handshake(asyncio.Protocol):
     def close_now(self) -> None:
         self._transport.abort()
 
-    shutdown = close_now  # uvicorn's name
+    shutdown = close_now  # name that uvicorn calls
 
     async def _agree(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
         encrypted: Any = None
-        self._is_encrypted = True  # from here on nothing comes that is not
+        self._is_encrypted = True  # from here on, `data_received` only gets decrypted data
         try:
             encrypted = await start_tls(
                 self._transport, self, self._certificate.context(), server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except OSError as error:  # ssl.SSLError is one
-            _log.debug("A TLS handshake failed: %s", error)
+        except OSError as error:  # includes ssl.SSLError
+            _log.debug("TLS handshake failed: %s", error)
         finally:
             self._limits.forget(self)
             self._connections.discard(self)
-        if encrypted is None or encrypted.is_closing():  # the client has gone, or had to make room
+        if encrypted is None or encrypted.is_closing():  # failed, disconnected, or closed by the connection limit
             self._transport.abort()
             return
         connection = self._encrypted()
@@ -119,7 +119,7 @@ class Handshake(asyncio.Protocol):
 
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
-    """Keys and prompts reach others by TLS, unless somebody says otherwise, and its files can be used.
+    """Check that a server open to other machines uses TLS, unless `insecure`, and that the TLS files are usable.
 
     Raises ConfigurationError.
     """
@@ -127,8 +127,8 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
         tls.context()
     elif not insecure and not is_loopback(host):
         raise ConfigurationError(
-            f"--host {host} would take keys and prompts unencrypted: give --tls-cert and --tls-key, "
-            "or --insecure where a TLS proxy or a private network protects them.",
+            f"--host {host} would receive keys and prompts unencrypted: give --tls-cert and --tls-key, "
+            "or --insecure if a TLS proxy or a private network protects the traffic.",
             param="host",
         )
 

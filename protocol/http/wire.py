@@ -1,7 +1,7 @@
-"""A request and a response as bytes: the seam between the router and whatever carries it.
+"""Transport-independent HTTP request and response types.
 
-The SDK's transports, the daemon's HTTP shell and the tests all speak these two types, so the cascade is written once
-and knows nothing of sockets, httpx or ASGI.
+The SDK's transports, the daemon's HTTP shell and the tests all use these types, so that the router does not depend on
+sockets, httpx or ASGI.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class WireRequest:
 
     method: str
     path: str
-    # Lower-cased names.
+    # Header values by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
-    # None means no limit.
+    # Timeout in seconds; None: no limit.
     timeout_s: float | None = None
-    # Without the question mark.
+    # Query string without the question mark.
     query: str = ""
-    # The body as it comes, where it may be too long for memory. `body` is empty then.
+    # Streamed body, for bodies that may not fit into memory; `body` is empty then.
     upload: AsyncIterator[bytes] | None = None
-    # The cloud's API key that the caller names for this request. None: the key in the settings. No server sets it.
+    # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WireResponse:
-    """An HTTP response without a socket: `body` is whole, or an async stream the carrier must exhaust or `aclose()`."""
+    """An HTTP response without a socket. A streamed `body` must be exhausted or closed with `aclose()`."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,19 +57,19 @@ class WireResponse:
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
-    """The result of `work`; for a long body it is computed in a thread, off the event loop."""
+    """Run `work`, in a thread if `body` is long, to keep the event loop responsive."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()
 
 
 def error_body(error: dict[str, Any], path: str) -> dict[str, Any]:
-    """The body of an error of ours, as the clients that call `path` read it."""
+    """Convert an OpenAI error to the format that clients of `path` expect."""
     if path.startswith(_MESSAGES):
         return anthropic_error(error)
     return {"error": error["message"]} if path.startswith(_OLLAMA) else {"error": error}
 
 
 def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAI error as Anthropic's clients read it; `param` and `code` stay."""
+    """Convert an OpenAI error to Anthropic's format, keeping `param` and `code`."""
     kind = error.get("type")
     if error.get("code") in ("not_found", "model_not_found"):
         kind = "not_found_error"
@@ -77,7 +77,7 @@ def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_error_of(response: WireResponse, path: str) -> WireResponse:
-    """The response; an error has the shape that the clients of `path` read."""
+    """Convert an error response to the format that clients of `path` expect; return others unchanged."""
     if response.status < 400 or not isinstance(response.body, bytes) or not path.startswith((_MESSAGES, _OLLAMA)):
         return response
     return replace(response, body=msgspec.json.encode(error_body(msgspec.json.decode(response.body)["error"], path)))

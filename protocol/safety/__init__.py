@@ -1,1 +1,1 @@
-"""Protection from the input of strangers, other users of the machine, and planted files."""
+"""Protection from untrusted input, other users of the machine, and planted files."""

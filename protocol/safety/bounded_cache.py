@@ -1,4 +1,4 @@
-"""A cache of results, bounded in entries and in bytes."""
+"""LRU cache bounded in entries and in bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-    """Least recently used entries go first; one that is larger than all of it is not kept. Thread-safe."""
+    """Thread-safe LRU cache. An entry larger than the whole cache is not stored."""
 
     def __init__(
         self, most: int, max_bytes: int = 0, size: Callable[[Key, Value], int] = lambda _key, _value: 0
     ) -> None:
-        """`size`: the bytes of an entry."""
+        """`size` returns the size of an entry in bytes."""
         self._most, self._max_bytes, self._size = most, max_bytes, size
         self._bytes = 0
         self._entries: OrderedDict[Key, Value] = OrderedDict()
@@ -33,12 +33,12 @@ class BoundedCache(Generic[Key, Value]):
             return self._entries.get(key)
 
     def find(self, key: Key, make: Callable[[Key], Value]) -> Value:
-        """The value of `key`, made by `make` if it is not kept."""
-        found = self.get(key)
-        if found is None:
-            found = make(key)
-            self.put(key, found)
-        return found
+        """Return the value of `key`; create and store it with `make` if missing."""
+        value = self.get(key)
+        if value is None:
+            value = make(key)
+            self.put(key, value)
+        return value
 
     def put(self, key: Key, value: Value) -> None:
         size = self._size(key, value)

@@ -1,4 +1,4 @@
-"""A SQLite database as one process uses it: one connection, which threads take turns with and no fork copies."""
+"""SQLite database with one connection per process, shared by threads and closed across forks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .shared_file import SharedFile
 
 
 class Database:
-    """A connection to `file`, opened at once after `prepare`, and again after a fork of the process.
+    """Connection to `file`, opened by the constructor with `prepare`, and reopened after a fork.
 
-    `busy_s` replaces the wait of `file` for other writers once the database is open. `read_only`: change nothing, make
-    no file. Raises ConfigurationError.
+    `busy_s` replaces `file.busy_s` once the database is open. `read_only`: neither change nor create files. The
+    constructor raises ConfigurationError if the file is unusable.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Database:
 
     @contextmanager
     def use(self) -> Generator[sqlite3.Connection]:
-        """The connection, for this thread alone. Read results before the block ends. Raises sqlite3.Error."""
-        if FORKS.problem:  # a thread that does not exist in this child may hold the lock
+        """Lend the connection to this thread. Read all results within the block. Raises sqlite3.Error."""
+        if FORKS.problem:  # the lock may be held by a thread that no longer exists in this child
             raise sqlite3.OperationalError(FORKS.problem)
         with self._lock:
             if self._is_closed:
@@ -57,18 +57,18 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """Alone with the file, also among processes: what is read in the block holds until it is written."""
+        """Run the block in a transaction that excludes writers in all threads and processes. Raises sqlite3.Error."""
         with self.use() as connection, transaction(connection):
             yield connection
 
     def displaced(self) -> Path | None:
-        """Return an open file that was moved, replaced, deleted or emptied. `stat` opens no descriptor."""
+        """Return an open file that was moved, replaced, deleted or emptied; None if all are in place."""
         known, path = self._identities, self._file.path
         for each in (path, path.with_name(f"{path.name}-wal")) if known else ():
             identity = _identity(each)
             if each in known and identity != known[each]:
                 return each
-            if identity is not None:  # the log appears with the first read
+            if identity is not None:  # the WAL file appears at the first read
                 known[each] = identity
         return None
 
@@ -104,10 +104,10 @@ class Database:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode. None: there is no such file, or it is an empty database."""
+    """Return device and inode; None if the file is missing or an empty database."""
     try:
-        found = path.stat()
+        stats = path.stat()
     except OSError:
         return None
-    is_log = path.name.endswith("-wal")  # empty after a checkpoint
-    return (found.st_dev, found.st_ino) if found.st_size or is_log else None
+    is_log = path.name.endswith("-wal")  # may be empty after a checkpoint
+    return (stats.st_dev, stats.st_ino) if stats.st_size or is_log else None

@@ -1,7 +1,7 @@
-"""Fork safety: each database of the process is closed before `os.fork()`, so that no lock of SQLite is copied.
+"""Fork safety: closes all databases of the process before `os.fork()`, so that no SQLite lock state is copied.
 
-POSIX locks stay with the parent process. SQLite's own notes about its locks would be copied to the child, and the child
-would write without any lock. A lock inside SQLite that another thread holds at the fork would never be released.
+POSIX locks stay with the parent, but SQLite's record of its locks would be copied, and the child would write without
+any lock. A mutex inside SQLite that another thread holds during the fork would never be released in the child.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import weakref
 from typing import Protocol
 
 FORK_WAIT_S = 5.0
-"""How long a fork waits for threads that use a database."""
+"""Time that a fork waits for threads using a database, in seconds."""
 
 
 class ForkAware(Protocol):
-    """A resource of the process that must not cross a fork."""
+    """Resource that must be released before a fork."""
 
     def before_fork(self, timeout_s: float, /) -> bool:
-        """Let go of the resource and lock out other threads. False if these use it for longer than `timeout_s`."""
+        """Release the resource and lock out other threads. Returns False if it stays in use beyond `timeout_s`."""
         ...
 
     def after_fork(self, in_child: bool, /) -> None:
-        """Let other threads in again."""
+        """Allow other threads to use the resource again."""
         ...
 
 
 class ForkGuard:
-    """The fork-aware resources of one process."""
+    """Registry of the fork-aware resources of a process."""
 
     def __init__(self) -> None:
-        #: The reason why this process must not open a database; empty without one.
+        #: Reason why this process must not open a database; empty if there is no reason.
         self.problem = ""
         self._resources = weakref.WeakSet[ForkAware]()
         self._lock = threading.Lock()
         self._held: list[ForkAware] = []
-        self._busy: list[ForkAware] = []  # in a child kept for ever: to destroy them is to use the database
+        self._busy: list[ForkAware] = []  # never freed in a child, because destroying a resource uses the database
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before,
@@ -46,7 +46,7 @@ class ForkGuard:
             )
 
     def add(self, resource: ForkAware) -> None:
-        """Guard `resource` as long as it lives. Waits while the process forks."""
+        """Register `resource` for its lifetime. Blocks during a fork."""
         with self._lock:
             self._resources.add(resource)
 
@@ -72,4 +72,4 @@ class ForkGuard:
         self._lock.release()
 
 
-FORKS = ForkGuard()  # of this process: `os.fork()` concerns all databases
+FORKS = ForkGuard()  # one per process, because `os.fork()` affects all databases

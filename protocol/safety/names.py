@@ -1,4 +1,4 @@
-"""Names in requests are short. One of 8 MB would be quoted in errors, kept in rows and compared again and again."""
+"""Length limits for names in requests, since names are quoted in errors, stored in rows and compared often."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from ..errors import InvalidRequestError
 
-MAX_NAME = 256  # characters: of a model's or a tool's name
-_MAX_LABEL = 1024  # of what tells callers and their requests apart
-_MAX_VALUE, _MAX_PAIRS = 4096, 128  # of metadata
+MAX_NAME = 256  # characters of a model's or tool's name
+_MAX_LABEL = 1024  # characters of identifiers of callers and requests
+_MAX_VALUE, _MAX_PAIRS = 4096, 128  # characters per value and number of pairs of metadata
 _BOUNDS = {
     "model": MAX_NAME,
     "reasoning_effort": MAX_NAME,
@@ -24,9 +24,9 @@ _BOUNDS = {
 
 
 def check_names(fields: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError for a name of a decoded request that is too long, without repeating it.
+    """Check the lengths of names in a decoded request. Raises InvalidRequestError with an excerpt of the name.
 
-    Other types than OpenAI's are left to whoever reads the field.
+    Values of unexpected types are skipped; decoding reports them.
     """
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
@@ -34,7 +34,7 @@ def check_names(fields: Mapping[str, Any]) -> None:
     if isinstance(metadata, dict):
         pairs = cast("dict[str, Any]", metadata)
         if len(pairs) > _MAX_PAIRS:
-            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MAX_PAIRS} are taken")
+            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
         for name, value in pairs.items():
             _check("metadata", name, MAX_NAME)
             _check("metadata", value, _MAX_VALUE)
@@ -56,7 +56,7 @@ def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def _check(param: str, value: Any, most: int) -> None:
     if isinstance(value, str) and len(value) > most:
-        raise _invalid(param, f"has {len(value)} characters, at most {most} are taken: '{value[:40]}...'")
+        raise _invalid(param, f"has {len(value)} characters, at most {most} are allowed: '{value[:40]}...'")
 
 
 def _invalid(param: str, fault: str) -> InvalidRequestError:

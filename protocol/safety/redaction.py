@@ -1,4 +1,4 @@
-"""Addresses and keys in a form that logs, metrics and errors may show."""
+"""Redaction of API keys and URL credentials for logs, metrics and errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, cast
 from urllib.parse import quote, quote_plus, urlsplit
 
 SHORTEST_KEY = 8
-"""Characters. A shorter key may be part of any word: it is replaced only where it stands alone."""
+"""Minimum length for replacing a key anywhere; a shorter key could be part of a word and is replaced only as a word."""
 
 _REPLACEMENT = "[the API key]"
 
 
 class Redactor:
-    """Replaces credentials in errors. Never for the content of answers: the same word may be a right answer."""
+    """Replacer of credentials in errors. Not for answers, which may contain the same text legitimately."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), quote_plus(secret))}
@@ -25,7 +25,7 @@ class Redactor:
         return paired(text if self._pattern is None else self._pattern.sub(_REPLACEMENT, text))
 
     def json(self, value: Any) -> Any:
-        """Decoded JSON with every text redacted, names too. Raises RecursionError if it is nested too deeply."""
+        """Redact all strings and names in decoded JSON. Raises RecursionError if nested too deeply."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -37,26 +37,26 @@ class Redactor:
 
 
 def _pattern(secret: str) -> str:
-    found = re.escape(secret)
-    return found if len(secret) >= SHORTEST_KEY else rf"(?<![\w-]){found}(?![\w-])"
+    escaped = re.escape(secret)
+    return escaped if len(secret) >= SHORTEST_KEY else rf"(?<![\w-]){escaped}(?![\w-])"
 
 
 def paired(text: str) -> str:
-    """`text` with a replacement character for each half of a surrogate pair, which no file or log can hold."""
+    """Replace lone surrogates, which files and logs cannot hold, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a header can hold it as one word. HTTP libraries quote one that cannot be sent in their error."""
+    """Whether a header can hold the key as one word. HTTP libraries quote an invalid value in their error."""
     return all("!" <= character <= "~" for character in key)
 
 
 def shown_url(url: str) -> str:
-    """`url` without user, password, query and fragment, whether it is a sound one or not."""
+    """Remove user, password, query and fragment from a URL, even from a malformed one."""
     bare = re.split(r"[?#]", url, maxsplit=1)[0]
     try:
         parts = urlsplit(bare)
-        _ = parts.port  # raises for a password with a slash, which looks like a port
+        _ = parts.port  # raises if a password with a slash was parsed as a port
     except ValueError:
         return re.sub(r"^(.*//)?.*@", r"\1", bare)
     if not parts.netloc:

@@ -1,4 +1,4 @@
-"""A SQLite file of the user's alone, which several processes read and write."""
+"""SQLite file accessible to the user only, and shared by several processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .private_files import create_private, private_file
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """Any thread may use it. Its methods raise StorageError, which names `param`, and what `prepare` raises."""
+    """SQLite file, usable from any thread. Methods raise StorageError naming `param`, and the errors of `prepare`."""
 
     path: Path
-    # What it is for, as in "as the key database".
+    # Purpose in error messages, such as "as the key database".
     purpose: str
-    # The setting that says where it is.
+    # Setting that holds the path, for error messages.
     param: str | None
-    # Seconds to wait for other writers.
+    # Time to wait for other writers, in seconds.
     busy_s: float = 5.0
 
     def open(self, prepare: Callable[[sqlite3.Connection], object], *, read_only: bool = False) -> sqlite3.Connection:
-        """A connection after `prepare`, which checks the file and makes its tables. A missing file is made.
+        """Open a connection and run `prepare`, which checks the file and creates tables. Creates a missing file.
 
-        `read_only`: change nothing, make no file.
+        `read_only`: neither change nor create files.
         """
         try:
             if not read_only:
@@ -50,12 +50,12 @@ class SharedFile:
         return connection
 
     def create(self, schema: Iterable[str]) -> None:
-        """Make the file and its tables, if there are none."""
+        """Create the file and its tables if missing."""
         self.open(lambda connection: create_tables(connection, schema)).close()
 
     @contextmanager
     def connected(self) -> Generator[sqlite3.Connection]:
-        """A connection to the file that `create` has made."""
+        """Open a temporary connection to a file made by `create`."""
         try:
             with closing(self._connect("rwc")) as connection:
                 yield connection
@@ -63,7 +63,7 @@ class SharedFile:
             raise self._unusable(error) from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        if self.path.is_file() and self.path.stat().st_size == 1:  # which SQLite takes for a new database
+        if self.path.is_file() and self.path.stat().st_size == 1:  # SQLite treats such a file as a new database
             error = sqlite3.DatabaseError("file is not a database")
             error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
             raise error
@@ -72,5 +72,5 @@ class SharedFile:
 
     def _unusable(self, error: Exception) -> StorageError:
         return StorageError(
-            f"Cannot use {self.path} {self.purpose}: {error}. Name another file, or move it away.", param=self.param
+            f"Cannot use {self.path} {self.purpose}: {error}. Choose another file, or move this one.", param=self.param
         )

@@ -1,6 +1,7 @@
-"""Features that not every operating system has: locks of files, limits and signals of processes, owners, Unix sockets.
+"""Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-No other module names these. Where something is missing, what it protects from is possible, and all else works.
+Other modules use these features only through this one. On a system without a feature its protection is missing, but
+everything else works.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from typing import Any
 
 from ..errors import ConfigurationError, DiskSpaceError
 
-#: Error numbers of a write to a full disk.
+#: Error numbers of writes to a full disk.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: Ends a process at once.
+#: Signal that ends a process at once.
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-#: By which a system or a person ends a process in order.
+#: Signals that request an orderly shutdown.
 END_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 _SHORT_FOLDER = "/tmp"
-_LOCKED_BYTE = 2**30  # on Windows: no other process can read a locked byte, so it is beyond the end of each file
+_LOCKED_BYTE = 2**30  # Windows: beyond the end of all files, because other processes cannot read a locked byte
 _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-_MAX_SOCKET_PATH = 103  # bytes, on macOS, which takes the fewest
-_LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
-_READS = 3  # of a table that changes meanwhile, so that a reading may miss a line
-_MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address in IPv6
-#: The user of a connection that its client has closed already.
+_MAX_SOCKET_PATH = 103  # bytes: the limit of macOS, the lowest of all systems
+_LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
+_READS = 3  # attempts to read a table that may change meanwhile, so that a read can miss a line
+_MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
+#: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
 
 
 @contextmanager
 def on_hangup(act: Callable[[], None]) -> Generator[None]:
-    """Run `act` on the running event loop at every SIGHUP, where there is one and this is the main thread."""
+    """Run `act` in the event loop at every SIGHUP. Does nothing without SIGHUP or outside the main thread."""
     number = getattr(signal, "SIGHUP", None)
     if number is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -65,7 +66,7 @@ def on_hangup(act: Callable[[], None]) -> Generator[None]:
 
 
 def outlive_hangup() -> None:
-    """SIGHUP asks a server to read its files again. One that has no terminal to lose goes on."""
+    """Ignore SIGHUP unless the process has a terminal, so that a reload signal does not end a server."""
     number = getattr(signal, "SIGHUP", None)
     if number is not None and not (sys.stdin and sys.stdin.isatty()):
         signal.signal(number, signal.SIG_IGN)
@@ -81,9 +82,9 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator[None]:
-    """Alone among processes with an open file or folder, until the block ends or this process dies.
+    """Take an exclusive lock on an open file or folder, waiting for other processes; closing the handle releases it.
 
-    `waiting` is called before another is waited for; what it raises ends the wait.
+    `waiting` is called before the wait; an exception that it raises prevents the wait.
     """
     if not try_lock(handle):
         waiting()
@@ -95,7 +96,7 @@ def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator
 
 
 def try_lock(handle: int) -> bool:
-    """Take the lock of `locked` if no other handle has it, until `unlock` or the death of this process.
+    """Take the lock of `locked` if it is free, until `unlock` or the end of the process. Returns whether it was free.
 
     Always succeeds on a system without file locks.
     """
@@ -118,7 +119,7 @@ def unlock(handle: int) -> None:
 
 
 def _lock_byte(handle: int, mode: int) -> bool:
-    """Lock or unlock the byte that stands for the whole file on Windows. False if that is impossible now."""
+    """Lock or unlock the byte that represents the whole file on Windows. Returns False if the lock is taken."""
     position = os.lseek(handle, 0, os.SEEK_CUR)
     os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
     try:
@@ -131,9 +132,9 @@ def _lock_byte(handle: int, mode: int) -> bool:
 
 
 def reserve_blocks(handle: int, path: Path, size: int) -> None:
-    """Give an open file `size` bytes on its disk before the file is mapped.
+    """Allocate `size` bytes on disk for an open file before mapping it.
 
-    A store into a mapped page without a block would end the process with SIGBUS. Raises DiskSpaceError, OSError.
+    Writing to a mapped page without a disk block would kill the process by SIGBUS. Raises DiskSpaceError, OSError.
     """
     missing = size - os.fstat(handle).st_size
     try:
@@ -147,34 +148,34 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
             raise
         free = shutil.disk_usage(path.parent).free
         raise DiskSpaceError(
-            f"{path} needs {size:,} bytes, and its disk has {free:,} free: make room, or name another folder.",
+            f"{path} needs {size:,} bytes, but its disk has only {free:,} free: free space or choose another folder.",
             needed=size,
             free=free,
         ) from error
 
 
 def boot_time() -> float:
-    """Seconds since the boot, suspends included. All processes read the same, whatever is done to the wall clock."""
+    """Return seconds since boot, including suspends: the same in all processes and unaffected by the wall clock."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 @cache
 def boot_id() -> str:
-    """The id of this boot, which tells whose `boot_time` a file holds; empty if the system has none."""
+    """Return the id of this boot, to tell whether a stored `boot_time` is still valid; empty if not available."""
     return "".join(_lines(Path("/proc/sys/kernel/random/boot_id")))
 
 
 def fork() -> int:
-    """As `os.fork`. Raises ConfigurationError where there is none."""
+    """Call `os.fork`. Raises ConfigurationError on systems without fork."""
     if not hasattr(os, "fork"):
         raise ConfigurationError("Several workers need Linux or macOS: use --workers 1 here.", param="workers")
     return os.fork()
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """As many open files as the system allows this process, up to `wanted`; their number."""
+    """Raise the limit of open files towards `wanted`, as far as allowed, and return the limit."""
     resource = _module("resource")
-    if resource is None:  # Windows, where sockets are no descriptors
+    if resource is None:  # Windows, where sockets are not descriptors
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -184,7 +185,7 @@ def raise_descriptor_limit(wanted: int) -> int:
 
 
 def open_folder(folder: Path) -> int | None:
-    """A handle for `locked` and `fsync`; None where folders cannot be opened."""
+    """Open a folder for `locked` and `fsync`; None on Windows, where folders cannot be opened."""
     return None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
 
 
@@ -194,14 +195,14 @@ def belongs_to_us(path: Path) -> bool:
 
 
 def changeable_by_others(path: Path) -> bool:
-    """Whether an existing file of another user can be written by everybody, and is on no read-only mount."""
+    """Whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
     open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not belongs_to_us(path)
     look = getattr(os, "statvfs", None)
     return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))
 
 
 def forbids_execution(folder: Path) -> bool:
-    """Whether it is mounted noexec, as far as the system says."""
+    """Whether the folder is on a noexec mount; always False outside Linux."""
     look = getattr(os, "statvfs", None)
     return sys.platform == "linux" and look is not None and bool(look(folder).f_flag & os.ST_NOEXEC)
 
@@ -213,7 +214,7 @@ def no_core_files() -> None:
 
 
 def limit_memory(beyond: int) -> None:
-    """To what is mapped now and `beyond` bytes more. Only Linux holds a process to that."""
+    """Limit this process's address space to the current size plus `beyond` bytes. Effective only on Linux."""
     resource = _module("resource")
     if sys.platform == "linux" and resource is not None:
         mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
@@ -222,9 +223,9 @@ def limit_memory(beyond: int) -> None:
 
 
 def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
-    """End this process after so much CPU time, or after so much time; 0 is no limit.
+    """End this process after a time limit, in seconds of CPU time or wall time; 0 means no limit.
 
-    Where there are no timers, only the second limit holds.
+    Without interval timers (Windows), only the wall time is limited.
     """
     timer = getattr(signal, "setitimer", None)
     if timer is not None:
@@ -240,9 +241,9 @@ def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
 
 
 def socket_folder(prefix: str, name: str) -> Path:
-    """A new folder that only this user can enter, where a Unix socket of this name can be: their paths are short.
+    """Create a private temporary folder whose path is short enough for a Unix socket called `name`.
 
-    It is with other temporary files, or else in /tmp. Raises ConfigurationError.
+    The folder is in the default temporary folder, or else in /tmp. Raises ConfigurationError if both are too long.
     """
     for parent in (tempfile.gettempdir(), _SHORT_FOLDER):
         with suppress(OSError):
@@ -251,19 +252,19 @@ def socket_folder(prefix: str, name: str) -> Path:
                 return folder
             folder.rmdir()
     raise ConfigurationError(
-        f"{tempfile.gettempdir()} has too long a path for a Unix socket: set TMPDIR to a folder with a shorter one."
+        f"The path {tempfile.gettempdir()} is too long for a Unix socket: set TMPDIR to a folder with a shorter path."
     )
 
 
 def socket_address(path: Path) -> str:
-    """For two processes of one user: a Unix socket in a folder that only they can enter. Raises ConfigurationError."""
+    """Return the ZeroMQ address of a Unix socket. Raises ConfigurationError on systems without Unix sockets."""
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("A node needs Unix sockets, which this system lacks: run it on Linux, macOS or WSL.")
     return f"ipc://{path}"
 
 
 def listener_on(port: int) -> str | None:
-    """Name and id of the process that listens on a TCP port, as far as the system tells this user."""
+    """Return name and id of the process listening on a TCP port; None if unknown or not visible to this user."""
     inodes = {
         fields[9]
         for table in ("tcp", "tcp6")
@@ -271,7 +272,7 @@ def listener_on(port: int) -> str | None:
         if (fields := line.split())[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port
     }
     for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             kind, _, inode = str(link.readlink()).partition(":[")
             if kind == "socket" and inode.rstrip("]") in inodes:
                 process = link.parents[1]
@@ -280,15 +281,15 @@ def listener_on(port: int) -> str | None:
 
 
 def own_user() -> int | None:
-    """The effective uid of this process; None if the system has none."""
+    """Return the effective uid of this process; None on systems without uids."""
     user = getattr(os, "geteuid", None)
     return None if user is None else user()
 
 
 def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The uid of the client of a TCP connection within this machine. `server`: our end of the connection.
+    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection.
 
-    NO_USER if the client has closed its socket: Linux then forgets whose it was. None if the system does not tell.
+    Returns NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available.
     """
     ours, theirs = _listed(*client), _listed(*server)
     read = ""
@@ -297,12 +298,12 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
         if (at := table.find(f" {ours[name]} {theirs[name]} ")) >= 0:
             _, _, _, _, _, _, uid, _, inode, *_ = table[at:].partition("\n")[0].split()
             return int(uid) if int(inode) else NO_USER
-    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", read, re.MULTILINE)  # it lists our own socket
+    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", read, re.MULTILINE)  # lists this process's socket
     return NO_USER if is_complete else None
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """A socket's address as each table of /proc/net has it: words in the byte order of the machine."""
+    """Format a socket's address as in each table of /proc/net: hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}

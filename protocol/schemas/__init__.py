@@ -1,1 +1,1 @@
-"""JSON schemas: what of them an answer can be held to."""
+"""Rewriting of JSON schemas for constrained answers."""

@@ -1,7 +1,7 @@
-"""JSON schemas as a grammar can hold an answer to them: what it has no word for is written in words that it has.
+"""Rewriter of JSON Schema keywords that grammars cannot enforce into keywords that they can.
 
-The words are those of pydantic and its like: sets, dictionaries with keys of a kind, decimals, versions of UUIDs. What
-cannot be written so is left out, with a note; a strict schema keeps it, and the grammar refuses it by name.
+Rewrites constructs of pydantic and similar libraries: sets, dictionaries with constrained keys, decimals and UUID
+versions. Other such keywords are dropped with a note; a strict schema keeps them, and the grammar refuses them by name.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import json
 import re
 from typing import Any, TypeGuard, cast
 
-#: Keywords of JSON schemas that no grammar holds an answer to.
+#: JSON Schema keywords that grammars cannot enforce.
 _UNENFORCED = frozenset(
     ("not", "propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else",
      "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
 )  # fmt: skip
-#: Formats that one does hold it to; all others only say what a text is for.
+#: Formats that grammars enforce; other formats only describe the text.
 _FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
-#: What no answer could keep to is no oversight.
+#: Keywords that make a schema unsatisfiable on purpose; these are kept.
 _IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
-#: Formats of keys, and versions of UUIDs, as patterns.
+#: Patterns for formats of keys, and for UUID versions.
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-%s[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
 _PATTERNS = {
     "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MAX_LISTS = 100  # that a set is written out as
-_MAX_DIGITS = 100  # of a decimal
-#: Pydantic's patterns of a Decimal up to 2.13, which look ahead: for its digits, its places, both, or neither.
+_MAX_LISTS = 100  # lists that a set may expand to
+_MAX_DIGITS = 100  # digits of a decimal
+#: Pydantic's lookahead patterns for Decimal, up to version 2.13: limits on digits, on decimal places, both, or neither.
 _DECIMAL = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
     r"(?:\(\?:\\d\{0,(?P<whole>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
@@ -42,16 +42,16 @@ _DECIMAL = re.compile(
 
 
 def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """The schema as a grammar can hold an answer to it; `notes` is told what is left out.
+    """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
 
-    A format that is no rule, such as `path`, is left out of any schema. What else no grammar can do is left out where
-    the schema is not `strict`; else it stays, and the grammar refuses it by name. The depth is the caller's to bound.
+    Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
+    `strict`; a strict schema keeps them, and the grammar refuses them by name. The caller must limit the depth.
     """
     return _Rewriting(schema, notes, strict=strict).schema(schema)
 
 
 class _Rewriting:
-    """One schema, with what its references lead to."""
+    """Rewriter of one schema, which resolves references against `root`."""
 
     def __init__(self, root: dict[str, Any], notes: set[str], *, strict: bool) -> None:
         self._root, self._notes, self._strict = root, notes, strict
@@ -60,11 +60,11 @@ class _Rewriting:
         kept: dict[str, Any] = {}
         for word, value in self._in_known_words(schema).items():
             if word == "format" and isinstance(value, str) and value not in _FORMATS:
-                self._notes.add("format is ignored where it is none of " + ", ".join(sorted(_FORMATS)))
+                self._notes.add("format is ignored unless it is one of " + ", ".join(sorted(_FORMATS)))
             elif word in _UNENFORCED and not self._strict and (word, value) not in _IMPOSSIBLE:
                 self._notes.add(f"{word} is ignored")
             elif word == "pattern" and not self._strict and isinstance(value, str) and _LOOKS_AROUND.search(value):
-                self._notes.add("pattern is ignored where it looks around, or back")
+                self._notes.add("pattern is ignored if it has lookaround or backreferences")
             elif word in _SCHEMAS_BY_NAME and isinstance(value, dict):
                 entries = cast("dict[str, Any]", value).items()
                 kept[word] = {name: self._value(entry) for name, entry in entries}
@@ -80,7 +80,7 @@ class _Rewriting:
         return value
 
     def _in_known_words(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """With sets, keys of a kind, decimals and versions of UUIDs in words that grammars know."""
+        """Rewrite sets, constrained keys, decimals and UUID versions."""
         if "uniqueItems" in schema:
             schema = self._set(schema)
         if "propertyNames" in schema and not schema.keys() & {"properties", "patternProperties"}:
@@ -93,7 +93,7 @@ class _Rewriting:
         return schema
 
     def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """A list without repeats: of one item, or of few possible ones, whose lists can be counted."""
+        """Rewrite `uniqueItems`: drop it for at most one item, or list all permutations if there are few."""
         rest = _without(schema, "uniqueItems")
         if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
             return rest
@@ -109,7 +109,7 @@ class _Rewriting:
         return {**_without(rest, "type", "items", "minItems", "maxItems"), "anyOf": [_list(each) for each in lists]}
 
     def _keys(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """An object whose keys are some names, or have a pattern or a length."""
+        """Rewrite `propertyNames` with an enumeration, a pattern, a format or a length."""
         rest = _without(schema, "propertyNames")
         names, value = self._resolved(schema["propertyNames"]), rest.get("additionalProperties", True)
         listed = [name for name in self._values(names) if isinstance(name, str)]
@@ -128,21 +128,21 @@ class _Rewriting:
         return {**rest, "patternProperties": {pattern: value}, "additionalProperties": False}
 
     def _values(self, schema: Any) -> list[Any]:
-        """All the values that a schema allows, if it lists them."""
-        found = self._resolved(schema)
-        if found.get("type") == "boolean" and "enum" not in found and "const" not in found:
+        """Return the values that a schema enumerates; empty if it does not."""
+        target = self._resolved(schema)
+        if target.get("type") == "boolean" and "enum" not in target and "const" not in target:
             return [False, True]
-        listed: Any = found.get("enum", [found["const"]] if "const" in found else [])
+        listed: Any = target.get("enum", [target["const"]] if "const" in target else [])
         values = cast("list[Any]", listed) if isinstance(listed, list) else []
         return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """The target of a reference within the schema; an empty schema for what is none."""
+        """Follow references within the schema; return an empty schema if the target is not an object."""
         for _ in range(8):
-            found = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
-            reference: Any = found.get("$ref")
+            target = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+            reference: Any = target.get("$ref")
             if not isinstance(reference, str) or not reference.startswith("#/"):
-                return found
+                return target
             schema = self._root
             for part in reference[2:].split("/"):
                 inner = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
@@ -166,11 +166,11 @@ def _list(values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _decimal(pattern: str) -> str | None:
-    """Pydantic's pattern without looking ahead; None for any other."""
-    found = _DECIMAL.fullmatch(pattern)
-    if found is None:
+    """Rewrite pydantic's Decimal pattern without lookahead; None for other patterns."""
+    match = _DECIMAL.fullmatch(pattern)
+    if match is None:
         return None
-    whole, length, both, places = (None if text is None else int(text) for text in found.groups())
+    whole, length, both, places = (None if text is None else int(text) for text in match.groups())
     if max(whole or 0, both or 0, places or 0) > _MAX_DIGITS:
         return None
     if whole is not None and both is None:

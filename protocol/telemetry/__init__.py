@@ -1,1 +1,1 @@
-"""A process's log, and traces of requests."""
+"""Logging of processes, and tracing of requests."""

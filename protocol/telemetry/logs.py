@@ -1,4 +1,4 @@
-"""The log of a process on its standard error: without secrets, bounded, and fit for a terminal or for a machine."""
+"""Logging to standard error or a file: secrets redacted, rate-limited, as terminal-safe text or JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..safety.terminal_text import printable
 
 LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"
-"""Where the format stands, so that the processes that this one starts write alike."""
+"""Environment variable of the log format, inherited by child processes."""
 
 MAX_LINES_A_MINUTE = 60
 MAX_LOG_BYTES = 10_000_000
-"""A log file that has grown so large is put aside; the last three are kept."""
+"""Size at which a log file is rotated; the last three old files are kept."""
 
 _KEPT_FILES = 3
 _SECRETS = (
@@ -36,19 +36,19 @@ _SECRETS = (
 
 
 def redacted(text: str) -> str:
-    """`text` without what looks like a key, and without the user and password of an address."""
+    """Redact text that looks like a key, and the user and password of URLs."""
     for pattern, shown in _SECRETS:
         text = pattern.sub(shown, text)
     return text
 
 
 def log_to_stderr() -> None:
-    """Warnings and errors of this process, unless it logs already."""
+    """Log warnings and errors to standard error, unless logging is already configured."""
     _log_to(logging.StreamHandler())
 
 
 def log_to_file(path: Path) -> None:
-    """The same into a file that only the user can read, and that does not grow for ever. Raises OSError."""
+    """Log warnings and errors to a rotated file that only the user can read. Raises OSError."""
     _log_to(_PrivateFileHandler(path, maxBytes=MAX_LOG_BYTES, backupCount=_KEPT_FILES, encoding="utf-8"))
 
 
@@ -70,7 +70,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line. Of an exception it tells the type and the place: its message may quote a prompt."""
+    """Formatter for one JSON object per line. Omits the message of an exception, which may quote a prompt."""
 
     def format(self, record: logging.LogRecord) -> str:
         whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -91,7 +91,7 @@ _LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class FewOfEach(logging.Filter):
-    """Lets some lines a minute pass from each place in the code: who sends nonsense cannot fill the disk."""
+    """Rate limit per log statement, so that a client sending bad requests cannot fill the disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,5 +106,5 @@ class FewOfEach(logging.Filter):
         place = (record.pathname, record.lineno)
         self._counts[place] += 1
         if self._counts[place] == MAX_LINES_A_MINUTE:
-            record.msg = f"{record.msg} (further lines of this kind are left out for this minute)"
+            record.msg = f"{record.msg} (further lines from this statement are suppressed for this minute)"
         return self._counts[place] <= MAX_LINES_A_MINUTE

@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; else nothing is loaded or recorded.
+"""OpenTelemetry tracing, enabled by OTEL_EXPORTER_OTLP_ENDPOINT; otherwise nothing is loaded or recorded.
 
-Names follow the GenAI conventions of the schema below. Prompts and answers are never attributes. Parents are passed
-along explicitly, and between processes as W3C `traceparent`, so that streams and threads need no context.
+Names follow the GenAI conventions of the schema below. Prompts and answers are never recorded. Parent spans are passed
+explicitly, between processes as W3C `traceparent`, so that streams and threads need no context variables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..errors import MissingDependencyError
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
-"""The last schema with the GenAI conventions in it, before they got a registry of their own."""
+"""Last schema that contains the GenAI conventions, which later moved to a separate registry."""
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MS = 2000
@@ -27,7 +27,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Span:
-    """One step of a request. Without a tracer it records nothing."""
+    """Step of a request. Records nothing if tracing is off."""
 
     __slots__ = ("_context", "_span", "_tracer")
 
@@ -38,7 +38,7 @@ class Span:
 
     @contextmanager
     def child(self, name: str, kind: Kind = "INTERNAL", attributes: Attributes | None = None) -> Generator[Span]:
-        """A step within this one, which ends with the block."""
+        """Start a child span that ends with the block."""
         if self._span is None:
             yield self
             return
@@ -55,7 +55,7 @@ class Span:
             self._span.set_attributes(attributes)
 
     def end(self, attributes: Attributes | None = None, *, error: str = "") -> None:
-        """`error`: the type of what went wrong. A second time changes nothing."""
+        """End the span. `error` is the type of the failure, if any. Further calls have no effect."""
         if self._span is None or not self._span.is_recording():
             return
         self._span.set_attributes(attributes or {})
@@ -65,20 +65,20 @@ class Span:
         self._span.end()
 
     def headers(self, others: Mapping[str, str]) -> Mapping[str, str]:
-        """`others`, with this span as the parent of what the receiver does."""
+        """Add this span to the headers, as the parent of the receiver's spans."""
         return others if self._span is None else {**others, **_injected(self._context)}
 
 
 class Tracer:
-    """Begins the traces of one service, or goes on with those of its callers."""
+    """Source of a service's root spans, which continue the callers' traces if any."""
 
     def __init__(self, service: str) -> None:
-        """Raises MissingDependencyError where traces are asked for and the library is missing."""
+        """Raises MissingDependencyError if tracing is enabled but OpenTelemetry is not installed."""
         self._provider: Any = _provider(service) if os.environ.get(ENDPOINT_VARIABLE) else None
         self._tracer: Any = self._provider and self._provider.get_tracer("updraft", schema_url=SCHEMA_URL)
 
     def request(self, path: str, headers: Mapping[str, str], kind: Kind = "SERVER") -> Span:
-        """A request to a model. `headers`, by lower-cased name, may name the caller's span."""
+        """Start the span of a request. `headers`, by lower-case name, may hold the caller's span."""
         if self._tracer is None:
             return Span()
         operation = _OPERATIONS.get(path, path)
@@ -87,7 +87,7 @@ class Tracer:
         return _started(self._tracer, operation, kind, attributes, parent)
 
     def flush(self) -> None:
-        """Send what is waiting, for processes that end without their exit handlers."""
+        """Send pending spans, for processes that exit without running exit handlers."""
         if self._provider is not None:
             self._provider.force_flush(_FLUSH_MS)
 
@@ -100,7 +100,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Attributes:
 
 
 def callers_headers() -> Mapping[str, str]:
-    """The span of the app that calls the SDK, where it has one."""
+    """Return headers with the current span of the app that calls the SDK, if any."""
     return _injected(None) if os.environ.get(ENDPOINT_VARIABLE) else {}
 
 
@@ -128,7 +128,7 @@ def _provider(service: str) -> Any:
         sdk, export = import_module("opentelemetry.sdk.trace"), import_module("opentelemetry.sdk.trace.export")
     except ImportError as error:
         raise MissingDependencyError(
-            f"{ENDPOINT_VARIABLE} asks for traces: pip install '.[otel]' in a clone of Updraft, or unset it."
+            f"{ENDPOINT_VARIABLE} enables tracing: pip install '.[otel]' in a clone of Updraft, or unset the variable."
         ) from error
     attributes = {"service.name": os.environ.get("OTEL_SERVICE_NAME", service)}
     provider = sdk.TracerProvider(resource=resources.Resource.create(attributes))

@@ -95,7 +95,7 @@ def test_a_file_without_a_template_gets_chatml_and_says_so(
     assert "no chat template" not in caplog.text
     with LocalEngine.load(edit({}, drop=[TEMPLATE])) as engine:
         assert engine.encode_chat(user("Hi")) == expected
-    assert "edited has no chat template: ChatML is used" in caplog.text
+    assert "edited has no chat template: using ChatML" in caplog.text
 
 
 @pytest.mark.parametrize(

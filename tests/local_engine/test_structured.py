@@ -120,7 +120,7 @@ def test_where_an_answer_ends(engine: LocalEngine) -> None:
     assert one(regex("abc"), ignore_eos=True) == ("abc", "stop")
     [a] = engine.encode("a")
     assert one(regex("a*b"), stop_token_ids=(a,), min_tokens=2)[1] == "stop"
-    with pytest.raises(InvalidRequestError, match="leave no token") as caught:
+    with pytest.raises(InvalidRequestError, match="allow no token") as caught:
         one(regex("a{9}"), stop_token_ids=(a,), min_tokens=5)
     assert (caught.value.param, caught.value.code) == ("structured_outputs", "grammar_failed")
     with pytest.raises(InvalidRequestError, match="too complex"):

@@ -74,7 +74,7 @@ def test_the_corpus_starts_from_a_sound_file(tmp_path, file) -> None:
         ("embedding_length", number(65), "embedding_length of 65 is not divisible"),
         ("attention.head_count", number(0), "head_count is 0"),
         ("attention.head_count", Value(ARRAY, item_kind=4, items=[b"\2\0\0\0"] * 5), "5 values for 2 layers"),
-        ("attention.head_count_kv", number(3), "cannot share"),
+        ("attention.head_count_kv", number(3), "not divisible"),
         ("rope.dimension_count", number(64), "more than the 32 values of a head"),
         ("rope.freq_base", Value(6, struct.pack("<f", float("nan"))), "freq_base is nan"),
         ("attention.layer_norm_rms_epsilon", Value(6, struct.pack("<f", -1.0)), "epsilon is -1.0"),
@@ -117,7 +117,7 @@ def test_what_is_no_model_by_itself(tmp_path, file) -> None:
     bare = [(key, value) for key, value in file.values if b"tokenizer" not in key and b"vocab" not in key]
     path = written(tmp_path, File(bare, file.tensors, file.data).build())
     assert read_header(path).tensor_count == len(file.tensors)
-    with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Name the model that it is for"):
+    with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Use the model that it belongs to"):
         EngineCandidate.of(path, None, sound=pocket_small_gguf())
     with pytest.raises(ModelLoadError, match="no vocabulary"):
         ensure_loadable(path)
@@ -130,8 +130,8 @@ def test_bad_tokenizers(tmp_path, file) -> None:
     tokens = dict(file.values)[b"tokenizer.ggml.tokens"]
     cases = {
         b"tokenizer.ggml.tokens": [
-            (Value(ARRAY, item_kind=4, items=[b"\0\0\0\0"] * 1024), "no list of texts"),
-            (Value(STRING, text(b"a b c")), "no list of texts"),
+            (Value(ARRAY, item_kind=4, items=[b"\0\0\0\0"] * 1024), "not a list of texts"),
+            (Value(STRING, text(b"a b c")), "not a list of texts"),
             (Value(ARRAY, item_kind=STRING), "empty"),
             (Value(ARRAY, item_kind=STRING, items=tokens.items[:-1]), "1,024 items for 1,023 tokens"),
         ],
@@ -164,10 +164,10 @@ def test_scores_shorter_than_the_vocabulary(tmp_path, file) -> None:
         ({"shape": [0, 64]}, "shape"),
         ({"shape": []}, "0 dimensions"),
         ({"shape": [1] * 9}, "9 dimensions"),
-        ({"shape": [33, 64]}, "no blocks of 32"),
+        ({"shape": [33, 64]}, "not a multiple of 32"),
         ({"start": 2**64 - 32}, "starts at"),
         ({"start": 2**40}, "truncated"),
-        ({"start": 1}, "no multiple"),
+        ({"start": 1}, "not at a valid multiple"),
         ({"name": b"x" * 64}, "64 bytes"),
         ({"name": b"\xff"}, "not UTF-8"),
         ({"name": b"token_embd.weight"}, "twice"),

@@ -64,7 +64,7 @@ class TestFullDisk:
         done = run(opened, small_disk / "file")
         assert done.returncode == 1, done.stderr
         assert f"DiskSpaceError: {small_disk / 'file'} needs" in done.stderr
-        assert "bytes, and its disk has" in done.stderr
+        assert "bytes, but its disk has only" in done.stderr
 
     @pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of file sizes")
     def test_a_limit_of_file_sizes(self, opened: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_gateway_on_a_full_disk_says_so(small_disk: Path) -> None:
     )
     assert done.returncode == 1
     assert str(small_disk / "usage") in done.stderr
-    assert "free: make room" in done.stderr
+    assert "free: free space" in done.stderr
 
 
 def test_a_wheel_that_does_not_fit(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

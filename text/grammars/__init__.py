@@ -1,1 +1,1 @@
-"""Grammars: what an answer must look like, token by token."""
+"""Grammars that constrain an answer token by token."""

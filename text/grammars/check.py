@@ -1,8 +1,8 @@
-"""Grammars of strangers are tried out in a process of their own, which may be killed.
+"""Check of untrusted grammars in a child process with limits of time and memory.
 
 Compiling a grammar can take any time and memory: `{"type": "integer", "multipleOf": 1234567}` takes half a gigabyte.
-llguidance's own limits do not cover all of it and its compiler cannot be interrupted. So whoever takes
-requests sees first whether a child process, under limits of the operating system, can do it; only then does the engine.
+llguidance's limits do not cover every case, and its compiler cannot be interrupted. Servers therefore compile each new
+constraint in a child process under limits of the operating system first, before the engine compiles it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .. import child as child_process
 from ..fair_queue import FairQueue
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
-CPU_SECONDS = 0.5  # schemas of 100 kB take a fifth
-MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a grammar
-_WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
+CPU_SECONDS = 0.5  # limit per constraint; schemas of 100 kB take a fifth of it
+MEMORY_BYTES = 512 * 2**20  # in addition to the memory in use before the first grammar
+_WALL_SECONDS = 30.0  # long, because a busy machine is slow; the CPU limit matters
 _MAX_KNOWN = 1024
-_REFUSED_SECONDS = 60.0  # a refusal is remembered; for so long only, as a child may have died of something else
+_REFUSED_SECONDS = 60.0  # how long a refusal is cached: the child may have died for another reason
 _MAX_WAITING = 64
-_QUEUE_TIMEOUT_S = 10.0  # several bad ones
+_QUEUE_TIMEOUT_S = 10.0  # enough time for several bad constraints
 _GRACE_SECONDS = 0.2
 _GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
 class _Reply(msgspec.Struct):
-    """`refusal`: why the constraint cannot be used; None if it can."""
+    """Reply of the child. `refusal` is the reason why the constraint cannot be used; None if it can."""
 
     refusal: str | None = None
     code: str | None = None
@@ -48,22 +48,22 @@ prepare_types(_Reply, Vocabulary, Constraint)
 
 
 class GrammarCheck:
-    """Says whether a constraint can be used, at a bounded cost. For one event loop; `close` ends the child process."""
+    """Checker of constraints at bounded cost, for one event loop. `close` ends the child process."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
+        """`vocabulary` is called in a thread at the first constraint: building a large vocabulary takes a second."""
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
-        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # by digest; until when
+        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # by digest, with expiry
 
     async def check(self, constraint: Constraint, tenant: str = "") -> None:
-        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile or to follow;
-        OverloadedError if too many new ones wait for their check, or for too long; EngineError if nobody can say.
+        """Check a constraint. Raises InvalidRequestError if it is invalid or too expensive; OverloadedError if too many
+        constraints are waiting, or on timeout; EngineError if the child process does not start.
 
-        Tenants take turns, one constraint at a time: a flood of bad ones costs one core, and those who send it most."""
+        Tenants take turns, one constraint at a time: a flood of bad constraints uses one core and delays its sender."""
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
-        reply = self._recalled(digest)  # what is known does not wait behind others' bad ones
+        reply = self._recalled(digest)  # known constraints skip the queue
         if reply is None:
             async with self._queue.turn(tenant):
                 reply = self._recalled(digest)
@@ -90,11 +90,11 @@ class GrammarCheck:
             child.stdin.write(_frame(constraint))
             return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
         except _GONE:
-            await self.close()  # killed by its limits, or to be
+            await self.close()  # the child was killed by its limits, or is stuck
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
             refusal = too_complex(constraint, why)
             return _Reply(refusal.message, refusal.code)
-        except BaseException:  # the caller left: the next one must not get this one's reply
+        except BaseException:  # cancelled: the next caller must not read this reply
             await self.close()
             raise
 
@@ -108,10 +108,10 @@ class GrammarCheck:
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
-            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # its sign that it is ready
+            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # ready message
         except _GONE as error:
             code = await _end(child)
-            why = f"Constraints cannot be checked: the process for it ended at its start (code {code})."
+            why = f"Constraints cannot be checked: the checker process exited at startup (code {code})."
             raise EngineError(why) from error
         except BaseException:
             await _end(child)
@@ -120,8 +120,8 @@ class GrammarCheck:
 
 
 async def _end(child: asyncio.subprocess.Process) -> int:
-    """Its exit code; it is killed if it does not end with its input, or has not ended before: killing what has
-    takes its exit code away from the event loop."""
+    """End the child and return its exit code. Kills it only if it is still running after closing its input: killing an
+    exited child would lose the exit code."""
     assert child.stdin is not None
     child.stdin.close()
     try:
@@ -142,15 +142,15 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
     return await stream.readexactly(length)
 
 
-# The child process.
+# Functions of the child process.
 
 
 def main() -> None:
-    """Read the vocabulary, then answer constraint after constraint until the input ends."""
+    """Read the vocabulary, then check constraints until the input ends."""
     child_process.prepare()
     vocabulary = msgspec.msgpack.decode(child_process.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
-    compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
+    compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
     limit_memory(MEMORY_BYTES)
     _say(_Reply())  # ready
     while message := child_process.receive():

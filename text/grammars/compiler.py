@@ -1,8 +1,8 @@
-"""Grammars: from what an answer must look like to a matcher that says, token by token, what may come next.
+"""Compiler from constraints to llguidance matchers, which compute the tokens allowed next.
 
-The work is llguidance's: a lazy regular-expression lexer under an Earley parser, walked over the trie of the
-vocabulary. This file decides what is asked of it: the whitespace of JSON, how much a grammar may cost, and that what
-it cannot hold an answer to is refused.
+llguidance runs a lazy regular-expression lexer and an Earley parser over the trie of the vocabulary. This module
+configures it: the whitespace in JSON, limits on the cost of a grammar, and errors for constraints that cannot be
+enforced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# One space, or a line break and its indentation: without a bound a model can write blanks until its answer is full.
+# One space, or a line break with indentation. Bounded, so that a model cannot fill its answer with whitespace.
 JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": r" |\n {0,32}",
     "item_separator": ",",
@@ -44,14 +44,14 @@ JSON_OPTIONS: JsonCompileOptions = {
 Encode = Callable[[str], list[int]]
 _MAX_LEXER_STATES = 20_000  # about 2 kB each
 _TRIAL_TOKENS = 8
-_TOKEN_CPU_SECONDS = 2.5e-3  # spent in every step for every answer, beside all others; usual grammars take a tenth
-_FORCED_BYTES = 512  # tokenized ahead; only the first token of forced text is asked for
-_MAX_KEPT = 64  # compiled grammars
+_TOKEN_CPU_SECONDS = 2.5e-3  # limit per answer and step; usual grammars take a tenth of it
+_FORCED_BYTES = 512  # bytes of forced text to tokenize; only the first token is used
+_MAX_KEPT = 64  # cached compiled grammars
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token id, in order; which ids are special, so that no text matches them; which end answers."""
+    """Bytes of every token in id order, special ids (which no text matches), and ids that end an answer."""
 
     tokens: list[bytes]
     special_ids: list[int]
@@ -64,13 +64,13 @@ class Vocabulary:
 
 
 class GrammarCompiler:
-    """Compiles constraints for one vocabulary. Thread-safe; what was compiled last is kept.
+    """Thread-safe compiler for one vocabulary, with a cache of recent constraints.
 
-    `encode` tokenizes text as the model is used to; without it a matcher is good for checking a constraint only.
+    `encode` is the model's tokenizer; without `encode`, matchers can only be used to check constraints.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], encode: Encode | None = None) -> None:
-        """`vocabulary` is read with the first constraint: a large one takes a second, and not every server needs it."""
+        """`vocabulary` is called at the first constraint, since building a large vocabulary takes a second."""
         self._lock = threading.Lock()
         self._vocabulary = vocabulary
         self._encode = encode
@@ -78,10 +78,10 @@ class GrammarCompiler:
         self._kept: BoundedCache[Constraint, llguidance.LLMatcher] = BoundedCache(_MAX_KEPT)
 
     def compile(self, constraint: Constraint) -> llguidance.LLMatcher:
-        """A matcher at its beginning, the caller's own.
+        """Return a new matcher in its initial state.
 
-        Raises InvalidRequestError for a constraint that is wrong, too dear in every token, or that no answer can be
-        held to. Takes as long as the constraint wants: see `grammar_check` for those of strangers.
+        Raises InvalidRequestError if the constraint is invalid, too expensive per token, or cannot be enforced. The
+        time is unbounded: check untrusted constraints with `GrammarCheck` first.
         """
         matcher = self._kept.find(constraint, self._compiled)
         with self._lock:
@@ -100,14 +100,14 @@ class GrammarCompiler:
             raise _refused(constraint, _first_line(error))
         if spent > _TOKEN_CPU_SECONDS:
             why = f"every token takes {spent * 1e3:.1f} ms, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
-            raise too_complex(constraint, f"{why}: shorten its fixed texts, or simplify it.")
+            raise too_complex(constraint, f"{why}: shorten fixed texts, or simplify the constraint.")
         if matcher.is_stopped():
-            raise _refused(constraint, "no answer but an empty one, or none at all, could match.")
+            raise _refused(constraint, "it allows no answer, or only an empty one.")
         return matcher
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """The constraint as llguidance takes it. Raises InvalidRequestError for what is not JSON where it must be."""
+    """Convert a constraint to llguidance's format. Raises InvalidRequestError for an invalid JSON schema or GBNF."""
     if constraint.kind == "json_schema":
         try:
             schema = json.dumps(essential(json.loads(constraint.source)))
@@ -128,17 +128,17 @@ def _lark(constraint: Constraint) -> str:
         return constraint.source
     try:
         return gbnf_to_lark(constraint.source)
-    except Exception as error:  # it raises nothing more exact
+    except Exception as error:  # the converter raises no more specific type
         raise _refused(constraint, f"{error}"[:500]) from error
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """The ids that a matcher takes for the end. A vocabulary without an end gets a made-up id behind its last token."""
+    """Return the ids that end an answer; a vocabulary without such ids gets an artificial id after the last token."""
     return sorted(eos_ids) or [vocab_size]
 
 
 def inline_schema(schema: dict[str, Any]) -> str:
-    """A JSON schema as a part of a Lark grammar; `$ref` in it starts from its own root. Raises InvalidRequestError."""
+    """Embed a JSON schema in a Lark grammar; `$ref` is relative to the schema's root. Raises InvalidRequestError."""
     try:
         return "%json " + json.dumps({**essential(schema), "x-guidance": JSON_OPTIONS})
     except InexactError as error:
@@ -146,7 +146,7 @@ def inline_schema(schema: dict[str, Any]) -> str:
 
 
 def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokenizer:
-    """llguidance's tokenizer, with the trie of all tokens' bytes."""
+    """Build llguidance's tokenizer, with the trie of all tokens."""
     ends = end_ids(vocabulary.eos_ids, len(vocabulary.tokens))
     tokens = vocabulary.tokens if vocabulary.eos_ids else [*vocabulary.tokens, b"<end>"]
     wrapper = _Wrapper(tokens, sorted({*vocabulary.special_ids, *ends}), ends[0], encode)
@@ -154,7 +154,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """The tokenizer interface of llguidance. Text forced by a grammar is allowed only as this tokenizes it."""
+    """Tokenizer interface for llguidance. Text forced by a grammar is allowed only in this tokenization."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -164,7 +164,7 @@ class _Wrapper:
         self.special_token_ids = special_ids
         self.eos_token_id = eos_id
         self._encode = encode
-        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # llguidance leaves the last tokens open
+        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # llguidance does not force the last tokens
         self._byte_ids = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -172,11 +172,11 @@ class _Wrapper:
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
-        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # SentencePiece puts a blank in front
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # SentencePiece prepends a space
 
 
 def _beginning(raw: bytes, most: int) -> bytes:
-    """At most `most` bytes of UTF-8, and no part of a character."""
+    """Return at most `most` bytes of UTF-8, without splitting a character."""
     end = most
     while most - 3 < end < len(raw) and raw[end] & 0xC0 == 0x80:
         end -= 1
@@ -184,8 +184,8 @@ def _beginning(raw: bytes, most: int) -> bytes:
 
 
 def _tried(matcher: llguidance.LLMatcher) -> float:
-    """Walk a few tokens, as some limits are met only in use; then the matcher has an error. Seconds of CPU time that a
-    token takes: the median, behind the first one, which builds what the others find; 0 where no other follows."""
+    """Consume a few tokens and return the median CPU time per token, in seconds, without the first token, which fills
+    caches; 0 for fewer than two tokens. Exceeding a limit of llguidance sets the matcher's error."""
     spent: list[float] = []
     for _ in range(_TRIAL_TOKENS):
         if matcher.is_stopped():
@@ -193,7 +193,7 @@ def _tried(matcher: llguidance.LLMatcher) -> float:
         started = time.thread_time()
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if allowed:
-            matcher.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)  # the lowest allowed id
         spent.append(time.thread_time() - started)
         if not allowed:
             break
@@ -201,13 +201,13 @@ def _tried(matcher: llguidance.LLMatcher) -> float:
 
 
 def _explained(message: str, param: str) -> str:
-    """The reason why llguidance refuses a constraint, with the remedy for the usual causes."""
-    relax = "" if param == "structured_outputs" else ", or set strict to false to have it ignored"
+    """Convert llguidance's error to a reason, with a remedy for common causes."""
+    relax = "" if param == "structured_outputs" else ", or set strict to false to ignore it"
     if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", message):
         words = unknown[1].replace('"', "")
-        return f"no grammar can hold an answer to {words}: leave it out{relax}."
+        return f"{words} cannot be enforced: leave it out{relax}."
     if re.search("lookarounds|look-around|backreferences", message):
-        return f"no grammar can look around, or back, as its pattern does: write it without{relax}."
+        return f"a pattern with lookaround or backreferences cannot be enforced: rewrite the pattern{relax}."
     return _first_line(message)
 
 

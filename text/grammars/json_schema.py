@@ -1,8 +1,8 @@
-"""JSON schemas of clients, without the words that hold an answer to nothing.
+"""Removal of JSON Schema keywords that have no effect on the answer.
 
-JSON Schema lets anyone add words, and says that some allow everything: a `format` that nobody knows, `uniqueItems`
-false, `not` of what cannot be. llguidance passes over most of them and refuses the schema for some. Those are taken
-out; what does hold an answer to something stays, so that it is enforced or refused by name.
+JSON Schema allows unknown keywords and keywords without effect: an unknown `format`, `uniqueItems` false, `not` of an
+unsatisfiable schema. llguidance ignores most of these keywords but refuses a schema with some. This module removes
+them; effective keywords stay, and llguidance enforces them or refuses them by name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeGuard, cast
 
-# Those that llguidance enforces.
+# Formats that llguidance enforces.
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 _ANNOTATION = re.compile(
     r"title|description|examples?|default|\$comment|deprecated|readOnly|writeOnly|content(Encoding|MediaType|Schema)"
@@ -23,9 +23,9 @@ _SCHEMA = re.compile(
     r"|allOf|anyOf|oneOf|not|if|then|else"
 )
 _BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"])
-_EXACT = 2**53  # up to here every integer is a double, which is what llguidance computes with
-_FIRST, _LAST = -(2**63) + 1024, 2**63 - 1  # the integers that llguidance computes with
-#: For each bound: the one that leaves it out, and which way leads inside.
+_EXACT = 2**53  # largest integer up to which all integers are exact doubles, llguidance's number type
+_FIRST, _LAST = -(2**63) + 1024, 2**63 - 1  # range of integers in llguidance
+#: Inclusive keyword, exclusive keyword and direction into the range, for each bound.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 _EVERYTHING: tuple[object, ...] = (True, {})
 _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
@@ -50,11 +50,11 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
 
 
 class InexactError(Exception):
-    """An integer that no answer can be held to exactly."""
+    """An integer in the schema cannot be enforced exactly."""
 
 
 def essential(schema: Any) -> Any:
-    """The schema without what changes no answer. Names of properties and values are left alone, whatever they are.
+    """Remove keywords without effect on the answer; names of properties and values are never changed.
 
     Raises InexactError for an integer that llguidance would round.
     """
@@ -62,21 +62,21 @@ def essential(schema: Any) -> Any:
         return [essential(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    found = cast("dict[str, Any]", schema)
+    keywords = cast("dict[str, Any]", schema)
     for word in ("const", "enum"):
-        values = found.get(word)
+        values = keywords.get(word)
         for value in cast("list[Any]", values) if isinstance(values, list) else [values]:
             if isinstance(value, int) and not (abs(value) < 2**63 and int(float(value)) == value):
-                raise InexactError(f"{word}: {value} cannot be held to exactly; integers up to 2^53 can")
-    if found.get("type") != "number":
-        found = _with_exact_bounds(found)
-    return {word: _inside(word, value) for word, value in found.items() if not _says_nothing(word, value, found)}
+                raise InexactError(f"{word}: {value} cannot be enforced exactly; use integers up to 2^53")
+    if keywords.get("type") != "number":
+        keywords = _with_exact_bounds(keywords)
+    return {word: _inside(word, value) for word, value in keywords.items() if not _says_nothing(word, value, keywords)}
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Bounds of integers beyond 2^53 at the next double that lies within them: no answer is out of bounds.
+    """Tighten integer bounds beyond 2^53 to the next double inside the range, so that no answer is out of range.
 
-    Raises InexactError where that leaves nothing.
+    Raises InexactError if no integer remains.
     """
     inner = dict(schema)
     limits: list[int] = []
@@ -96,12 +96,12 @@ def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
         return schema
     low, high = inner.setdefault("minimum", _FIRST), inner.setdefault("maximum", _LAST)
     if not _FIRST <= low <= high <= _LAST:
-        raise InexactError(f"the bound {limits[0]} cannot be held to exactly; integers up to 2^53 can")
+        raise InexactError(f"the bound {limits[0]} cannot be enforced exactly; use integers up to 2^53")
     return inner
 
 
 def _double_within(bound: int, step: int) -> int:
-    """The first double from `bound` on, up or down, within what llguidance computes with."""
+    """Return the first double from `bound` in the direction of `step`, within llguidance's range."""
     if not _FIRST < bound < _LAST:
         first = _LAST if step < 0 else _FIRST
         return first if (first - bound) * step >= 0 else bound

@@ -1,7 +1,7 @@
-"""An answer's place in its grammar: the tokens that may come next, also behind draft tokens.
+"""Grammar state of one answer: masks of the tokens allowed next, also after draft tokens.
 
-A draft is walked ahead of the answer and rolled back where the model decides otherwise, so that the draft model samples
-under the same masks as the target, and a draft is accepted by the same rule as without a grammar.
+The matcher consumes draft tokens speculatively and is rolled back if the model rejects them. The draft model thus
+samples under the same masks as the target model, and acceptance works as without a grammar.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from .compiler import GrammarCompiler, end_ids
 if TYPE_CHECKING:
     import llguidance
 
-Mask = npt.NDArray[np.int32]  # one bit per token id, 32 to a word, lowest bit first: may this token come next?
+Mask = npt.NDArray[np.int32]  # bit set of allowed token ids, 32 per word, lowest bit first
 
 
 class Grammars:
-    """The grammars of one model. Thread-safe."""
+    """Factory of grammar states for one model. Thread-safe."""
 
     def __init__(
         self, compiler: GrammarCompiler, vocab_size: int, eos_ids: Iterable[int], *, num_tokens: int | None = None
     ) -> None:
-        """`vocab_size`: rows of the model's head; `num_tokens`: what the tokenizer has of them, None for as many."""
+        """`vocab_size`: rows of the model's head; `num_tokens`: tokens of the tokenizer, None for the same number."""
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._end_ids = end_ids(self._eos_ids, vocab_size if num_tokens is None else num_tokens)
 
     def begin(self, constraint: Constraint, *, ignore_eos: bool) -> GrammarState:
-        """An answer at its beginning. Takes as long as `GrammarCompiler.compile` does.
+        """Return the state of a new answer. Takes as long as `GrammarCompiler.compile`.
 
-        Raises InvalidRequestError for a constraint that is wrong, or that no answer can be held to.
+        Raises InvalidRequestError if the constraint is invalid or cannot be enforced.
         """
         matcher = self._compiler.compile(constraint)
         endless = ignore_eos or not self._eos_ids
         state = GrammarState(matcher, self._vocab_size, self._end_ids, constraint.param, endless=endless)
         if state.error or state.complete:
-            why = state.error or "it allows no answer but an empty one."
+            why = state.error or "it allows only an empty answer."
             raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
         return state
 
 
 class GrammarState:
-    """One answer in its grammar. `param`: the field of the request that the grammar came from.
+    """Grammar state of one answer. `param` is the request field that the grammar came from.
 
-    `complete`: nothing may follow but the end. `error`: why the answer cannot go on; then nothing here has a meaning
-    any more. Limits on a grammar's cost and tokens that the grammar needs and the vocabulary lacks end up there.
+    `complete`: only the end may follow. `error`: reason why the answer cannot continue, such as an exceeded cost limit
+    or a token missing in the vocabulary; the rest of the state is then meaningless.
     """
 
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
-        """`vocab_size` is the model's, at least the tokenizer's; `endless`: no end while more may follow."""
+        """`vocab_size`: rows of the model's head; `endless`: forbid the end while other tokens are allowed."""
         self.param = param
         self.complete = False
         self.error: str | None = None
@@ -66,12 +66,12 @@ class GrammarState:
         self._num_words = -(-vocab_size // 32)
         self._going_on = ~_bits(eos_ids, self._num_words)
         self._endless = endless
-        self._ahead: list[int] = []  # tokens walked beyond the answer
-        self._masks: list[Mask | None] = []  # behind so many of them
+        self._ahead: list[int] = []  # draft tokens consumed after the answer
+        self._masks: list[Mask | None] = []  # mask after k draft tokens, by k
         self._settle()
 
     def fork(self) -> GrammarState:
-        """Another answer that stands where this one does."""
+        """Return an independent copy of the state, without draft tokens."""
         self._rewind(0)
         twin = object.__new__(GrammarState)
         for name, value in vars(self).items():
@@ -80,11 +80,11 @@ class GrammarState:
         return twin
 
     def mask(self, drafts: Sequence[int]) -> Mask | None:
-        """The tokens that may follow `drafts`; None where the grammar refuses one of them, or ends with them."""
+        """Return the mask after `drafts`; None if the grammar rejects a draft token, or only the end may follow."""
         return self._mask_behind(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
-        """The number of `drafts`, from the first, that the grammar allows."""
+        """Return the number of leading `drafts` that the grammar allows."""
         shared = _shared(self._ahead, drafts)
         if shared < len(drafts):
             self._rewind(shared)
@@ -96,7 +96,7 @@ class GrammarState:
         return min(len(self._ahead), len(drafts))
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Take `tokens` over into the answer. Fewer than all were taken if the grammar was complete before the last."""
+        """Append `tokens` to the answer; return how many were accepted: fewer if the grammar was complete earlier."""
         taken = self.num_allowed(tokens)
         if taken < len(tokens) and (taken == 0 or self._mask_behind(taken) is not None):
             self.give_up()
@@ -106,28 +106,28 @@ class GrammarState:
         return taken
 
     def give_up(self) -> None:
-        """The answer cannot go on, as whatever may follow is forbidden by something else."""
-        self.error = self.error or "the grammar and the other options together leave no token to choose."
+        """Set the error for an answer whose allowed tokens are all excluded by other options."""
+        self.error = self.error or "the grammar and the other options together allow no token."
 
     def failure(self) -> InvalidRequestError:
-        """`error` for the caller."""
+        """Return `error` as an exception for the caller."""
         return InvalidRequestError(f"{self.param}: {self.error}", param=self.param, code="grammar_failed")
 
     def _settle(self) -> None:
-        """See whether the answer can go on from where it stands."""
+        """Update `complete` and `error` for the current position."""
         if self._mask_behind(0) is None and self.error is None:
             self.complete = self._matcher.is_accepting() or self._matcher.is_stopped()
             if not self.complete:
-                self.error = "no token of this model continues the answer as the grammar wants it."
+                self.error = "this model has no token that continues the answer according to the grammar."
 
     def _rewind(self, num_tokens: int) -> None:
-        """Keep only the first `num_tokens` of those walked ahead."""
+        """Roll back to the first `num_tokens` draft tokens."""
         if num_tokens < len(self._ahead):
             self._matcher.rollback(len(self._ahead) - num_tokens)
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
     def _mask_behind(self, num_ahead: int) -> Mask | None:
-        """The mask behind the first `num_ahead` of the tokens walked ahead: known, or to be had where they end."""
+        """Return the mask after the first `num_ahead` draft tokens: cached, or computed if these are all drafts."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())
         return self._masks[num_ahead]
@@ -148,7 +148,7 @@ class GrammarState:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

@@ -1,1 +1,1 @@
-"""Chat templates: messages to prompt text, rendered as programs of strangers."""
+"""Chat templates, rendered in a sandbox as untrusted programs."""

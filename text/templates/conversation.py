@@ -1,7 +1,7 @@
-"""A conversation as a template sees it, and the ways to put it to one that does not take it as it is.
+"""Template input of a conversation, and adaptations for templates that do not support all kinds of input.
 
-Templates differ in what they read: some know no `developer` or `system`, some want turns to alternate, some read lists
-of content parts only, some know no tools. `Conversation.fits` lists the remedies in a fixed order, the mildest first.
+Some templates do not support the roles `developer` or `system`, some require alternating turns, some read only lists of
+content parts, some do not support tools. `Conversation.fits` yields adaptations in a fixed order, the smallest first.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from . import tool_messages as tool_turns
 from .tool_messages import Change
 
 END_MARK = "\U0010fffe"
-_MARKS = re.compile(r"zq\d+xk")  # of a Probe
-_LISTED = ("'text': '", '"text": "')  # before a text in a list that Python or JSON wrote
-_NEAR = 4096  # characters that a template may write between two texts
+_MARKS = re.compile(r"zq\d+xk")  # markers of a Probe
+_LISTED = ("'text': '", '"text": "')  # before a text in a list printed by Python or as JSON
+_NEAR = 4096  # characters searched first: templates rarely write more between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A conversation in the form that a template takes."""
+    """Adaptation of a conversation to a template."""
 
-    # Whether the template named `tool_use` renders it, where there is one.
+    # Whether to use the template named `tool_use`, if the model has one.
     tool_template: bool = False
-    # Calls, results and offered tools are written into the turns.
+    # Whether to write tools, calls and results into the text of messages.
     tools_as_text: bool = False
-    # Contents are lists of parts instead of strings.
+    # Whether contents are lists of parts instead of strings.
     lists: bool = False
-    # Changes of the turns: `developer` becomes `system`, calls and words stand apart, neighbours of one role are
-    # joined, the system speaks once at the front, or never, a user's empty turn comes before the assistant's first.
-    # Each level does what those before it do, too.
+    # Changes of messages, in order: `developer` becomes `system`; text and each call become separate messages; adjacent
+    # messages of one role are joined; one system message at the front; no system message; an empty user message before
+    # a leading assistant message. Each level includes the levels before it.
     level: Level = "developer"
-    # Arguments of calls are JSON as text instead of objects.
+    # Whether arguments of calls are JSON text instead of objects.
     raw_arguments: bool = False
-    # Contents that are null stay so, instead of empty.
+    # Whether null contents stay null instead of becoming empty strings.
     null_content: bool = False
-    # `tools` is an empty list instead of none, for templates that iterate over it.
+    # Whether `tools` is an empty list instead of None, for templates that iterate over it.
     empty_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The input of a chat template."""
+    """Input of a chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
     add_generation_prompt: bool
-    # The last message goes on, and carries a mark of its end.
+    # Whether the last message is continued; its content then ends with END_MARK.
     is_open: bool
-    # How its parts are written.
+    # Adaptation that was applied.
     fit: Fit = Fit()
-    # More variables for the template; its own go before.
+    # Further variables for the template; the standard variables take precedence.
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -70,7 +70,7 @@ class Conversation:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
     def fits(self, *, tool_template: bool, has_developer: bool) -> Iterator[Fit]:
-        """The ways to put it to a template, in the order in which they are tried."""
+        """Yield the adaptations to try, in order."""
         uses_tools = bool(self.tools) or self.has_calls
         named = [bool(self.tools), not self.tools] if tool_template and uses_tools else [False]
         levels = _LEVELS if has_developer else _LEVELS[1:]
@@ -81,7 +81,7 @@ class Conversation:
                 yield Fit(template, text, lists, level, raw, null, empty)
 
     def put(self, fit: Fit, tool_style: str) -> Conversation:
-        """The same conversation for a template that takes it only so."""
+        """Return the conversation with an adaptation applied."""
         conversation = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
         messages = conversation.messages
         if fit.level != "as_is":
@@ -99,7 +99,7 @@ class Conversation:
         return replace(conversation, messages=messages, fit=fit)
 
     def context(self, change: Change) -> dict[str, Any]:
-        """The variables of the template, with every string of users changed."""
+        """Return the template's variables, with `change` applied to every user string."""
 
         def change_but_mark(text: str) -> str:
             return change(text[:-1]) + END_MARK if text.endswith(END_MARK) else change(text)
@@ -128,10 +128,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A conversation of the same shape whose every text is a mark of its own: what a template drops is then seen."""
+    """Conversation of the same shape with a unique marker for each text, to detect text that a template drops."""
 
     conversation: Conversation
-    # Each mark, and where in the request its text stands.
+    # Request field of each marker's text.
     marks: dict[str, str]
 
     @staticmethod
@@ -139,7 +139,7 @@ class Probe:
         marks: dict[str, str] = {}
 
         def mark(place: str) -> str:
-            text = f"zq{len(marks)}xk"  # as _MARKS finds it
+            text = f"zq{len(marks)}xk"  # matches _MARKS
             marks[text] = place
             return text
 
@@ -151,7 +151,8 @@ class Probe:
         return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
-        """The index of the first text that `text` lacks; None if it has all. Python's way to write a list is none."""
+        """Return the request field of the first missing marker; None if complete. A marker in a printed list of parts
+        counts as missing."""
         first: dict[str, int] = {}
         for match in _MARKS.finditer(text):
             first.setdefault(match[0], match.start())
@@ -163,32 +164,32 @@ class Probe:
 
 
 def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
-    """The first message whose text the prompt does not hold. Blanks around it, JSON's escapes and thoughts of the
-    assistant, which many templates take out of earlier turns, do not count."""
+    """Return the first message whose text is missing in the prompt. Ignores surrounding whitespace, JSON escapes, and
+    the assistant's reasoning, which many templates remove from earlier turns."""
     end = 0
     for index, message in enumerate(messages):
         for part in parts_of(message):
-            found = _end_of_any(list(_forms(part.removesuffix(END_MARK).strip(), message.role)), prompt, end)
-            if found is None:
+            match_end = _end_of_any(list(_forms(part.removesuffix(END_MARK).strip(), message.role)), prompt, end)
+            if match_end is None:
                 return f"messages[{index}]"
-            end = found
+            end = match_end
     return None
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """The end of the first of `forms` that the prompt holds. Texts mostly come in order: the near ones are looked for
-    first, so that all texts together take no longer than one."""
+    """Return the end of the first of `forms` in the prompt; None if missing. Searches near `start` first: texts mostly
+    come in order, and searching the whole prompt for each text would take quadratic time."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):
         for form in forms:
-            found = prompt.find(form, first, last)
-            if found >= 0:
-                return found + len(form)
+            position = prompt.find(form, first, last)
+            if position >= 0:
+                return position + len(form)
     return None
 
 
 def parts_of(message: Message) -> list[str]:
-    """The texts of its content."""
+    """Return the texts of a message's content."""
     content = message.content or []
     return [content] if isinstance(content, str) else [part.text for part in content]
 
@@ -227,7 +228,7 @@ def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
 
 
 def _merged(turns: Sequence[Message]) -> Message:
-    """The last turn, which says what all of them say."""
+    """Return the last message with the texts of all messages."""
     texts: list[str] = []
     for turn in turns:
         said = parts_of(turn)
@@ -238,7 +239,7 @@ def _merged(turns: Sequence[Message]) -> Message:
 
 
 def _apart(message: Message) -> list[Message]:
-    """Words and each call in turns of their own: some templates take one call at a time, and no words with it."""
+    """Split text and calls into separate messages: some templates allow only one call per message, without text."""
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
@@ -247,7 +248,7 @@ def _apart(message: Message) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role become one turn; calls and their results stay apart."""
+    """Join adjacent messages of one role, except calls and results."""
     runs: list[list[Message]] = []
     for message in messages:
         last = runs[-1][-1] if runs else None
@@ -259,7 +260,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """Move the system's text to the front of the next user's turn; with `keeps_first`, all but its first words."""
+    """Move system messages into the next user message; `keeps_first` keeps those at the front."""
     folded: list[Message] = []
     waiting: list[Message] = []
     at_front = keeps_first
@@ -284,7 +285,7 @@ def _user_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_short_ids(message: Message) -> Message:
-    """Mistral's templates take ids of nine letters and digits and nothing else."""
+    """Shorten call ids to nine letters and digits, the only format that Mistral's templates accept."""
     calls = [ToolCall(_short(call.id), call.function) for call in message.tool_calls or ()]
     answered = None if message.tool_call_id is None else _short(message.tool_call_id)
     return msgspec.structs.replace(message, tool_calls=calls or None, tool_call_id=answered)
@@ -296,7 +297,7 @@ def _short(call_id: str) -> str:
     return hashlib.blake2b(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-# Before a call, after it, and before its arguments, by the name of a `ToolFormat`.
+# Text before a call, after a call, and before the arguments, by the name of a `ToolFormat`.
 _TOOL_STYLES = {
     "hermes": ('<tool_call>\n{"name": ', "}\n</tool_call>", ', "arguments": '),
     "llama3": ('{"name": ', "}", ', "parameters": '),
@@ -306,7 +307,7 @@ _TOOL_STYLES = {
 
 
 def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> Conversation:
-    """Tools, calls and results as words of the system, the assistant and the user."""
+    """Write tools, calls and results as text of the system, the assistant and the user."""
     opener, closer, glue = style
 
     def written(name: str, arguments: str) -> str:

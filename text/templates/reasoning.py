@@ -1,4 +1,4 @@
-"""A model's thoughts before its answer, told apart from the answer: `<think>...</think>` at its beginning."""
+"""Separation of reasoning (`<think>...</think>` at the beginning) from the answer."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ _BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """A model's marks of thought. `begun`: its prompt ends with the opener, so that an answer begins behind it."""
+    """Reasoning style of a model. `begun`: the prompt ends with `<think>`, so the output starts inside of reasoning."""
 
     begun: bool = False
 
     @staticmethod
     def of(source: str) -> ReasoningStyle | None:
-        """As the source of a chat template shows it; None for a model that does not think aloud."""
+        """Detect the style in the source of a chat template; None for a model without reasoning."""
         if CLOSER not in source and OPENER not in source:
             return None
         return ReasoningStyle(begun=_BEGUN.search(source) is not None)
 
 
 class ReasoningSplitter:
-    """Reads one answer piece by piece. However it is cut, the results join to the same.
+    """Incremental splitter for one answer; the joined results do not depend on how the text is split into pushes.
 
-    An opener counts only where the answer begins; blanks around the thoughts belong to neither part.
+    `<think>` counts only at the beginning of the answer. Whitespace around the reasoning is dropped.
     """
 
     def __init__(self, style: ReasoningStyle | None = None) -> None:
         self._begun = style is not None and style.begun
         self._thinking = False
         self._answering = False
-        self._trims = True  # leading blanks of what comes now
+        self._trims = True  # whether to drop leading whitespace of the current part
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """The thoughts and the answer, as far as they are sure."""
+        """Return new reasoning and new answer text, as far as they are certain."""
         if self._answering and not self._trims:
             return "", text
         self._held += text
@@ -54,10 +54,10 @@ class ReasoningSplitter:
         return thoughts, self._answer() if self._answering else ""
 
     def flush(self) -> tuple[str, str]:
-        """The rest, at the end of the answer."""
+        """Return the remaining reasoning and answer text at the end of the answer."""
         rest = self._taken(len(self._held))
         if self._answering:
-            return "", ""  # blanks behind the thoughts
+            return "", ""  # only whitespace after the reasoning is left
         return (rest, "") if self._thinking or self._begun else ("", rest)
 
     def _think(self) -> str:

@@ -1,6 +1,6 @@
-"""The child process in which one chat template is compiled and rendered, for `renderer`.
+"""Child process of `renderer` that compiles and renders one chat template.
 
-Jinja's sandbox keeps it from the interpreter, and the operating system bounds its time and memory.
+Jinja's sandbox isolates the template from the interpreter; the operating system limits time and memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_OF_AN_ERROR = 2000  # characters
 
 
 def main() -> None:
-    """Read the template and its limits, then answer message after message until the input ends."""
+    """Read the template and its limits, then render messages until the input ends."""
     child_process.prepare()
     if not (first := child_process.receive()):
         return
@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:
-    """The outcome of each context; one failure of a template that is not valid. Raises MemoryError."""
+    """Return the outcome of each context, or a single failure if the template is invalid. Raises MemoryError."""
     if failed := _outcome(lambda: program.compile(len(message))):
         return failed
     return [_outcome(lambda context=context: program.text(context)) or {} for context in json.loads(message)]
 
 
 def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
-    """A `Rendered` as a dictionary; empty for no text and no failure."""
+    """Run `work` and return a `Rendered` as a dictionary; empty if the text is empty."""
     try:
         text = work()
         return asdict(Rendered(text)) if text else {}
@@ -62,12 +62,12 @@ def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
         raise
     except jinja2.TemplateError as error:
         return asdict(Rendered(failure="refused", why=str(error)[:_MAX_OF_AN_ERROR]))
-    except Exception as error:  # noqa: BLE001 - a program may raise what it likes
+    except Exception as error:  # noqa: BLE001 - a template may raise any exception
         return asdict(Rendered(failure="failed", why=repr(error)[:_MAX_OF_AN_ERROR]))
 
 
 class _Program:
-    """A template, compiled with the first message."""
+    """Template, compiled at the first message."""
 
     def __init__(self, source: str, output_characters: int) -> None:
         self._source = source
@@ -75,12 +75,12 @@ class _Program:
         self._left = 0
 
     def compile(self, input_size: int) -> None:
-        """Make ready for a message of this size. Raises jinja2.TemplateError for what is not valid."""
+        """Compile the template and reset the output limit. Raises jinja2.TemplateError if the template is invalid."""
         self._left = self._output_characters + input_size
         _ = self._template
 
     def text(self, context: dict[str, Any]) -> str:
-        """Raises whatever the template does."""
+        """Render a context. Raises any exception of the template."""
         return "".join(self._bounded(self._template.generate(context)))
 
     @cached_property
@@ -92,14 +92,14 @@ class _Program:
             self._left -= len(piece)
             if self._left < 0:
                 most = f"{self._output_characters:,}"
-                raise jinja2.TemplateError(f"it writes more than {most} characters beyond the size of its input")
+                raise jinja2.TemplateError(f"its output exceeds the size of its input by more than {most} characters")
             yield piece
 
 
 def _environment() -> jinja2.Environment:
-    """The whitespace rules, statements and helpers that chat templates are written for, as in transformers.
+    """Create a Jinja environment with the same whitespace rules, statements and helpers as transformers.
 
-    Some are written for llama.cpp, where filters give lists: here `tojson` and `length` take iterators, too.
+    Templates for llama.cpp expect filters to return lists, so `tojson` and `length` also accept iterators.
     """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
@@ -112,9 +112,9 @@ def _environment() -> jinja2.Environment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text for training; rendering ignores the marks."""
+    """Tag `{% generation %}...{% endgeneration %}`, which marks assistant text for training and is ignored here."""
 
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it this way
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -122,7 +122,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
+    """Return plain JSON; Jinja's filter escapes `<` and `&` for HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{"default": _as_list, **options})
 
 

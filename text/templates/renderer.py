@@ -1,7 +1,7 @@
-"""Renders a chat template in a child process of its own, which its limits may end: templates are programs of strangers.
+"""Rendering of chat templates, which are untrusted programs, in child processes with limits of time and memory.
 
-A template has its own child, so that a hostile one harms nobody else's requests. The child starts with the first use
-and is kept; one that ended is replaced. It is a new process, never a fork: this one may have threads.
+Each template has its own child, so that a hostile template cannot harm other requests. The child starts at the first
+use and is replaced if it has exited. It is a new process, not a fork, because the parent may have threads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
-_MAX_SOURCE = 2**18  # characters; the longest real ones have 30,000
-_GRACE_SECONDS = 5.0  # for a child that closed its output to end, too
+_MAX_SOURCE = 2**18  # characters; the longest known templates have 30,000
+_GRACE_SECONDS = 5.0  # time for a child to exit after closing its output
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """The limits of one request to the child process."""
+    """Limits of one request to the child process."""
 
-    cpu_seconds: float = 1.0  # for all its renderings, or for compiling; real templates take milliseconds
-    wall_seconds: float = 30.0  # a machine may be busy; CPU time is what counts
-    memory_bytes: int = 512 * 2**20  # beyond what the process has before it sees the template; held to on Linux only
-    output_characters: int = 8 * 2**20  # of all texts, beyond the size of what the template is given
+    cpu_seconds: float = 1.0  # for compiling, or for all contexts; real templates take milliseconds
+    wall_seconds: float = 30.0  # long, because a busy machine is slow; the CPU limit matters
+    memory_bytes: int = 512 * 2**20  # in addition to the memory before the template is loaded; Linux only
+    output_characters: int = 8 * 2**20  # for all texts together, in addition to the size of the input
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The outcome of one context, or of the whole message. `failure`: why there is no text."""
+    """Outcome of one context, or of the whole request. `failure` is the kind of failure, `why` the reason."""
 
     text: str = ""
     failure: Literal["refused", "failed", "stopped"] | None = None
@@ -46,21 +46,21 @@ class Rendered:
 
     @property
     def error(self) -> InvalidRequestError:
-        """The error for the client."""
+        """Failure as an error for the client."""
         how = {"refused": "refused the messages", "failed": "failed on these messages"}.get(self.failure or "")
         why = f"The model's chat template {how or 'was stopped'}: {self.why}"
         return InvalidRequestError(why, param="messages", code=None if how else LIMIT_CODE)
 
 
 class Renderer:
-    """One template and its child process. Thread-safe: threads take turns."""
+    """Template and its child process. Thread-safe: threads take turns."""
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
-        """Raises ModelLoadError for one that is longer than any template is."""
+        """Raises ModelLoadError if the source is too long."""
         if len(source) > _MAX_SOURCE:
             raise ModelLoadError(
-                f"The model's chat template has {len(source):,} characters; at most {_MAX_SOURCE:,} are read. "
-                "Give another one with --chat-template."
+                f"The model's chat template has {len(source):,} characters; the limit is {_MAX_SOURCE:,}. "
+                "Set another template with --chat-template."
             )
         self._limits = limits
         self._first = encoded({"source": source, "limits": asdict(self._limits)})
@@ -69,13 +69,13 @@ class Renderer:
         self._finalizer: weakref.finalize[..., Renderer] | None = None
 
     def compile(self) -> None:
-        """Have the child ready. Raises ModelLoadError if the template is not valid, EngineError if no child starts."""
+        """Start the child and compile the template. Raises ModelLoadError if invalid, EngineError if no child runs."""
         with self._turn:
             self._ready_child()
 
     def render(self, contexts: Sequence[dict[str, Any]]) -> list[str]:
-        """The text for each context, in one round trip. Raises as `attempt` does, and where the template refuses a
-        context or fails on it."""
+        """Render all contexts in one round trip. Raises the errors of `attempt`, and InvalidRequestError if the
+        template refuses or fails on a context."""
         attempts = self.attempt(contexts)
         for attempt in attempts:
             if attempt.failure is not None:
@@ -83,10 +83,9 @@ class Renderer:
         return [attempt.text for attempt in attempts]
 
     def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[Rendered]:
-        """The outcome of each context, in one round trip.
+        """Render all contexts in one round trip, and return the outcome of each.
 
-        Raises InvalidRequestError where the template exceeds its limits for all of them together, and as `compile`
-        does.
+        Raises InvalidRequestError if the contexts together exceed the limits, and the errors of `compile`.
         """
         message = encoded(contexts)
         with self._turn:
@@ -96,30 +95,30 @@ class Renderer:
         return reply
 
     def close(self) -> None:
-        """End the child. A later use starts another one."""
+        """End the child; the next use starts a new one."""
         with self._turn:
             self._end()
 
     def _ready_child(self) -> subprocess.Popen[bytes]:
-        """A child that has compiled the template. One that ended while it was idle is replaced."""
+        """Return a running child that has compiled the template, replacing a child that has exited."""
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
         child = self._child = _start()
         self._finalizer = weakref.finalize(self, _stop, child)
-        reply = self._ask(child, self._first, encoded([]))  # nothing to render: it compiles
+        reply = self._ask(child, self._first, encoded([]))  # empty message: compile only
         if not isinstance(reply, Rendered):
             return child
-        if (child.returncode or 0) > 0:  # by itself: a limit ends it by a signal
-            raise EngineError(f"Chat templates cannot be rendered: {reply.why} at its start.")
+        if (child.returncode or 0) > 0:  # startup failure: limits end the child by a signal
+            raise EngineError(f"Chat templates cannot be rendered: {reply.why} at startup.")
         self._end()
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
     def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[Rendered] | Rendered:
-        """The child's reply: one for each context, or one failure.
+        """Return the child's outcomes of all contexts, or a single failure.
 
-        The child does not survive its limits, nor a caller who leaves before the reply.
+        Ends the child if it exceeds its limits, or if the caller is interrupted before the reply.
         """
         try:
             reply = _exchange(child, messages)
@@ -133,16 +132,16 @@ class Renderer:
         return reply
 
     def _cause(self, child: subprocess.Popen[bytes]) -> str:
-        """The reason why it ended without a reply."""
+        """Return the reason why the child exited without a reply."""
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE_SECONDS)
         number = -(child.returncode or 0)
         name = signal.Signals(number).name if number > 0 else f"code {-number}"
         if name == "SIGPROF":
-            return f"it computes for more than {self._limits.cpu_seconds:g} s"
+            return f"it took more than {self._limits.cpu_seconds:g} s of CPU time"
         if name == "SIGALRM":
-            return f"it was not done within {self._limits.wall_seconds:g} s"
-        return f"its process ended with {name}"
+            return f"it did not finish within {self._limits.wall_seconds:g} s"
+        return f"its process exited with {name}"
 
     def _end(self) -> None:
         if self._finalizer is not None:
@@ -151,7 +150,7 @@ class Renderer:
 
 
 def encoded(value: object) -> bytes:
-    """JSON, which unlike msgpack holds integers of any size: arguments of calls are as a model wrote them."""
+    """Encode as JSON, which unlike msgpack supports integers of any size, as in arguments written by a model."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -161,11 +160,11 @@ def _start() -> subprocess.Popen[bytes]:
             python_command("-m", _CHILD), env=child_process.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     except OSError as error:
-        raise EngineError(f"Chat templates cannot be rendered: no process for it can be started ({error}).") from error
+        raise EngineError(f"Chat templates cannot be rendered: the child process did not start ({error}).") from error
 
 
 def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list[Rendered] | Rendered | None:
-    """The one reply to `messages`; None if the child ended instead."""
+    """Send `messages` and return the reply to them; None if the child exited instead."""
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(b"".join(map(child_process.frame, messages)))
@@ -173,8 +172,8 @@ def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list
     except OSError:
         return None
     reply = child_process.read(child.stdout)
-    found = json.loads(reply) if reply else None
-    return [Rendered(**each) for each in found] if isinstance(found, list) else found and Rendered(**found)
+    value = json.loads(reply) if reply else None
+    return [Rendered(**each) for each in value] if isinstance(value, list) else value and Rendered(**value)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -182,5 +181,5 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     child.stdout.close()
-    with suppress(OSError):  # what it did not read any more
+    with suppress(OSError):  # flushing unread input fails
         child.stdin.close()

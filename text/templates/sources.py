@@ -1,4 +1,4 @@
-"""Sources of a model's chat templates: its file, the user, or the default for a model that has none."""
+"""Sources of a model's chat templates: the model's files, the user's choice, or a default."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _log = logging.getLogger("updraft.text")
 
 @dataclass(frozen=True, slots=True)
 class TemplateSources:
-    """The templates of one model, as Jinja."""
+    """Jinja templates of one model."""
 
     default: str
-    # The one named `tool_use`; empty where there is none.
+    # Template named `tool_use`; empty if the model has none.
     tool_use: str = ""
-    # The `ToolFormat` in which tools are told to templates that know none.
+    # Name of the `ToolFormat` for writing tools as text, if the template does not support tools.
     tool_style: str = "hermes"
 
     @staticmethod
     def named(templates: Mapping[str, str]) -> TemplateSources | None:
-        """By their names, as files have several. Without one named `default` the first stands for it."""
+        """Select templates by name; without a template named `default`, use the first."""
         default = templates.get("default") or next(filter(None, templates.values()), "")
         return TemplateSources(default, templates.get("tool_use", "")) if default else None
 
     @staticmethod
     def of(model: str, own: TemplateSources | None, given: str | None, tokens: Container[str]) -> TemplateSources:
-        """The template that the user gives (`chatml`, or the path of a Jinja file), else the model's, else ChatML.
+        """Return the user's template (`chatml`, or the path of a Jinja file), else the model's, else a default.
 
-        A model whose special `tokens` lack ChatML's marks would write them as text, again and again: it gets each
-        message on a line of its own. Raises ConfigurationError for a file that cannot be read.
+        The default is ChatML, or one message per line for a model whose `tokens` lack ChatML's marks, since such a
+        model would write the marks as text. Raises ConfigurationError if the file cannot be read.
         """
         if given == "chatml":
             return TemplateSources(CHATML)
@@ -48,10 +48,10 @@ class TemplateSources:
         if own is None:
             knows = CHATML_MARK in tokens
             _log.warning(
-                "%s has no chat template: %s. If it was trained on another, give that with --chat-template (or the "
-                "setting chat_template).",
+                "%s has no chat template: %s. If the model was trained with another template, set it with "
+                "--chat-template (or the setting chat_template).",
                 model,
-                "ChatML is used" if knows else "each message is put on a line of its own, for a model to continue",
+                "using ChatML" if knows else "writing one message per line",
             )
             return TemplateSources(CHATML if knows else LINES)
         return own

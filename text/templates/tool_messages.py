@@ -1,7 +1,7 @@
-"""Tools, calls and their results as chat templates want to see them: plain dictionaries, arguments parsed.
+"""Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-What users wrote in them goes through `change`, as `chat` says, but for words made of letters, digits and `_.-` alone:
-templates compare those ("string", "function") with their own, and no control token is made of them.
+`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`: templates compare such
+words ("string", "function") with constants, and they cannot form a control token.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
-    """`strict` is left out: it is for the server, and models were not trained to see it."""
+    """Convert a tool. Drops `strict`, which is for the server; models were not trained with it."""
     function = {key: value for key, value in msgspec.to_builtins(tool.function).items() if key != "strict"}
     return _changed({"type": tool.type, "function": function}, change)
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """The parts of a turn beyond role, content and name: calls of tools, or the id of the call it answers.
+    """Return the fields of a message for tool calls, or for the id of the call that it answers.
 
-    `raw_arguments`: they stay text, for templates that want them so.
+    `raw_arguments` keeps arguments as text, for templates that expect text.
     """
-    found: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if message.tool_calls:
-        found["tool_calls"] = [_changed(_call_as_dict(call, raw_arguments), change) for call in message.tool_calls]
+        extra["tool_calls"] = [_changed(_call_as_dict(call, raw_arguments), change) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        found["tool_call_id"] = _changed(message.tool_call_id, change)
-    return found
+        extra["tool_call_id"] = _changed(message.tool_call_id, change)
+    return extra
 
 
 def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
-    """All strings in these, for whoever needs their characters."""
+    """Yield all strings in messages' calls and in tools."""
     for tool in tools:
         yield from _strings(msgspec.to_builtins(tool))
     for message in messages:
@@ -51,7 +51,7 @@ def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | str:
-    """As an object; as the model wrote them where they are none, or too deep."""
+    """Parse the arguments of a call; return the original text if not an object, or nested too deeply."""
     try:
         arguments: Any = json.loads(call.function.arguments)
     except (ValueError, RecursionError):

@@ -228,7 +228,7 @@ def test_a_dead_end_is_an_error_of_its_request_alone(engine_of: Any, tokenizer: 
     found = outputs(engine, pending)
     last = found["dead"][-1]
     assert (last.finish_reason, last.token_ids) == ("error", [])
-    assert "leave no token" in (last.error or "")
+    assert "allow no token" in (last.error or "")
     dear_end = found["dear"][-1]
     assert "too complex" in (dear_end.error or "")
     good = tokenizer.decode([token for output in found["good"] for token in output.token_ids])

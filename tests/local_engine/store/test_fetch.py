@@ -122,7 +122,7 @@ def test_a_wrong_range_is_not_taken(hub: Hub, library: Library, retry_policy: Re
 def test_wrong_bytes_are_deleted(kind: str, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.corrupt = True
     known = {} if kind == "hub" else {"sha256": SHA256}
-    with pytest.raises(ChecksumError, match=f"arrived damaged and was deleted: .*expected were .*{SHA256}"):
+    with pytest.raises(ChecksumError, match=f"arrived damaged and was deleted: .*expected .*{SHA256}"):
         get(wanted(kind, hub), library, retry_policy, **known)
     assert library.entries() == []
     assert leftovers(library) == []
@@ -174,7 +174,7 @@ def test_a_trickle_is_given_up(hub: Hub, library: Library, retry_policy: RetryPo
 
 def test_nobody_listens(hub: Hub, library: Library, retry_policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DownloadError, match="hub cannot be asked"):
+    with pytest.raises(DownloadError, match="hub cannot be reached"):
         get(NAME, library, retry_policy)
     with pytest.raises(DownloadError, match="gave up"):
         get("http://127.0.0.1:9/tiny.gguf", library, retry_policy)
@@ -293,7 +293,7 @@ class TestVersions:
     def test_a_change_in_the_middle_is_an_error(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
         offer = find(f"{hub.url}/files/tiny.gguf", retry_policy=retry_policy)
         hub.web["/files/tiny.gguf"], hub.etag = tiny_gguf(seed=1), '"two"'
-        with pytest.raises(DownloadError, match="has changed"):
+        with pytest.raises(DownloadError, match="changed during"):
             pull(library, offer, retry_policy=retry_policy)
         hub.web["/files/tiny.gguf"] = tiny_gguf(1000)
         with pytest.raises(DownloadError, match="were announced"):
@@ -407,7 +407,7 @@ def test_headers_drop_by_drop_are_a_failure(retry_policy: RetryPolicy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, daemon=True).start()
         began = time.monotonic()
-        with pytest.raises(DownloadError, match="no whole answer in time; gave up after 2 tries"):
+        with pytest.raises(DownloadError, match="no complete response in time; gave up after 2 tries"):
             find(
                 f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf",
                 retry_policy=hurry,

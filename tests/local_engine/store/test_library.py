@@ -229,7 +229,7 @@ class TestSpace:
             with pytest.raises(DiskSpaceError) as caught:
                 for _ in range(80):
                     part.append(block)
-            assert ("which continues" in caught.value.message) == (identity is not None)
+            assert ("to resume" in caught.value.message) == (identity is not None)
             assert ("is deleted" in caught.value.message) == (identity is None)
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
@@ -244,7 +244,7 @@ class TestSpace:
         )
         done = run(program, hub, library)
         assert done.returncode == 3, done.stderr
-        assert "is full: 100,000 bytes are there" in done.stdout
+        assert "is full: 100,000 bytes are kept" in done.stdout
         manifest = pull(library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy)
         assert hub.bodies[-1].start == 100_000
         assert library.verify(manifest.name, ProgressReport()) == "ready"

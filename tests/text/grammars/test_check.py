@@ -220,7 +220,7 @@ def test_who_leaves_takes_no_one_elses_answer_along() -> None:
 def test_a_child_that_cannot_start_is_no_fault_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(check: GrammarCheck) -> None:
         monkeypatch.setattr("sys.executable", "/bin/false")
-        with pytest.raises(EngineError, match="ended at its start"):
+        with pytest.raises(EngineError, match="exited at startup"):
             await check.check(schema({"type": "object"}))
         monkeypatch.undo()
         await check.check(schema({"type": "object"}))

@@ -122,9 +122,7 @@ def test_a_template_that_reads_one_message_refuses_two() -> None:
     template = templates()["the last message"]
     assert template.render([Message("user", "Hi")]) == "Hi"
     assert template.render([Message("system", "Be brief."), Message("user", "Hi")]) == "Be brief.\n\nHi"
-    with pytest.raises(
-        InvalidRequestError, match=r"leaves out the text of messages\[0\]: .* --chat-template"
-    ) as caught:
+    with pytest.raises(InvalidRequestError, match=r"drops the text of messages\[0\]: .* --chat-template") as caught:
         template.render([Message("user", "Hi"), Message("assistant", "Yes?"), Message("user", "Bye")])
     assert (caught.value.param, caught.value.code) == ("messages[0]", "unsupported_message")
 
@@ -203,7 +201,7 @@ def test_where_a_template_comes_from(tmp_path: Path, caplog: pytest.LogCaptureFi
         bare.render([Message(role="system", content="Be brief."), Message(role="user", content="hi")])
         == "Be brief.\nhi\n"
     )
-    assert "m has no chat template: ChatML is used" in caplog.text
+    assert "m has no chat template: using ChatML" in caplog.text
     with pytest.raises(ConfigurationError, match="give `chatml` or the path of a Jinja file"):
         TemplateSources.of("m", own, str(tmp_path / "none"), ())
 

@@ -200,7 +200,7 @@ def tensor_kind(data: bytes, kind: int) -> bytes:
         (lambda data: data[:1000], "its header ends early"),
         (lambda data: data[:-2000], "it is truncated"),
         (lambda data: b"", "it has only 0 bytes"),
-        (lambda data: b"junk" * 500, "it is no GGUF file"),
+        (lambda data: b"junk" * 500, "it is not a GGUF file"),
         (lambda data: tensor_kind(data, 99), "99 is not a valid"),
         (lambda data: tensor_kind(data, 26), r"blk\.1\.ffn_up\.weight cannot be dequantised.*I32"),
         (lambda data: data.replace(b"llama", b"lomo1"), "architecture 'lomo1' is not supported; supported: llama"),
