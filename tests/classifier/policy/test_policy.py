@@ -227,12 +227,12 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"feature_version": 99}, r"feature_version 99, this Updraft reads .*calibrate again"),
+        ({"feature_version": 99}, r"feature_version 99, but this Updraft reads .*calibrate again"),
         ({"format_version": 0}, "format_version 0"),
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
-        ({"models": {}}, "names no pair"),
+        ({"models": {}}, "does not name a pair"),
         ({"blocks": {}}, "other gates than its rows were judged by"),
         ({"delta": 0}, "delta"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
@@ -252,7 +252,7 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
 
 def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
-    with pytest.raises(ConfigurationError, match="cannot be read as a policy"):
+    with pytest.raises(ConfigurationError, match="Cannot read the policy"):
         Policy.load(tmp_path)
 
 
@@ -392,7 +392,7 @@ def test_the_clouds_score_on_what_goes_up_is_told_beside_its_own(tmp_path: Path)
     assert point.escalated_score is not None
     assert point.escalated_score < calibration.cloud.mean() - 0.05
     assert figures(policy, target)["escalated_score"] == point.escalated_score
-    told = f"The cloud scores {point.escalated_score:.1%} on those that go to it, and {calibration.cloud.mean():.1%} on"
+    told = f"The cloud scores {point.escalated_score:.1%} on escalated requests and {calibration.cloud.mean():.1%} on"
     assert told in "\n".join(sentences(policy, target))
 
 

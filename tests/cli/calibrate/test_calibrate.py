@@ -33,7 +33,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), *pair]
     done = updraft(*call, "--out", "prompts.jsonl/policy")
     assert done.returncode == 2
-    assert "The policy cannot be written to" in done.stderr
+    assert "Cannot write the policy to" in done.stderr
     (kept,) = (tmp_path / "home" / "calibrations").iterdir()
     assert "124 answered prompts are kept in" in done.stderr
     assert kept.stat().st_mode & 0o777 == 0o600
