@@ -58,7 +58,7 @@ def ece_by_chance(probabilities: NDArray[Any], bins: int = ECE_BINS, *, draws: i
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], float], n: int, *, draws: int = 400, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile interval of `statistic(rows)` over `draws` resamples of `n` rows, skipping undefined ones."""
+    """Return the percentile interval of `statistic(rows)` over `draws` resamples of `n` rows, ignoring NaN."""
     rng = np.random.default_rng(seed)
     values = np.array([statistic(rng.integers(0, n, n)) for _ in range(draws)])
     values = values[np.isfinite(values)]

@@ -105,7 +105,7 @@ def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
 
 
 def _features(rows: Sequence[Observation]) -> FeatureRows:
-    """Unpack the features of all rows, limited to the blocks that every row has."""
+    """Unpack the features of all rows, limited to the blocks common to all rows."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)

@@ -67,7 +67,7 @@ class ExportedGates:
 
     @property
     def gate2_tokens(self) -> int:
-        """Number of tokens before gate 2 decides; without a gate 2, more than any answer has."""
+        """Number of tokens before gate 2 decides; without a gate 2, a number that no answer reaches."""
         return OPENING_TOKENS if "opening" in self._blocks else _NO_GATE_2
 
     @property

@@ -65,7 +65,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 
 
 def material_of(rows: Sequence[GradedRow]) -> Material:
-    """Convert rows to training data for the gates, with the blocks that every row has.
+    """Convert rows to training data for the gates, with the blocks common to all rows.
 
     Gate 3 needs answers. Gate 2 also needs token signals, and enough answers that are longer than their opening.
     """

@@ -134,7 +134,7 @@ def test_rows_that_lack_what_others_have_are_refused() -> None:
         featurise([graded(), graded(signals=False)], "cascade")
     with pytest.raises(InvalidRequestError, match="add a column weak_response"):
         featurise([graded(answer=False)], "cascade")
-    with pytest.raises(InvalidRequestError, match="add logprobs, entropies, margins"):
+    with pytest.raises(InvalidRequestError, match="add logprobs, entropies and margins"):
         featurise([graded(signals=False)], "opening")
     assert not has_opening(graded())
 

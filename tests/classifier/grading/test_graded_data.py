@@ -77,8 +77,8 @@ def test_what_only_some_rows_have_is_refused(tmp_path: Path, fields: dict[str, o
         ("[", "must be a list of numbers"),
         ("[NaN]", "token 0 is nan"),
         ("[-Infinity]", "token 0 is -inf"),
-        (None, "no entropies: give all of"),
-        ("", "no entropies: give all of"),
+        (None, "entropies is missing: give all of"),
+        ("", "entropies is missing: give all of"),
     ],
 )
 def test_damaged_signals_are_refused(tmp_path: Path, entropies: object, message: str) -> None:
@@ -110,12 +110,12 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path, name: st
         ("a.csv", "prompt,weak,strong\np,1,1\nq,,1\n", "line 3: weak must be a score"),
         ("a.csv", "prompt,weak,strong\np,1,7\n", "strong must be a score from 0 to 1"),
         ("a.csv", "prompt,weak,strong\np,1,nan\n", "strong must be a score"),
-        ("a.csv", "prompt,weak,strong\np,1\n", "line 2: not as many fields"),
+        ("a.csv", "prompt,weak,strong\np,1\n", "line 2: expected as many fields"),
         ("a.csv", "prompt,weak,strong\n ,1,1\n", "line 2: the prompt is empty"),
         ("a.jsonl", '{"prompt": "p", "weak": 1, "strong": 1}\n{"prompt": 3', "line 2"),
         ("a.jsonl", "[1]", "Expected `object`"),
         ("a.jsonl", '{"prompt": "p", "weak": null, "strong": 1}', "line 1: weak must be a score"),
-        ("a.jsonl", '{"prompt": 5, "weak": 1, "strong": 1}', "prompt must be a text"),
+        ("a.jsonl", '{"prompt": 5, "weak": 1, "strong": 1}', "prompt must be a string"),
         (
             "a.jsonl",
             '{"prompt": "p", "weak": 1, "strong": 1, "logprobs": [1], "entropies": [], "margins": []}',
