@@ -202,7 +202,7 @@ def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] 
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{where}: messages must be a list of messages ({error}).") from error
     if not messages or messages[-1].role != "user":
-        raise InvalidRequestError(f"{where}: the last message must be from the user.")
+        raise InvalidRequestError(f"{where}: messages must end with a message from the user.")
     return messages
 
 

@@ -121,7 +121,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{path}, line {number}: messages: {error.message}") from error
     if messages[-1].role != "user" or not messages[-1].text.strip():
-        raise InvalidRequestError(f"{path}, line {number}: the last message must be from the user and not empty.")
+        raise InvalidRequestError(f"{path}, line {number}: messages must end with a user's text.")
     return replace(prompt, prompt=PromptView.of(messages).text)
 
 

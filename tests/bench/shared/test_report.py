@@ -122,7 +122,7 @@ def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Pa
     assert prompt.grade is not None
     assert prompt.grade("7")
     for row, why in (
-        ({"messages": messages[:2]}, "must be from the user"),
+        ({"messages": messages[:2]}, "must end with a user's text"),
         ({"messages": []}, "the prompt is empty"),
         ({"messages": messages, "prompt": "x"}, "either prompt or messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "line 1: messages"),
