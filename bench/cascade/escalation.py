@@ -38,7 +38,7 @@ class DraftedQuestion:
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """One escalated question, asked in every arm once a round."""
+    """One escalated question, asked once per round in every arm."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -159,4 +159,4 @@ async def _ask(router: Router, question: Question) -> None:
     body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
     response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body)))
     if response.status != 200:
-        raise EngineError(f"A question got no answer: {response.body!r}")
+        raise EngineError(f"The router failed on a question: {response.body!r}")

@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One part of a measurement: these questions to this model, at most `concurrency` at a time."""
+    """One part of a benchmark: questions for one model, at most `concurrency` at a time."""
 
     name: str
     model: Model
@@ -46,7 +46,7 @@ class Leg:
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """The results of a leg; `replies` are in the order of its questions."""
+    """Results of a leg; `replies` are in the order of the leg's questions."""
 
     leg: Leg
     replies: list[Reply] = field(default_factory=list[Reply])

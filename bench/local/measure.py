@@ -206,7 +206,7 @@ class _Bench:
         }
 
     def _child(self, *, weigh: bool) -> tuple[float, int]:
-        """Return the seconds to a process's first token, and if `weigh` is set, the bytes it holds with a full context."""
+        """Return the seconds to a process's first token, and, with `weigh`, its bytes with a full context."""
         setup = self._setup
         command = python_command("-m", f"{__package__}.start", str(setup.path))
         command += [str(setup.context_length), str(setup.threads)]

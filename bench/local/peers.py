@@ -50,7 +50,7 @@ class RawLlama:
     """llama.cpp's functions in the plainest loop: an upper bound for engines on top of it. Single-threaded caller."""
 
     def __init__(self, setup: Setup, streams: int = 1) -> None:
-        """Raises ModelLoadError."""
+        """Load the model into llama.cpp. Raises ModelLoadError if llama.cpp rejects it."""
         library = llama()
         self._api = api = library.api
         self._model: Any = api.llama_model_load_from_file(str(setup.path).encode(), api.llama_model_default_params())

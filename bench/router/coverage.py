@@ -3,7 +3,7 @@
 The test subject is `operating_point`, which gives routers their thresholds, on rows where the cloud is always right.
 There a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
 cloud was right. The promise with confidence is broken if the *true* risk exceeds alpha; the promise on average
-(decision 034) is broken if the mean of the true risks does.
+(decision 034) is broken if the mean of the true risks exceeds it.
 """
 
 from __future__ import annotations

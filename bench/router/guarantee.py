@@ -113,7 +113,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """The way to gates and thresholds: as they ship, unless a test puts something else in their place."""
+    """Steps from rows to gates and thresholds: those of the shipped policy, unless a test replaces some."""
 
     members: Sequence[str] = ("ridge",)
     fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates

@@ -102,7 +102,7 @@ def _casing(text: str, rng: np.random.Generator) -> str:
 
 
 def _blanks(text: str, rng: np.random.Generator) -> str:
-    """Return the text with doubled or no-break spaces, a tab, blanks at both ends, or line breaks at the end."""
+    """Return the text with double or no-break spaces, a tab, blanks at both ends, or line breaks at the end."""
     doubled, unbroken = text.replace(" ", "  "), text.replace(" ", "\u00a0")
     forms = (doubled, unbroken, text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
     return forms[int(rng.integers(len(forms)))]
