@@ -66,9 +66,7 @@ PARTS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts. Return 0 if all succeed and no limit is missed, 2 without a device or required packages."""
-    parser = argparse.ArgumentParser(
-        prog="make gpu ARGS=...", description="Run everything that needs a GPU, in ten minutes."
-    )
+    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="Run all that needs a GPU, in ten minutes.")
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="repeatable")
     chosen = parser.parse_args(arguments).only
     gpu = _gpu_name()

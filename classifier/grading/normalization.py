@@ -190,7 +190,7 @@ def _spelled(vulgar: re.Match[str]) -> str:
 
 
 def _parts(expression: str) -> tuple[_Part, ...]:
-    """Return the entries of a list, equations reduced to their right sides. Earlier entries that are sums are working."""
+    """Return the entries of a list, equations reduced to their right sides. Earlier sums are working, and left out."""
     *before, last = _BETWEEN.split(expression)
     claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
     return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))

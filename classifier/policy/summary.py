@@ -114,7 +114,7 @@ def _promise(target: Target, point: OperatingPoint) -> str:
             "This is not a promise: the rows may lack rare long answers. For a firm limit, set a budget."
         )
     if target.promise == "mean":
-        sure = "On average over calibrations, of which this is one, on requests like these"
+        sure = "On average over repeated calibrations, on requests like these"
     else:
         sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
     if point.alpha is not None:

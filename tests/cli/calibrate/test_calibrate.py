@@ -99,7 +99,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     assert "With 90% confidence" in done.stdout
     again = updraft(*call, "--quality", "0.9", "--promise", "mean", "--out", "other", "--json", "mean.json")
     assert "Target quality 0.9 on average" in again.stdout, again.stderr
-    assert "On average over calibrations, of which this is one" in again.stdout
+    assert "On average over repeated calibrations" in again.stdout
     figures = json.loads((tmp_path / "mean.json").read_text())["metrics"]
     assert "delta" not in figures
     held_out = Policy.load(tmp_path / "other").calibration
