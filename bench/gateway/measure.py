@@ -25,7 +25,7 @@ _FRONTIER_S = 2.0  # seconds per rate
 _SHORT_STREAM = 5  # tokens of a stream in the memory test, short so that there are many streams
 _OVERLOAD = 5
 _SLOTS = 16  # slots of the overloaded node
-_ANSWER_S = 1.0  # seconds per answer, so long that a busy machine can keep up with the rate
+_ANSWER_S = 1.0  # seconds per answer; a rate so low that a busy machine keeps up
 _CAPACITY = _SLOTS / _ANSWER_S
 
 
@@ -91,7 +91,7 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
 
 def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
     figures: Figures = {}
-    _driven(server, 4, min(setting.seconds, 1.0))  # warm
+    _driven(server, 4, min(setting.seconds, 1.0))  # warm-up
     for concurrency in setting.concurrencies:
         load, cpu_s = _driven(server, concurrency, setting.seconds)
         figures[f"c{concurrency}"] = {
@@ -126,7 +126,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
     """Return the least-squares slope of the resident memory over the requests, without the first fifth."""
     load = LoadResult()
     request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
-    concurrency = 128 if stream_tokens else 16  # a stream waits for its tokens
+    concurrency = 128 if stream_tokens else 16  # streams mostly wait for their tokens
     driving = asyncio.create_task(drive(server.url, request, concurrency, seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():

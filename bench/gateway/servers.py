@@ -1,4 +1,4 @@
-"""Servers that `updraft bench gateway` drives: a stub node, and gateways in front of it, each on its own core."""
+"""Servers that `updraft bench gateway` drives: a stub node, and gateways in front of it on a separate core."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Peer(Protocol):
 
 
 class RawLlama:
-    """llama.cpp's functions in the plainest loop: an upper bound for engines on top of it. Single-threaded caller."""
+    """llama.cpp's functions in the plainest loop: an upper bound for engines on top of it. Not thread-safe."""
 
     def __init__(self, setup: Setup, streams: int = 1) -> None:
         """Load the model into llama.cpp. Raises ModelLoadError if llama.cpp rejects it."""
@@ -132,7 +132,7 @@ class LlamaCppPython:
 
 
 class Server:
-    """A running OpenAI-compatible server. Answers are not streamed, which saves it the overhead of chunks."""
+    """A running OpenAI-compatible server. Answers are not streamed, which avoids the overhead of chunks."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client

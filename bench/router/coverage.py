@@ -122,7 +122,7 @@ class HalfSplits:
 
     @property
     def always_over_hindsight(self) -> float:
-        """The same ratio for a router that escalates everything, which any useful router must beat clearly."""
+        """The same ratio for a router that escalates everything; useful routers stay far below."""
         return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
 
 

@@ -212,7 +212,7 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
 
 
 def _strata(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
-    """Return the same for code, mathematics, and each script of the other rows, if there are enough rows."""
+    """Return ranking and calibration for code, mathematics and each script of the other rows, if frequent enough."""
     gain = gains(rows)
     kinds = np.array([_kind(row.prompt) for row in rows])
     strata: dict[str, float] = {}

@@ -39,7 +39,7 @@ class CalibrationRows:
     written: Floats
     # P(gain) from gate 2, if there is one.
     during: Floats | None = None
-    # Number of independent rows they count as when questions repeat; None: all rows.
+    # Number of independent rows if questions repeat; None: all rows are independent.
     prompts: int | None = None
 
     @property

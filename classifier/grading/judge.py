@@ -21,7 +21,7 @@ from ...protocol.wal import create_tables
 
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]
-ATTEMPTS = 3  # requests to the judge per verdict
+ATTEMPTS = 3  # requests per verdict, at most
 _PROMPT_VERSION = 1  # part of the cache key: new wording needs new verdicts
 _RULES = """You compare two answers to the same request. Judge how well each answers it: correct, complete, to the \
 point. Length, style and order do not count.

@@ -1,7 +1,7 @@
 """Incremental parsing of an answer during generation, so that only the last line is left at the end.
 
-At most line breaks no parsed element can continue. The findings in an answer are then the sum of the findings in its
-lines, and complete lines can be parsed while the local model writes the next ones.
+No parsed element spans a safe line break (`_SETTLED`). Split there, an answer has the findings of its pieces, and
+complete lines can be parsed while the local model writes the next ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a policy folder in one step: files named by content, then the card that names them.
+"""Writing a policy folder in one step: files named by their hash, then the card that names them.
 
 The folder may be the user's own and hold other things; files that do not belong to a policy are never touched.
 """
@@ -103,7 +103,7 @@ def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
 
 
 def _remove_former(folder: Path, former: Mapping[str, str], files: Container[str]) -> None:
-    """Remove files of former policies, including those of killed writers, whose digests match their names."""
+    """Remove files of former policies, also of killed writers, if their content matches the recorded digest."""
     for path in sorted(folder.iterdir()):
         stored = _STORED.fullmatch(path.name)
         digest = former.get(path.name) or (stored and stored[2])

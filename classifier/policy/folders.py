@@ -32,5 +32,5 @@ def named_folder(name: str) -> Path:
 
 
 def experience_file() -> Path:
-    """Return the default file for experience."""
+    """Return the default path of the experience file."""
     return settings.state_folder() / "experience.sqlite3"

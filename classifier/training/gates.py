@@ -109,7 +109,7 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[
     """Combine held-out rows with the P(gain) that the shipped gates, which never saw them, give them."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")
-    if during is not None and material.opened is not None:  # gate 2 cannot escalate an answer shorter than it reads
+    if during is not None and material.opened is not None:  # shorter answers never reach gate 2
         during = np.where(material.opened[rows], during, 0.0)
     return CalibrationRows(
         before=p_gain["prompt"],

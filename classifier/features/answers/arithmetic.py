@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arrays import Array
 
-# The regex engine skips ahead to a character of a leading set; it tries a leading alternation at every character.
+# A leading character set lets the regex engine skip ahead; a leading alternation is tried at every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
@@ -187,7 +187,7 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
 
 
 def _strangers(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
-    """Return the number of operands neither in `known` nor in an earlier step. The set catches the exact matches."""
+    """Return the number of operands neither in `known` nor in an earlier step. The set saves most searches."""
     strangers, rising = 0, sorted(known)
     for step in steps:
         for operand in step.operands:
