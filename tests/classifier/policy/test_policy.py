@@ -356,7 +356,7 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
     told = "\n".join(sentences(policy, Target("cost", 0.2, (0.5, 1.5))))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
-    assert "no promise" in told and "confidence" not in told
+    assert "not a promise" in told and "confidence" not in told
     assert "delta" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
 
 
